@@ -19,7 +19,7 @@ constexpr int64_t kSmallSegmentBytes = 2 * kMiB;
 constexpr int64_t kLargeSegmentBytes = 20 * kMiB;
 constexpr int64_t kOwnSegmentBytes = 10 * kMiB;  // from here on, one for each
 constexpr int64_t kSegmentUnit = 2 * kMiB;
-// Of a large block what is left is cut off only if it is more than that.
+// The rest of a large block is cut off only if it is larger than this.
 constexpr int64_t kSmallestLargeRest = kMiB;
 constexpr int64_t kMaxBytes = int64_t{1} << 48;
 

@@ -5,7 +5,7 @@
 namespace weft::device {
 namespace {
 
-// Of the blocks of one class, how many are compared.
+// At most so many blocks of one class are compared.
 constexpr int kCompared = 8;
 
 // The smallest of the first blocks of a list that has `bytes`; null if none.

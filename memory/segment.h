@@ -51,7 +51,7 @@ class Segment {
   // Unmaps and closes; others' mappings stay.
   ~Segment();
 
-  // Of the memfd, for sending; stays owned by this.
+  // The memfd, for sending; this still owns it.
   int fd() const { return fd_; }
   int64_t size_bytes() const { return size_bytes_; }
   std::byte* data() const { return data_; }

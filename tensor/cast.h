@@ -50,7 +50,9 @@ template <typename T>
 T CheckedElement(double value, absl::string_view where) {
   const T element = CastElement<T>(value);
   if constexpr (!IsFloating(DTypeOf<T>)) {
-    if (static_cast<double>(element) != value) {
+    // The first number above all of T: the largest i64 becomes it as a double.
+    const double end = std::ldexp(1.0, std::numeric_limits<T>::digits);
+    if (static_cast<double>(element) != value || value >= end) {
       ThrowInvalidArgument(where, ": ", value, " is not a value of dtype ",
                            Name(DTypeOf<T>));
     }

@@ -180,7 +180,7 @@ absl::StatusOr<Tensor> DecodeTensor(const wire::Tensor& message) {
 }
 
 wire::Tensor EncodeTensor(const Tensor& tensor) {
-  const Tensor source = tensor.Contiguous();
+  const Tensor source = tensor.To(Device::Cpu()).Contiguous();
   wire::Tensor message;
   *message.mutable_header() = HeaderOf(source);
   message.set_elements(source.raw(), source.bytes());

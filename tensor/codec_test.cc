@@ -1,8 +1,10 @@
 #include "weft/tensor/codec.h"
 
+#include <cstring>
 #include <limits>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -175,6 +177,100 @@ TEST(Codec, SurvivesRandomMutations) {
     EXPECT_EQ(tensor->bytes(), static_cast<int64_t>(message.elements().size()));
   }
   EXPECT_GT(decoded, 0);
+}
+
+// Each bit of a message turned over: refused, or a tensor of as many bytes as
+// came.
+TEST(Codec, SurvivesEachFlippedBit) {
+  for (const DType dtype : {DType::kI64, DType::kBool, DType::kF16}) {
+    const Tensor x = Tensor::Ones({2, 1, 3}, dtype);
+    const std::string whole = EncodeTensor(x).SerializeAsString();
+    int decoded = 0, refused = 0;
+    for (size_t bit = 0; bit < 8 * whole.size(); ++bit) {
+      std::string bytes = whole;
+      bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << bit % 8));
+      wire::Tensor message;
+      if (!message.ParseFromString(bytes)) continue;
+      const auto tensor = DecodeTensor(message);
+      if (!tensor.ok()) {
+        ++refused;
+        EXPECT_THAT(tensor.status(),
+                    StatusIs(absl::StatusCode::kInvalidArgument, ""));
+        continue;
+      }
+      ++decoded;
+      EXPECT_EQ(static_cast<size_t>(tensor->bytes()),
+                message.elements().size());
+      // A walk over all elements stays within them.
+      EXPECT_EQ(static_cast<int64_t>(Values(*tensor).size()), tensor->numel());
+    }
+    EXPECT_GT(decoded, 0);
+    EXPECT_GT(refused, 0);
+  }
+}
+
+TEST(Codec, RefusesEachNumberOfBytesButTheRightOne) {
+  const std::string bytes(24, '\1');
+  for (size_t n = 0; n <= bytes.size(); ++n) {
+    for (size_t cut = 0; cut <= n; cut += 3) {
+      const auto tensor = DecodeTensor(
+          Header(3, {2}, 16), {Bytes::Copy(bytes.substr(0, cut)), Bytes(),
+                               Bytes::Copy(bytes.substr(cut, n - cut))});
+      EXPECT_EQ(tensor.ok(), n == 16) << n;
+    }
+  }
+  EXPECT_THAT(DecodeTensor(Header(1, {0, 5}, 0), {}).status(), IsOk());
+  EXPECT_EQ(DecodeTensor(Header(1, {0, 5}, 0), {Bytes()})->shape(),
+            (Shape{0, 5}));
+  EXPECT_FALSE(DecodeTensor(Header(1, {0, 5}, 0), {Bytes::Copy("x")}).ok());
+  EXPECT_FALSE(DecodeTensor(wire::Tensor()).ok());
+}
+
+// Decoding copies: what came may be freed or written to.
+TEST(Codec, DecodesIntoMemoryOfItsOwn) {
+  std::string bytes(16, '\0');
+  const auto tensor = DecodeTensor(
+      Header(3, {2}, 16), {Bytes::Wrap(bytes.data(), bytes.size(), nullptr)});
+  ASSERT_THAT(tensor.status(), IsOk());
+  bytes.assign(16, '\1');
+  ExpectValues(*tensor, {2}, {0, 0}, 0);
+  EXPECT_TRUE(tensor->is_sole_owner());
+}
+
+// Not one bit may change: NaN keeps its payload, zero its sign.
+TEST(Codec, KeepsEachBit) {
+  const std::vector<double> values = {
+      -0.0, __builtin_bit_cast(double, 0x7FF8DEADBEEF0001),
+      __builtin_bit_cast(double, 0xFFF0000000000001),
+      std::numeric_limits<double>::denorm_min()};
+  const auto back = DecodeTensor(EncodeTensor(Tensor::FromVector(values)));
+  ASSERT_THAT(back.status(), IsOk());
+  const std::vector<double> found = back->ToVector<double>();
+  EXPECT_EQ(std::memcmp(found.data(), values.data(), 32), 0);
+}
+
+TEST(Codec, EncodesAViewAsItsElements) {
+  const Tensor x = Tensor::Arange(12).View({3, 4});
+  for (const Tensor& view : {x.Transpose(0, 1), x.Slice(1, 1, 3),
+                             x.Slice(0, 1, 2).Expand({5, 4}), x.Select(1, 3)}) {
+    const auto back = DecodeTensor(EncodeTensor(view));
+    ASSERT_THAT(back.status(), IsOk());
+    ExpectSame(*back, view);
+    EXPECT_EQ(HeaderOf(view).bytes(), view.bytes());
+  }
+}
+
+// In a thirty-third dimension, or in one of 2^47 bytes, not before.
+TEST(Codec, TakesHeadersUpToTheLimit) {
+  EXPECT_THAT(CheckHeader(Header(4, Shape(32, 1), 1)), IsOk());
+  const int64_t most = kMaxTensorBytes;
+  EXPECT_THAT(CheckHeader(Header(4, {most}, most)), IsOk());
+  EXPECT_THAT(CheckHeader(Header(4, {most, 0}, 0)), IsOk());
+  EXPECT_THAT(CheckHeader(Header(6, {most}, 2 * most)),
+              StatusIs(absl::StatusCode::kInvalidArgument, "more than"));
+  const wire::TensorHeader header = Header(6, {3, 0, 2}, 0);
+  EXPECT_EQ(DTypeOfHeader(header), DType::kF16);
+  EXPECT_EQ(ShapeOfHeader(header), (Shape{3, 0, 2}));
 }
 
 }  // namespace

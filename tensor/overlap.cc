@@ -12,24 +12,9 @@
 namespace weft::internal {
 namespace {
 
-// Offsets of the first and the last element in memory, in elements.
-struct Reach {
-  int64_t low = 0;
-  int64_t high = 0;
-};
-
-Reach ReachOf(const Tensor& x) {
-  Reach reach;
-  for (int d = 0; d < x.dim(); ++d) {
-    const int64_t span = (x.shape()[d] - 1) * x.strides()[d];
-    (span < 0 ? reach.low : reach.high) += span;
-  }
-  return reach;
-}
-
 // REQUIRES: x has elements.
 bool RepeatsAPlace(const Tensor& x) {
-  const Reach reach = ReachOf(x);
+  const ElementReach reach = ReachOf(x);
   std::vector<bool> seen(static_cast<size_t>(reach.high - reach.low + 1));
   bool repeats = false;
   const StridedLoop<1> loop(x.shape(), {LayoutOf(x)});
@@ -46,13 +31,22 @@ bool RepeatsAPlace(const Tensor& x) {
 
 }  // namespace
 
+ElementReach ReachOf(const Tensor& x) {
+  ElementReach reach;
+  for (int d = 0; d < x.dim(); ++d) {
+    const int64_t span = (x.shape()[d] - 1) * x.strides()[d];
+    (span < 0 ? reach.low : reach.high) += span;
+  }
+  return reach;
+}
+
 bool MayOverlap(const Tensor& a, const Tensor& b) {
   if (a.numel() == 0 || b.numel() == 0) return false;
   const auto ends = [](const Tensor& x) {
-    const Reach reach = ReachOf(x);
+    const ElementReach reach = ReachOf(x);
     const int64_t item = ItemSize(x.dtype());
     // As numbers: pointers into different blocks have no order.
-    const auto first = reinterpret_cast<uintptr_t>(x.raw());
+    const auto first = reinterpret_cast<uintptr_t>(x.address());
     return std::make_pair(
         first + static_cast<uintptr_t>(reach.low * item),
         first + static_cast<uintptr_t>((reach.high + 1) * item));
@@ -91,7 +85,7 @@ void CheckWritable(const Tensor& y, absl::string_view where) {
 }
 
 Tensor Unaliased(const Tensor& x, const Tensor& y) {
-  const bool is_same = x.raw() == y.raw() && x.shape() == y.shape() &&
+  const bool is_same = x.address() == y.address() && x.shape() == y.shape() &&
                        x.strides() == y.strides() && x.dtype() == y.dtype();
   return is_same ? x : Apart(x, y);
 }

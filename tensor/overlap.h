@@ -5,10 +5,20 @@
 #ifndef WEFT_TENSOR_OVERLAP_H_
 #define WEFT_TENSOR_OVERLAP_H_
 
+#include <cstdint>
+
 #include "absl/strings/string_view.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft::internal {
+
+// Where the first and the last element in memory lie, in elements from
+// x.address(). REQUIRES: x has elements.
+struct ElementReach {
+  int64_t low = 0;
+  int64_t high = 0;
+};
+ElementReach ReachOf(const Tensor& x);
 
 // Whether the memory from a's first to its last element meets that of b. If
 // false, they share no element; they need not if true. Compares addresses, so

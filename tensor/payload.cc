@@ -6,8 +6,16 @@
 #include "absl/strings/str_cat.h"
 
 namespace weft {
+namespace {
 
-// REQUIRES: tensor.is_contiguous().
+// Whether its bytes can be sent as they lie.
+bool IsReadable(const Tensor& tensor) {
+  return tensor.is_contiguous() && tensor.device().is_cpu();
+}
+
+}  // namespace
+
+// REQUIRES: IsReadable(tensor).
 Payload::Payload(const Tensor& tensor, bool is_borrowed)
     : dtype_(tensor.dtype()),
       shape_(tensor.shape()),
@@ -19,18 +27,20 @@ Payload::Payload(const Tensor& tensor, bool is_borrowed)
 }
 
 Payload Payload::FreezeByMove(Tensor tensor) {
-  if (tensor.is_contiguous() && tensor.is_sole_owner()) {
+  if (IsReadable(tensor) && tensor.is_sole_owner()) {
     return Payload(tensor, false);
   }
   return Snapshot(tensor);
 }
 
 Payload Payload::Snapshot(const Tensor& tensor) {
-  return Payload(tensor.Clone(), false);
+  const bool is_here = tensor.device().is_cpu();
+  const Tensor copy = is_here ? tensor.Clone() : tensor.To(Device::Cpu());
+  return Payload(copy, false);
 }
 
 Payload Payload::Borrow(const Tensor& tensor) {
-  return tensor.is_contiguous() ? Payload(tensor, true) : Snapshot(tensor);
+  return IsReadable(tensor) ? Payload(tensor, true) : Snapshot(tensor);
 }
 
 absl::StatusOr<Bytes> Payload::Elements() const {

@@ -8,6 +8,8 @@
 //   Payload::Borrow(tensor)                   no copy; the caller promises not
 //                                             to write, and Elements() checks
 //
+// A tensor of a device is copied to the CPU, which waits for it.
+//
 // Thread-safety: thread-safe. A write to borrowed elements while they are sent
 // is a race of the writer; it is found at the next Elements().
 
@@ -27,11 +29,11 @@ class Payload {
  public:
   Payload() = default;  // f32 [0].
 
-  // Without a copy if `tensor` is contiguous and is the only handle on storage
-  // that is its own; else a Snapshot.
+  // Without a copy if `tensor` is on the CPU, contiguous and the only handle on
+  // storage that is its own; else a Snapshot.
   static Payload FreezeByMove(Tensor tensor);
   static Payload Snapshot(const Tensor& tensor);
-  // Without a copy if `tensor` is contiguous; else a Snapshot.
+  // Without a copy if `tensor` is on the CPU and contiguous; else a Snapshot.
   static Payload Borrow(const Tensor& tensor);
 
   DType dtype() const { return dtype_; }

@@ -10,7 +10,8 @@
 namespace weft {
 namespace {
 
-// Of tensors with more elements, the first and last kEdge of each dimension.
+// Tensors with more elements are shown by the first and last kEdge of each
+// dimension.
 constexpr int64_t kMostElements = 1000;
 constexpr int64_t kEdge = 3;
 
@@ -55,9 +56,12 @@ std::string ToString(const Tensor& x) {
   if (!x.defined()) return "undefined";
   std::string text = x.Describe();
   text.push_back(x.dim() > 1 ? '\n' : ' ');
+  // Not a pair of brackets for each row: a shape without elements may be huge.
+  if (x.numel() == 0) return text + "[]";
+  const Tensor here = x.To(Device::Cpu());
   VisitDType(x.dtype(), [&](auto type) {
     AppendValues<typename decltype(type)::Type>(
-        x, 0, 0, x.numel() > kMostElements, &text);
+        here, 0, 0, x.numel() > kMostElements, &text);
   });
   return text;
 }

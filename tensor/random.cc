@@ -87,8 +87,9 @@ void Generator::Seek(uint64_t position) {
 
 Tensor Uniform(const Shape& shape, double low, double high,
                Generator& generator, DType dtype) {
-  if (!(low <= high)) {
-    ThrowInvalidArgument("Uniform: low is ", low, ", high is ", high);
+  if (!(low <= high && std::isfinite(high - low))) {
+    ThrowInvalidArgument("Uniform: low is ", low, ", high is ", high,
+                         "; wanted low <= high and a finite difference");
   }
   Tensor result = Tensor::Empty(shape, dtype);
   VisitFloating(dtype, "Uniform", [&](auto type) {
@@ -131,22 +132,35 @@ Tensor Permutation(int64_t n, Generator& generator) {
 
 namespace {
 
-// The weights of one row, checked.
+// What numbers are drawn from, which is done on the CPU: the generator's place
+// afterwards depends on it.
+Tensor OnHost(const Tensor& x) {
+  return x.To(Device::Cpu()).To(DType::kF64).Contiguous();
+}
+
+// The weights of one row, checked. Where all are small they come times a power
+// of 2, which changes no draw: a quotient by one of them is then finite.
 std::vector<double> WeightsOfRow(const double* row, int64_t classes,
                                  int64_t needed, absl::string_view where) {
-  const std::vector<double> weights(row, row + classes);
+  std::vector<double> weights(row, row + classes);
   int64_t positive = 0;
+  double largest = 0;
   for (const double weight : weights) {
     if (!(weight >= 0) || std::isinf(weight)) {
       ThrowInvalidArgument(where, ": a weight of ", weight,
                            "; wanted finite ones of at least 0");
     }
     positive += weight > 0 ? 1 : 0;
+    largest = std::max(largest, weight);
   }
   if (positive < needed) {
     ThrowInvalidArgument(where, ": ", positive,
                          " classes have a weight above 0; wanted ", needed,
                          " or more");
+  }
+  if (largest > 0 && largest < 1) {
+    const int exponent = std::ilogb(largest);
+    for (double& weight : weights) weight = std::scalbn(weight, -exponent);
   }
   return weights;
 }
@@ -155,6 +169,11 @@ std::vector<double> WeightsOfRow(const double* row, int64_t classes,
 class Wheel {
  public:
   explicit Wheel(const std::vector<double>& weights) : ends_(weights) {
+    std::partial_sum(ends_.begin(), ends_.end(), ends_.begin());
+    if (weights.empty() || std::isfinite(ends_.back())) return;
+    // There are fewer than 2^64 classes.
+    std::transform(weights.begin(), weights.end(), ends_.begin(),
+                   [](double weight) { return std::scalbn(weight, -64); });
     std::partial_sum(ends_.begin(), ends_.end(), ends_.begin());
   }
 
@@ -206,7 +225,7 @@ Tensor Multinomial(const Tensor& weights, int64_t samples,
   Shape shape = weights.shape();
   shape.back() = samples;
   const Tensor result = Tensor::Empty(shape, DType::kI64);
-  const Tensor rows = weights.To(DType::kF64).Contiguous();
+  const Tensor rows = OnHost(weights);
   const int64_t classes = weights.size(-1);
   const int64_t n = weights.dim() == 1 ? 1 : weights.size(0);
   for (int64_t i = 0; i < n; ++i) {
@@ -221,7 +240,7 @@ Tensor Multinomial(const Tensor& weights, int64_t samples,
       for (int64_t j = 0; j < samples; ++j) out[j] = wheel.Turn(generator);
     }
   }
-  return result;
+  return result.To(weights.device());
 }
 
 Tensor Categorical(const Tensor& logits, Generator& generator) {
@@ -232,7 +251,7 @@ Tensor Categorical(const Tensor& logits, Generator& generator) {
   Shape shape = logits.shape();
   shape.pop_back();
   const Tensor result = Tensor::Empty(shape, DType::kI64);
-  const Tensor rows = logits.To(DType::kF64).Contiguous();
+  const Tensor rows = OnHost(logits);
   const int64_t classes = logits.size(-1);
   std::vector<double> weights(static_cast<size_t>(classes));
   for (int64_t i = 0; i < result.numel(); ++i) {
@@ -246,7 +265,7 @@ Tensor Categorical(const Tensor& logits, Generator& generator) {
         Wheel(WeightsOfRow(weights.data(), classes, 1, "Categorical"))
             .Turn(generator);
   }
-  return result;
+  return result.To(logits.device());
 }
 
 Tensor Bernoulli(const Shape& shape, double probability, Generator& generator) {

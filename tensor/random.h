@@ -36,7 +36,8 @@ class GeneratorObserver {
   // `generator` ends.
   virtual void OnEnd(const Generator& generator) = 0;
 
-  // Of this thread; null: none. Borrowed. Returns the one before.
+  // Sets the observer of this thread; null: none. It is borrowed. Returns the
+  // one before.
   static GeneratorObserver* Set(GeneratorObserver* observer) {
     return std::exchange(current_, observer);
   }

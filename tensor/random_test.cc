@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <map>
+#include <thread>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tensor/ops/reference.h"
+#include "weft/tensor/ops/testing/same_on_device.h"
 
 namespace weft {
 namespace {
@@ -189,6 +193,258 @@ TEST(Categorical, DrawsBySoftmaxOfLogits) {
                             generator);
               }),
               HasSubstr("Categorical"));
+}
+
+// Random123's layout: the block's number in the low words of the counter, the
+// stream in the high ones, the seed as the key.
+TEST(Generator, NumberOfEachPositionIsThatOfTheCipher) {
+  const uint64_t seed = 0x0123456789ABCDEF, stream = 0xFEDCBA9876543210;
+  Generator generator(seed, stream);
+  for (const uint64_t position :
+       {uint64_t{0}, uint64_t{3}, uint64_t{4}, uint64_t{1} << 34,
+        (uint64_t{1} << 34) + 5, ~uint64_t{0} - 6}) {
+    generator.Seek(position);
+    for (uint64_t i = position; i < position + 6; ++i) {
+      const uint64_t block = i / 4;
+      EXPECT_EQ(generator.NextU32(),
+                Philox4x32({static_cast<uint32_t>(block),
+                            static_cast<uint32_t>(block >> 32), 0x76543210,
+                            0xFEDCBA98},
+                           {0x89ABCDEF, 0x01234567})[i % 4])
+          << i;
+    }
+    EXPECT_EQ(generator.position(), position + 6);
+  }
+}
+
+TEST(Generator, CopiedAnywhereGoesOnAsTheOriginal) {
+  for (uint64_t drawn = 0; drawn < 9; ++drawn) {
+    Generator original(7, 3);
+    original.Seek(drawn);
+    if (drawn % 2 == 1) original.NextU32();
+    Generator copy = original, assigned(1);
+    assigned.NextU32();
+    assigned = original;
+    for (int i = 0; i < 9; ++i) {
+      const uint64_t wanted = original.NextU64();
+      EXPECT_EQ(copy.NextU64(), wanted);
+      EXPECT_EQ(assigned.NextU64(), wanted);
+    }
+    EXPECT_EQ(assigned.position(), original.position());
+  }
+}
+
+// Each element takes as many numbers as another, so that parts filled by
+// several threads, each from its place, make up the whole.
+TEST(Fillers, GiveTheSameNumbersHoweverTheyAreSplit) {
+  using Fill = Tensor (*)(const Shape&, Generator&);
+  const Fill fills[] = {
+      [](const Shape& shape, Generator& g) { return Uniform(shape, 2, 5, g); },
+      [](const Shape& shape, Generator& g) {
+        return Normal(shape, 0, 1, g, DType::kF64);
+      },
+      [](const Shape& shape, Generator& g) { return Bernoulli(shape, 0.5, g); },
+  };
+  for (const Fill& fill : fills) {
+    Generator whole(3);
+    const Tensor wanted = fill({60}, whole);
+    const uint64_t each = whole.position() / 60;
+    for (const int64_t part : {1, 7, 30}) {
+      for (int64_t begin = 0; begin < 60; begin += part) {
+        Generator mine(3);
+        mine.Seek(static_cast<uint64_t>(begin) * each);
+        const int64_t end = std::min<int64_t>(begin + part, 60);
+        ExpectSame(fill({end - begin}, mine), wanted.Slice(0, begin, end));
+      }
+    }
+    Generator shaped(3);
+    ExpectSame(fill({3, 4, 5}, shaped), wanted.View({3, 4, 5}));
+  }
+}
+
+// Rounding to f32 must not reach the open end.
+TEST(Uniform, NeverGivesItsHighEnd) {
+  Generator generator(9);
+  const float next = std::nextafter(1.0f, 2.0f);
+  const struct {
+    double low, high;
+  } kRanges[] = {{1, next}, {-next, -1}, {1e8, 1e8 + 8}, {0, 1e-45}, {5, 5}};
+  for (const auto& range : kRanges) {
+    for (const float x :
+         Uniform({2000}, range.low, range.high, generator).ToVector<float>()) {
+      ASSERT_GE(x, static_cast<float>(range.low));
+      if (range.low == range.high) continue;
+      ASSERT_LT(x, static_cast<float>(range.high));
+    }
+  }
+}
+
+TEST(Distributions, RefuseParametersThatCannotBe) {
+  Generator generator(10);
+  const double nan = std::nan(""), infinity = HUGE_VAL;
+  const double most = std::numeric_limits<double>::max();
+  const std::function<void()> bad[] = {
+      [&] { Uniform({2}, 1, 0, generator); },
+      [&] { Uniform({2}, nan, 1, generator); },
+      [&] { Uniform({2}, 0, nan, generator); },
+      [&] { Uniform({2}, 0, infinity, generator); },
+      // Their difference is infinite: all elements would be one.
+      [&] { Uniform({2}, -most, most, generator, DType::kF64); },
+      [&] { Uniform({2}, 0, 1, generator, DType::kI64); },
+      [&] { Uniform({-1}, 0, 1, generator); },
+      [&] { Normal({2}, 0, -1, generator); },
+      [&] { Normal({2}, 0, nan, generator); },
+      [&] { Normal({2}, 0, 1, generator, DType::kF16); },
+      [&] { Bernoulli({2}, -0.1, generator); },
+      [&] { Bernoulli({2}, 1.1, generator); },
+      [&] { Bernoulli({2}, nan, generator); },
+      [&] { Permutation(-1, generator); },
+      [&] { Multinomial(Tensor::Ones({2}), -1, true, generator); },
+      [&] { Multinomial(Tensor::Ones({}), 1, true, generator); },
+      [&] {
+        Multinomial(Tensor::Ones({1, 1, 2}), 1, true, generator);
+      },
+      [&] { Multinomial(Tensor::Arange(3), 1, true, generator); },
+      [&] { Multinomial(Tensor::Full({2}, nan), 1, true, generator); },
+      [&] { Multinomial(Tensor::Full({2}, infinity), 1, true, generator); },
+      [&] { Multinomial(Tensor::Ones({0}), 1, true, generator); },
+      [&] { Categorical(Tensor::Ones({}), generator); },
+      [&] { Categorical(Tensor::Full({2}, nan), generator); },
+      [&] { Categorical(Tensor::Full({2}, infinity), generator); },
+      [&] {
+        Categorical(Tensor::Ones({2, 0}), generator);
+      },
+  };
+  for (size_t i = 0; i < std::size(bad); ++i) {
+    EXPECT_EQ(CodeOf(bad[i]), absl::StatusCode::kInvalidArgument) << i;
+  }
+}
+
+TEST(Bernoulli, IsCertainAtItsEnds) {
+  Generator generator(11);
+  ExpectSame(Bernoulli({1000}, 0, generator),
+             Tensor::Zeros({1000}, DType::kBool));
+  ExpectSame(Bernoulli({1000}, 1, generator),
+             Tensor::Ones({1000}, DType::kBool));
+}
+
+TEST(NextBelow, CoversRangesNear64Bits) {
+  Generator generator(12);
+  const uint64_t half = uint64_t{1} << 63;
+  // Of [0, 2^63 + 1): without drawing again, small numbers came twice as often.
+  int small = 0;
+  for (int i = 0; i < 10000; ++i) {
+    const uint64_t x = generator.NextBelow(half + 1);
+    EXPECT_LE(x, half);
+    small += x < half / 2;
+  }
+  EXPECT_NEAR(small, 5000, 300);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(generator.NextBelow(1), 0u);
+  bool is_high = false;
+  for (int i = 0; i < 100; ++i)
+    is_high |= generator.NextBelow(~uint64_t{0}) > half;
+  EXPECT_TRUE(is_high);
+}
+
+// Only ratios count: neither their sum nor a quotient by them may overflow.
+TEST(Multinomial, DrawsInProportionToHugeAndTinyWeights) {
+  const double tiny = std::numeric_limits<double>::denorm_min();
+  for (const double unit : {1.0, 0x1p1021, 0x1p-1000, tiny}) {
+    const auto weights =
+        Tensor::FromVector<double>({2 * unit, 0, 6 * unit, 2 * unit});
+    Generator generator(13), same(13);
+    const std::vector<double> shares =
+        Shares(Multinomial(weights, kDraws, true, generator), 4);
+    EXPECT_NEAR(shares[0], 0.2, kSixDeviations) << unit;
+    EXPECT_EQ(shares[1], 0) << unit;
+    EXPECT_NEAR(shares[2], 0.6, kSixDeviations) << unit;
+    const Tensor rows = weights.View({1, 4}).Expand({kDraws, 4});
+    const Tensor first = Multinomial(rows, 2, false, generator).Select(1, 0);
+    EXPECT_NEAR(Shares(first, 4)[2], 0.6, kSixDeviations) << unit;
+    // A power of 2 changes no draw.
+    ExpectSame(Multinomial(weights, 100, true, same), [] {
+      Generator of_one(13);
+      return Multinomial(Tensor::FromVector<double>({2, 0, 6, 2}), 100, true,
+                         of_one);
+    }());
+  }
+}
+
+// Nor may a weight that is small beside another count as none.
+TEST(Multinomial, WithoutReplacementTakesTheSmallestWeightAtLast) {
+  Generator generator(15);
+  for (const double large : {1.0, 1e300}) {
+    const auto weights = Tensor::FromVector<double>({1e-300, large, 0, large});
+    const Tensor drawn = Multinomial(weights, 3, false, generator);
+    EXPECT_EQ(drawn(2).item<int64_t>(), 0);
+  }
+}
+
+TEST(Permutation, TakesEachOrderEquallyOften) {
+  Generator generator(14);
+  std::map<std::vector<int64_t>, int> counts;
+  for (int i = 0; i < 24000; ++i) {
+    ++counts[Permutation(4, generator).ToVector<int64_t>()];
+  }
+  EXPECT_EQ(counts.size(), 24u);
+  // 1000 each; a deviation is 31.
+  for (const auto& [order, count] : counts) EXPECT_NEAR(count, 1000, 190);
+}
+
+// Counts what it is told.
+struct Counting : GeneratorObserver {
+  void OnDraw(Generator& generator) override {
+    ++draws;
+    at = generator.position();
+  }
+  void OnEnd(const Generator&) override { ++ends; }
+  int draws = 0;
+  int ends = 0;
+  uint64_t at = 0;
+};
+
+TEST(GeneratorObserver, SeesEachDrawSeekAssignmentAndEndOfItsThread) {
+  Counting counting;
+  Generator before(1);
+  EXPECT_EQ(GeneratorObserver::Set(&counting), nullptr);
+  {
+    Generator mine(2);
+    mine.NextU32();
+    EXPECT_EQ(counting.draws, 1);
+    EXPECT_EQ(counting.at, 0u);  // Told before the number is drawn.
+    mine.NextU64();
+    EXPECT_EQ(counting.draws, 3);
+    mine.Seek(9);
+    EXPECT_EQ(counting.draws, 4);
+    mine = before;
+    EXPECT_EQ(counting.draws, 5);
+    std::thread([] { Generator(3).NextU32(); }).join();
+    EXPECT_EQ(counting.draws, 5);
+    EXPECT_EQ(counting.ends, 0);
+  }
+  EXPECT_EQ(counting.ends, 1);
+  EXPECT_EQ(GeneratorObserver::Set(nullptr), &counting);
+  before.NextU32();
+  EXPECT_EQ(counting.draws, 5);
+}
+
+TEST(OnDevice, DrawsAreThoseOfTheCpu) {
+  const std::vector<Tensor> inputs = {
+      Tensor::FromVector<float>({1, 2, 0, 3, 5, 1}, {3, 2}),
+      Tensor::FromVector<double>({0.5, 1, 0.25, 2}, {4})};
+  testing::ExpectSameOnDevice(
+      "draws", inputs, [](absl::Span<const Tensor> inputs) {
+        Generator generator(61);
+        const Tensor weights = inputs[0].Transpose(0, 1);
+        std::vector<Tensor> results = {
+            Multinomial(weights, 4, true, generator),
+            Multinomial(weights, 2, false, generator),
+            Multinomial(inputs[1], 3, true, generator),
+            Categorical(weights, generator), Categorical(inputs[1], generator)};
+        // The place of the generator afterwards is the same too.
+        results.push_back(Uniform({3}, 0, 1, generator).To(weights.device()));
+        return results;
+      });
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "weft/tensor/storage.h"
 
-#include <cstring>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -8,7 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/error.h"
 #include "weft/base/mutex.h"
+#include "weft/device/context.h"
 #include "weft/memory/allocator.h"
+#include "weft/tensor/on_device.h"
 
 namespace weft {
 namespace {
@@ -24,22 +25,37 @@ char* AllocateHost(int64_t bytes) {
 
 }  // namespace
 
-IntrusivePtr<Storage> Storage::Allocate(int64_t bytes) {
-  return IntrusivePtr<Storage>(new Storage(bytes));
+IntrusivePtr<Storage> Storage::Allocate(int64_t bytes, Device device) {
+  if (device.is_cpu()) return IntrusivePtr<Storage>(new Storage(bytes));
+  absl::StatusOr<std::shared_ptr<device::Block>> block =
+      device::Block::Allocate(*device.context(), device.index(), bytes);
+  ThrowIfError(block.status());
+  return IntrusivePtr<Storage>(new Storage(*std::move(block), bytes, device));
 }
 
 IntrusivePtr<Storage> Storage::Wrap(void* memory, int64_t bytes,
-                                    std::shared_ptr<const void> owner) {
-  return IntrusivePtr<Storage>(new Storage(memory, bytes, std::move(owner)));
+                                    std::shared_ptr<const void> owner,
+                                    Device device) {
+  return IntrusivePtr<Storage>(
+      new Storage(memory, bytes, std::move(owner), device));
 }
 
 Storage::Storage(int64_t bytes)
     : memory_(bytes <= kInlineBytes ? inline_ : AllocateHost(bytes)),
       bytes_(bytes) {}
 
-Storage::Storage(void* memory, int64_t bytes, std::shared_ptr<const void> owner)
+Storage::Storage(std::shared_ptr<device::Block> block, int64_t bytes,
+                 Device device)
+    : memory_(static_cast<char*>(block->address())),
+      bytes_(bytes),
+      device_(device),
+      block_(std::move(block)) {}
+
+Storage::Storage(void* memory, int64_t bytes, std::shared_ptr<const void> owner,
+                 Device device)
     : memory_(static_cast<char*>(memory)),
       bytes_(bytes),
+      device_(device),
       owner_(owner != nullptr ? std::move(owner)
                               : std::shared_ptr<const void>(
                                     std::shared_ptr<void>(), memory)) {}
@@ -86,8 +102,8 @@ void Storage::BeginUpdate() {
   // Nobody can begin to hold it meanwhile; who gives it up now costs a copy.
   if (!versions.current->is_unique()) {
     auto next = MakeIntrusive<HeldVersion>();
-    const IntrusivePtr<Storage> copy = Allocate(bytes_);
-    std::memcpy(copy->memory(), memory_, bytes_);
+    const IntrusivePtr<Storage> copy = Allocate(bytes_, device_);
+    internal::CopyBytes(*copy, copy->memory(), *this, memory_, bytes_);
     versions.current->copy_ = copy;
     versions.current->version_ = version();
     versions.current->is_copied_.store(true, std::memory_order_release);
@@ -99,7 +115,7 @@ void Storage::BeginUpdate() {
 
 Storage::~Storage() {
   delete versions_.load(std::memory_order_relaxed);
-  if (owner_ == nullptr && memory_ != inline_) {
+  if (owner_ == nullptr && block_ == nullptr && memory_ != inline_) {
     memory::HostAllocator().Deallocate(memory_, bytes_);
   }
 }

@@ -1,5 +1,8 @@
 // Storage: the memory that a tensor and its views share.
 //
+// The memory of the CPU, or of a device: then only what runs on a stream of the
+// device may touch it (weft/tensor/on_device.h).
+//
 // Thread-safety: the count and the version are thread-safe; the bytes are as
 // any memory, many readers or one writer.
 
@@ -11,9 +14,14 @@
 #include <cstdint>
 #include <memory>
 
+#include "weft/tensor/device.h"
 #include "weft/tensor/intrusive_ptr.h"
 
 namespace weft {
+
+namespace device {
+class Block;
+}  // namespace device
 
 class Storage;
 
@@ -41,18 +49,26 @@ class HeldVersion : public RefCounted<HeldVersion> {
 class Storage : public RefCounted<Storage> {
  public:
   // Not initialised. Aligned to 64 bytes, or to 16 if it is at most
-  // kInlineBytes, which are part of this object. Throws Error with
-  // RESOURCE_EXHAUSTED if there is not as much memory.
-  static IntrusivePtr<Storage> Allocate(int64_t bytes);
+  // kInlineBytes, which are part of this object; on a device to 512. Throws
+  // Error with RESOURCE_EXHAUSTED if there is not as much memory, and with the
+  // errors of device::Block::Allocate.
+  static IntrusivePtr<Storage> Allocate(int64_t bytes,
+                                        Device device = Device::Cpu());
 
-  // Memory of someone else, which `owner` keeps alive. May be written to.
+  // Memory of someone else, which `owner` keeps alive. May be written to. Of a
+  // device, `owner` keeps it until the work that uses it has run.
   static IntrusivePtr<Storage> Wrap(void* memory, int64_t bytes,
-                                    std::shared_ptr<const void> owner);
+                                    std::shared_ptr<const void> owner,
+                                    Device device = Device::Cpu());
 
   ~Storage();
 
+  // Of a device, an address that the host must not touch.
   char* memory() const { return memory_; }
   int64_t bytes() const { return bytes_; }
+  Device device() const { return device_; }
+  // Its block of a device; null if it is of the CPU or wrapped.
+  device::Block* block() const { return block_.get(); }
   bool is_wrapped() const { return owner_ != nullptr; }
   // Whether Allocate made it: nobody else knows the memory.
   bool owns_memory() const { return owner_ == nullptr; }
@@ -83,14 +99,18 @@ class Storage : public RefCounted<Storage> {
 
   struct Versions;
 
-  Storage(void* memory, int64_t bytes, std::shared_ptr<const void> owner);
+  Storage(void* memory, int64_t bytes, std::shared_ptr<const void> owner,
+          Device device);
   explicit Storage(int64_t bytes);
+  Storage(std::shared_ptr<device::Block> block, int64_t bytes, Device device);
 
   char* memory_;
   const int64_t bytes_;
+  const Device device_;
   std::atomic<uint64_t> version_{0};
   std::atomic<Versions*> versions_{nullptr};  // owned; null: none are kept
   const std::shared_ptr<const void> owner_;   // Null: memory_ is ours.
+  const std::shared_ptr<device::Block> block_;
   alignas(16) char inline_[kInlineBytes];
   alignas(16) char handle_[kHandleBytes];
 };

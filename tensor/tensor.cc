@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/error.h"
 #include "weft/tensor/cast.h"
+#include "weft/tensor/on_device.h"
 #include "weft/tensor/overlap.h"
 #include "weft/tensor/strided_loop.h"
 #include "weft/tensor/vectorize.h"
@@ -17,6 +18,7 @@ namespace {
 using ::weft::internal::CastElement;
 using ::weft::internal::CheckedElement;
 using ::weft::internal::LayoutOf;
+using ::weft::internal::OnDevice;
 using ::weft::internal::StridedLoop;
 
 template <typename To, typename From>
@@ -40,8 +42,9 @@ void FillRun(T value, T* out, int64_t stride, int64_t n) {
   for (int64_t i = 0; i < n; ++i) out[i * stride] = value;
 }
 
-// REQUIRES: src broadcasts to dst's shape; they do not overlap.
-void CopyElements(const Tensor& dst, const Tensor& src) {
+// REQUIRES: src broadcasts to dst's shape; they do not overlap, and are on the
+// CPU.
+void CopyOnHost(const Tensor& src, const Tensor& dst) {
   if (src.dtype() == dst.dtype() && src.is_contiguous() &&
       dst.is_contiguous() && src.numel() == dst.numel()) {
     if (dst.numel() > 0 && dst.raw() != src.raw())
@@ -58,6 +61,25 @@ void CopyElements(const Tensor& dst, const Tensor& src) {
       });
     });
   });
+}
+
+// As CopyOnHost, on any devices.
+void CopyElements(const Tensor& dst, const Tensor& src) {
+  const bool is_on_host = dst.device().is_cpu() && src.device().is_cpu();
+  if (is_on_host) return CopyOnHost(src, dst);
+  if (src.dtype() == dst.dtype() && src.is_contiguous() &&
+      dst.is_contiguous() && src.numel() == dst.numel()) {
+    internal::CopyBytes(*dst.storage(), dst.address(), *src.storage(),
+                        src.address(), dst.bytes());
+    return;
+  }
+  if (dst.device() == src.device()) {
+    OnDevice("Copy", CopyOnHost, src, dst);
+    return;
+  }
+  // What is left of it, the strides, the dtype and the sizes, there.
+  if (!dst.device().is_cpu()) return CopyElements(dst, src.To(dst.device()));
+  CopyOnHost(src.To(Device::Cpu()), dst);
 }
 
 void CheckBroadcastsTo(const Tensor& src, const Shape& shape,
@@ -134,16 +156,13 @@ bool ViewStrides(const Tensor& tensor, const Shape& shape, Shape* strides) {
 }  // namespace
 
 Tensor Tensor::Empty(const Shape& shape, DType dtype, Device device) {
-  if (!device.is_cpu()) {
-    ThrowUnimplemented("Tensor: device ", Name(device),
-                       " is not in this build; use cpu");
-  }
   const int64_t numel = NumElements(shape, "Tensor");
   if (numel > kMaxTensorBytes / ItemSize(dtype)) {
     ThrowInvalidArgument("Tensor: ", Name(dtype), ShapeText(shape),
                          " has more than ", kMaxTensorBytes, " bytes");
   }
-  return First(Storage::Allocate(numel * ItemSize(dtype)), shape, numel, dtype);
+  return First(Storage::Allocate(numel * ItemSize(dtype), device), shape, numel,
+               dtype);
 }
 
 Tensor Tensor::First(IntrusivePtr<Storage> storage, const Shape& shape,
@@ -158,7 +177,11 @@ Tensor Tensor::First(IntrusivePtr<Storage> storage, const Shape& shape,
 
 Tensor Tensor::Zeros(const Shape& shape, DType dtype, Device device) {
   Tensor result = Empty(shape, dtype, device);
-  std::memset(result.raw(), 0, result.bytes());
+  if (device.is_cpu()) {
+    std::memset(result.raw(), 0, result.bytes());
+  } else {
+    result.Fill(0);
+  }
   return result;
 }
 
@@ -185,10 +208,11 @@ Tensor Tensor::Arange(int64_t n, DType dtype) {
 }
 
 Tensor Tensor::FromBlob(void* memory, const Shape& shape, DType dtype,
-                        std::shared_ptr<const void> owner) {
+                        std::shared_ptr<const void> owner, Device device) {
   const int64_t numel = NumElements(shape, "Tensor::FromBlob");
-  return First(Storage::Wrap(memory, numel * ItemSize(dtype), std::move(owner)),
-               shape, numel, dtype);
+  return First(
+      Storage::Wrap(memory, numel * ItemSize(dtype), std::move(owner), device),
+      shape, numel, dtype);
 }
 
 Tensor Tensor::FromStorage(IntrusivePtr<Storage> storage, int64_t offset,
@@ -234,7 +258,7 @@ int64_t Tensor::size(int64_t dim) const {
 }
 
 int64_t Tensor::storage_offset() const {
-  return (static_cast<const char*>(raw()) - storage()->memory()) /
+  return (static_cast<const char*>(address()) - storage()->memory()) /
          ItemSize(dtype());
 }
 
@@ -247,8 +271,8 @@ Tensor Tensor::Alias(void* memory, const Shape& shape,
 }
 
 void* Tensor::At(int64_t offset) const {
-  if (numel() == 0) return raw();
-  return static_cast<char*>(raw()) + offset * ItemSize(dtype());
+  if (numel() == 0) return address();
+  return static_cast<char*>(address()) + offset * ItemSize(dtype());
 }
 
 Tensor Tensor::View(const Shape& shape) const {
@@ -260,17 +284,17 @@ Tensor Tensor::View(const Shape& shape) const {
                          " cannot be seen as ", ShapeText(wanted),
                          "; use Reshape, which copies");
   }
-  return Alias(raw(), wanted, strides);
+  return Alias(address(), wanted, strides);
 }
 
 Tensor Tensor::Reshape(const Shape& shape) const {
   const Shape wanted = CompleteShape(shape, numel(), "Tensor::Reshape");
   Shape strides;
   if (ViewStrides(*this, wanted, &strides)) {
-    return Alias(raw(), wanted, strides);
+    return Alias(address(), wanted, strides);
   }
   const Tensor copy = Clone();
-  return copy.Alias(copy.raw(), wanted, ContiguousStrides(wanted));
+  return copy.Alias(copy.address(), wanted, ContiguousStrides(wanted));
 }
 
 Tensor Tensor::Transpose(int64_t a, int64_t b) const {
@@ -280,7 +304,7 @@ Tensor Tensor::Transpose(int64_t a, int64_t b) const {
   Shape strides = this->strides();
   std::swap(shape[first], shape[second]);
   std::swap(strides[first], strides[second]);
-  return Alias(raw(), shape, strides);
+  return Alias(address(), shape, strides);
 }
 
 Tensor Tensor::Permute(absl::Span<const int64_t> dims) const {
@@ -300,7 +324,7 @@ Tensor Tensor::Permute(absl::Span<const int64_t> dims) const {
                          " does not name each dimension of ",
                          ShapeText(this->shape()), " once");
   }
-  return Alias(raw(), shape, strides);
+  return Alias(address(), shape, strides);
 }
 
 Tensor Tensor::Slice(int64_t dim, int64_t begin, int64_t end) const {
@@ -361,7 +385,7 @@ Tensor Tensor::Expand(const Shape& shape) const {
     const bool is_stretched = this->shape()[i - lead] != shape[i];
     strides[i] = is_stretched ? 0 : this->strides()[i - lead];
   }
-  return Alias(raw(), shape, strides);
+  return Alias(address(), shape, strides);
 }
 
 Tensor Tensor::Squeeze(int64_t dim) const {
@@ -374,7 +398,7 @@ Tensor Tensor::Squeeze(int64_t dim) const {
   }
   shape.erase(shape.begin() + d);
   strides.erase(strides.begin() + d);
-  return Alias(raw(), shape, strides);
+  return Alias(address(), shape, strides);
 }
 
 Tensor Tensor::Unsqueeze(int64_t dim) const {
@@ -384,7 +408,7 @@ Tensor Tensor::Unsqueeze(int64_t dim) const {
   shape.insert(shape.begin() + d, 1);
   strides.insert(strides.begin() + d, 1);
   NumElements(shape, "Tensor::Unsqueeze");
-  return Alias(raw(), shape, strides);
+  return Alias(address(), shape, strides);
 }
 
 Tensor Tensor::FlattenFrom(int64_t begin) const {
@@ -411,6 +435,13 @@ Tensor Tensor::To(DType dtype) const {
   return result;
 }
 
+Tensor Tensor::To(Device device) const {
+  if (device == this->device()) return *this;
+  const Tensor result = Empty(shape(), dtype(), device);
+  CopyElements(result, Contiguous());
+  return result;
+}
+
 void Tensor::CopyFrom(const Tensor& src) const {
   CheckBroadcastsTo(src, shape(), "Tensor::CopyFrom");
   internal::CheckWritable(*this, "Tensor::CopyFrom");
@@ -420,21 +451,29 @@ void Tensor::CopyFrom(const Tensor& src) const {
 
 void Tensor::Fill(double value) const {
   internal::CheckWritable(*this, "Tensor::Fill");
-  const StridedLoop<1> loop(shape(), {LayoutOf(*this)});
   VisitDType(dtype(), [&](auto type) {
     using T = typename decltype(type)::Type;
     const T element = CheckedElement<T>(value, "Tensor::Fill");
-    T* const out = data<T>();
-    loop.ForEachRun([&](const auto& offsets, const auto& strides, int64_t n) {
-      FillRun(element, out + offsets[0], strides[0], n);
-    });
+    OnDevice(
+        {"Fill", {value}},
+        [element](const Tensor& x) {
+          T* const out = x.data<T>();
+          const StridedLoop<1> loop(x.shape(), {LayoutOf(x)});
+          loop.ForEachRun(
+              [&](const auto& offsets, const auto& strides, int64_t n) {
+                FillRun(element, out + offsets[0], strides[0], n);
+              });
+        },
+        *this);
   });
   BumpVersion();
 }
 
 std::string Tensor::Describe() const {
   if (!defined()) return "undefined";
-  return absl::StrCat(Name(dtype()), ShapeText(shape()));
+  return absl::StrCat(Name(dtype()), ShapeText(shape()),
+                      device().is_cpu() ? "" : " on ",
+                      device().is_cpu() ? "" : Name(device()));
 }
 
 void Tensor::ThrowUndefined() {
@@ -442,6 +481,10 @@ void Tensor::ThrowUndefined() {
 }
 
 void Tensor::ThrowDType(DType wanted) const {
+  if (dtype() == wanted) {
+    ThrowInvalidArgument("Tensor: elements wanted on the CPU, the tensor is ",
+                         Describe(), "; take To(Device::Cpu())");
+  }
   ThrowInvalidArgument("Tensor: elements wanted as ", Name(wanted),
                        ", the tensor is ", Describe());
 }

@@ -7,12 +7,20 @@
 //   Tensor row = x.Select(0, 1);              // [3], shares x's elements
 //   Tensor y = MatMul(x, x.Transpose(0, 1));  // weft/tensor/ops/matmul.h
 //
-// A wrong shape, dtype or device throws weft::Error with INVALID_ARGUMENT; a
-// device that is not in this build UNIMPLEMENTED; a failed allocation
-// RESOURCE_EXHAUSTED. Any use of an undefined Tensor but defined(), assignment
-// and destruction throws FAILED_PRECONDITION.
+// Elements lie on the CPU or on a device (weft/tensor/device.h). Operations run
+// where their arguments lie: on a device later, on the current stream of the
+// thread (weft/device/current.h). What needs the elements on the host (data,
+// span) throws for a tensor of a device: take To(Device::Cpu()) first.
+//
+// A wrong shape, dtype or device throws weft::Error with INVALID_ARGUMENT; an
+// operation that a device lacks UNIMPLEMENTED; a failed allocation
+// RESOURCE_EXHAUSTED; a device that has failed with the errors of
+// weft/device/runtime.h. Any use of an undefined Tensor but defined(),
+// assignment and destruction throws FAILED_PRECONDITION.
 //
 // Thread-safety: as for std::shared_ptr; elements: many readers or one writer.
+// Of a device, those on one stream are in order; between two streams the caller
+// orders them by events.
 
 #ifndef WEFT_TENSOR_TENSOR_H_
 #define WEFT_TENSOR_TENSOR_H_
@@ -71,10 +79,11 @@ class Tensor {
   template <typename T>
   static Tensor Scalar(T value);
 
-  // Row-major elements at `memory`, which `owner` keeps alive (null: the caller
-  // does). No copy; in-place operations write there.
+  // Row-major elements at `memory` of `device`, which `owner` keeps alive
+  // (null: the caller does). No copy; in-place operations write there.
   static Tensor FromBlob(void* memory, const Shape& shape, DType dtype,
-                         std::shared_ptr<const void> owner);
+                         std::shared_ptr<const void> owner,
+                         Device device = Device::Cpu());
 
   // The general view: element (i, j, ...) is at offset + i * strides[0] + ...
   // elements. Throws if one lies outside of `storage`.
@@ -84,7 +93,7 @@ class Tensor {
 
   bool defined() const { return static_cast<bool>(body_); }
   DType dtype() const { return body().dtype; }
-  Device device() const { return body().device; }
+  Device device() const { return body().storage->device(); }
   const Shape& shape() const { return body().shape; }
   const Shape& strides() const { return body().strides; }  // In elements.
   int dim() const { return static_cast<int>(body().shape.size()); }
@@ -108,31 +117,37 @@ class Tensor {
            body().storage->owns_memory();
   }
 
-  // Element [0, 0, ...]; the others lie where strides() say. T must be that of
-  // dtype(). Call BumpVersion() after writing here into elements that others
-  // may have seen.
+  // Element [0, 0, ...], on the CPU; the others lie where strides() say. T must
+  // be that of dtype(). Call BumpVersion() after writing here into elements
+  // that others may have seen.
   template <typename T>
   T* data() const {
-    CheckDType(DTypeOf<T>);
-    return static_cast<T*>(raw());
+    CheckOnHost(DTypeOf<T>);
+    return static_cast<T*>(body_->memory);
   }
-  void* raw() const { return body().memory; }
+  void* raw() const {
+    CheckOnHost(dtype());
+    return body_->memory;
+  }
+  // As raw(), of any device: an address that the host may not be able to touch.
+  void* address() const { return body().memory; }
 
-  // The elements, which must be contiguous.
+  // The elements, which must be contiguous and on the CPU.
   template <typename T>
   absl::Span<T> span() const {
     CheckContiguous();
     return absl::MakeSpan(data<T>(), numel());
   }
 
-  // The only element, of any shape.
+  // The only element, of any shape. From a device: waits for it, as To.
   template <typename T>
   T item() const {
     CheckOneElement();
+    if (!device().is_cpu()) return To(Device::Cpu()).item<T>();
     return *data<T>();
   }
 
-  // The elements in row-major order, copied.
+  // The elements in row-major order, copied. From a device: waits, as To.
   template <typename T>
   std::vector<T> ToVector() const;
 
@@ -167,12 +182,16 @@ class Tensor {
   Tensor Clone() const;                      // Always new, contiguous.
   // Itself if it is `dtype`. Float to integer truncates; to bool: is not 0.
   Tensor To(DType dtype) const;
+  // Itself if it is on `device`; else a contiguous copy there, ordered as work
+  // on the current streams of both devices. To the CPU: returns when the
+  // elements are there, within the Runtime's `pageable_copy_timeout`.
+  Tensor To(Device device) const;
 
   // --- Writes: each bumps the version. --------------------------------------
 
   // Throw for a tensor that has several elements in one place (an expanded
-  // one). `src` is expanded to this shape and cast to this dtype; it may
-  // overlap.
+  // one). `src` is expanded to this shape, cast to this dtype and taken from
+  // its device; it may overlap.
   void CopyFrom(const Tensor& src) const;
   void Fill(double value) const;  // Representable in dtype().
 
@@ -182,7 +201,7 @@ class Tensor {
   // are not to see: Storage::BeginUpdate.
   void BeginUpdate() const { body().storage->BeginUpdate(); }
 
-  // "f32[2, 3]", for messages.
+  // "f32[2, 3]", or "f32[2, 3] on cuda:0", for messages.
   std::string Describe() const;
 
  private:
@@ -192,6 +211,7 @@ class Tensor {
         : memory(m),
           numel(elements),
           dtype(type),
+          is_on_host(s->device().is_cpu()),
           is_contiguous(contiguous),
           storage(std::move(s)),
           shape(sizes),
@@ -207,8 +227,8 @@ class Tensor {
     void* const memory;
     const int64_t numel;
     const DType dtype;
+    const bool is_on_host;
     const bool is_contiguous;
-    const Device device;
     IntrusivePtr<Storage> storage;  // constant
     const Shape shape;
     const Shape strides;
@@ -229,6 +249,10 @@ class Tensor {
   [[noreturn]] static void ThrowUndefined();
   void CheckDType(DType wanted) const {
     if (body().dtype != wanted) ThrowDType(wanted);
+  }
+  void CheckOnHost(DType wanted) const {
+    const Body& found = body();
+    if (found.dtype != wanted || !found.is_on_host) ThrowDType(wanted);
   }
   [[noreturn]] void ThrowDType(DType wanted) const;
   void CheckContiguous() const;
@@ -256,7 +280,7 @@ Tensor Tensor::Scalar(T value) {
 template <typename T>
 std::vector<T> Tensor::ToVector() const {
   CheckDType(DTypeOf<T>);
-  const Tensor flat = Contiguous();
+  const Tensor flat = To(Device::Cpu()).Contiguous();
   const T* begin = flat.data<T>();
   return std::vector<T>(begin, begin + flat.numel());
 }

@@ -35,7 +35,7 @@ class TensorIndex {
  public:
   template <typename T, typename = std::enable_if_t<std::is_integral_v<T>>>
   TensorIndex(T index)  // NOLINT: x(3) is the purpose.
-      : range_{static_cast<int64_t>(index), 0}, is_range_(false) {}
+      : range_{Signed(index), 0}, is_range_(false) {}
   TensorIndex(IndexRange range)  // NOLINT: as above.
       : range_(range), is_range_(true) {}
 
@@ -44,6 +44,17 @@ class TensorIndex {
   const IndexRange& range() const { return range_; }
 
  private:
+  // An unsigned number above all of int64_t is outside of any dimension, and
+  // must not become a negative one, which counts from the end.
+  template <typename T>
+  static constexpr int64_t Signed(T index) {
+    constexpr auto kMost = std::numeric_limits<int64_t>::max();
+    if constexpr (std::is_unsigned_v<T>) {
+      if (index > static_cast<uint64_t>(kMost)) return kMost;
+    }
+    return static_cast<int64_t>(index);
+  }
+
   IndexRange range_;
   bool is_range_;
 };

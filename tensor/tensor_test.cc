@@ -90,20 +90,12 @@ TEST(Tensor, ErrorNamesTheMismatch) {
               HasSubstr("0.5 is not a value"));
 }
 
-TEST(Tensor, UndefinedOrElsewhereIsAnErrorNotACrash) {
+TEST(Tensor, UndefinedIsAnErrorNotACrash) {
   try {
     Tensor().shape();
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition);
-  }
-  try {
-    Tensor::Zeros({1}, DType::kF32, Device::Cuda(1));
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.status().code(), absl::StatusCode::kUnimplemented);
-    EXPECT_THAT(std::string(error.status().message()),
-                HasSubstr("cuda:1 is not in this build"));
   }
 }
 
@@ -230,7 +222,7 @@ TEST(BFloat16, RoundsToNearestEvenAndKeepsSpecialValues) {
   EXPECT_TRUE(std::isnan(nan.To(DType::kF32).item<float>()));
 }
 
-// Of each of the 65,536 values, by way of f32.
+// Converts each of the 65,536 values to f32 and back.
 template <typename T>
 void ExpectEachValueSurvives() {
   std::vector<T> all;

@@ -171,7 +171,7 @@ class CudaRuntime final : public Runtime {
     return Check(call(), device, what);
   }
 
-  // Of cudaStreamQuery or cudaEventQuery.
+  // Reads what cudaStreamQuery or cudaEventQuery returned.
   template <typename What>
   absl::StatusOr<bool> IsOver(cudaError_t error, Device device,
                               const What& what) {

@@ -57,7 +57,7 @@ class SimulatedRuntime final : public Runtime {
  public:
   struct Options {
     int devices = 1;
-    // Of each device; address space until it is allocated.
+    // Each device has so much; it is address space until it is allocated.
     int64_t memory_bytes = int64_t{256} << 20;
     uint64_t seed = 0;
     // With more than that, putting work on a stream runs one.

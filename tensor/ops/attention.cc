@@ -5,22 +5,38 @@
 #include <limits>
 
 #include "weft/base/error.h"
+#include "weft/tensor/on_device.h"
 #include "weft/tensor/ops/fold.h"
 #include "weft/tensor/ops/product.h"
 #include "weft/tensor/ops/softmax_row.h"
+#include "weft/tensor/overlap.h"
 #include "weft/tensor/strided_loop.h"
 #include "weft/tensor/vectorize.h"
 
 namespace weft {
 namespace {
 
+using internal::CheckSameDevice;
 using internal::Matrix;
 using internal::Multiply;
+using internal::OnDevice;
 using internal::Product;
 
 // What a query's hidden scores become: very low and not -infinity, of which a
 // query that sees nothing would become NaN.
 constexpr double kHidden = -1e30;
+
+// AttentionScores without the mask, which is an operand.
+struct Scores {
+  double scale;
+  bool is_causal;
+};
+
+// What stands among the arguments of OnDevice for a tensor that is not given:
+// another, which the operation is told not to touch.
+const Tensor& Or(const Tensor& tensor, const Tensor& other) {
+  return tensor.defined() ? tensor : other;
+}
 
 // How many of `keys` the query of row `i` sees.
 int64_t VisibleKeys(int64_t i, int64_t keys, bool is_causal) {
@@ -66,7 +82,7 @@ WEFT_VECTORIZE void WeightsOfRowBackward(const T* weights, T* grad,
 // element (0, 0), or null.
 template <typename T>
 void WeightsOfHead(T* scores, int64_t queries, int64_t keys,
-                   const AttentionScores& options, const bool* mask,
+                   const Scores& options, const bool* mask,
                    const Tensor& all_masks) {
   const T scale = static_cast<T>(options.scale);
   for (int64_t i = 0; i < queries; ++i) {
@@ -109,7 +125,7 @@ class Rows {
     const int d = wanted.dim();
     const bool fits = wanted.strides()[d - 1] == 1 &&
                       wanted.strides()[d - 2] >= wanted.size(-1);
-    if (!fits) used_ = Tensor::Empty(wanted.shape(), wanted.dtype());
+    if (!fits) used_ = Tensor::EmptyLike(wanted);
   }
 
   const Tensor& used() const { return used_; }
@@ -182,7 +198,10 @@ void ForEachHead(const Shape& shape, const std::array<Tensor, N>& operands,
 }
 
 void CheckOperands(const Tensor& q, const Tensor& k, const Tensor& v,
-                   const Tensor& out, absl::string_view where) {
+                   const Tensor& out, const char* where) {
+  CheckSameDevice(q, k, where);
+  CheckSameDevice(q, v, where);
+  CheckSameDevice(q, out, where);
   bool fits = q.dim() >= 2 && q.dim() == k.dim() && q.dim() == v.dim() &&
               q.dim() == out.dim() && q.dtype() == k.dtype() &&
               q.dtype() == v.dtype() && q.dtype() == out.dtype();
@@ -198,12 +217,25 @@ void CheckOperands(const Tensor& q, const Tensor& k, const Tensor& v,
                          "; wanted [..., queries, d], [..., keys, d], [..., "
                          "keys, e] and [..., queries, e]");
   }
+  VisitFloating(q.dtype(), where, [](auto) {});
+}
+
+// Checks where the gradient of `operand` is to be written.
+void CheckTarget(const Tensor& out, const Tensor& operand, const char* where) {
+  if (!out.defined()) return;
+  CheckSameDevice(out, operand, where);
+  if (out.shape() != operand.shape() || out.dtype() != operand.dtype()) {
+    ThrowInvalidArgument(where, ": a gradient is to be in ", out.Describe(),
+                         "; wanted ", operand.Describe(), " as its operand");
+  }
+  internal::CheckWritable(out, where);
 }
 
 // The mask in the shape of the weights; undefined if there is none.
-Tensor MaskFor(const Tensor& mask, const Shape& weights,
-               absl::string_view where) {
+Tensor MaskFor(const Tensor& mask, const Tensor& q, const Shape& weights,
+               const char* where) {
   if (!mask.defined()) return mask;
+  CheckSameDevice(mask, q, where);
   Shape both;
   if (mask.dtype() != DType::kBool ||
       !TryBroadcast(mask.shape(), weights, &both) || both != weights) {
@@ -219,33 +251,89 @@ Shape WeightsShape(const Tensor& q, const Tensor& k) {
   return shape;
 }
 
+// AttentionInto on the CPU. Operands are readable, `out` has whole rows, `mask`
+// has the shape of the weights or is undefined.
+template <typename T>
+void AttentionOnHost(const Scores& scores, const Tensor& q, const Tensor& k,
+                     const Tensor& v, const Tensor& mask, const Tensor& weights,
+                     const Tensor& out) {
+  const int64_t queries = q.size(-2), keys = k.size(-2);
+  const int64_t d = q.size(-1), e = v.size(-1);
+  const std::array<Tensor, 6> operands = {q, k, v, weights, out, mask};
+  ForEachHead(weights.shape(), operands, [&](const auto& at) {
+    MultiplyInto<T>(weights, at[3], queries, keys, d, MatrixAt<T>(q, at[0]),
+                    MatrixAt<T>(k, at[1]).Transposed());
+    if (keys > 0) {
+      WeightsOfHead(weights.data<T>() + at[3], queries, keys, scores,
+                    At<bool>(mask, at[5]), mask);
+    }
+    MultiplyInto<T>(out, at[4], queries, e, keys, MatrixAt<T>(weights, at[3]),
+                    MatrixAt<T>(v, at[2]));
+  });
+}
+
+// AttentionBackwardInto on the CPU. Operands are readable, `weights`
+// contiguous, and the gradients have whole rows or are undefined.
+template <typename T>
+void AttentionBackwardOnHost(const Scores& scores, const Tensor& grad,
+                             const Tensor& q, const Tensor& k, const Tensor& v,
+                             const Tensor& weights,
+                             const AttentionGradients& out) {
+  const int64_t queries = q.size(-2), keys = k.size(-2);
+  const int64_t d = q.size(-1), e = v.size(-1);
+  const T scale = static_cast<T>(scores.scale);
+  // The gradient to one head's weights, then to its scores.
+  const Tensor to_scores = Tensor::Empty({queries, keys}, q.dtype());
+  const std::array<Tensor, 8> operands = {q,    k,     v,     weights,
+                                          grad, out.q, out.k, out.v};
+  ForEachHead(weights.shape(), operands, [&](const auto& at) {
+    const Matrix<T> w = MatrixAt<T>(weights, at[3]);
+    const Matrix<T> from = MatrixAt<T>(grad, at[4]);
+    MultiplyInto(out.v, at[7], keys, e, queries, w.Transposed(), from);
+    if (!out.q.defined() && !out.k.defined()) return;
+    MultiplyInto(to_scores, 0, queries, keys, e, from,
+                 MatrixAt<T>(v, at[2]).Transposed());
+    // Hidden keys have weight 0, and so no gradient.
+    T* const s = to_scores.data<T>();
+    for (int64_t i = 0; i < queries; ++i) {
+      const int64_t visible = VisibleKeys(i, keys, scores.is_causal);
+      WeightsOfRowBackward(w.first + i * keys, s + i * keys, visible,
+                           WholeVectors(visible, keys), keys, scale);
+    }
+    const Matrix<T> ds = MatrixAt<T>(to_scores, 0);
+    MultiplyInto(out.q, at[5], queries, d, keys, ds, MatrixAt<T>(k, at[1]));
+    MultiplyInto(out.k, at[6], keys, d, queries, ds.Transposed(),
+                 MatrixAt<T>(q, at[0]));
+  });
+}
+
 }  // namespace
 
 Tensor AttentionInto(const Tensor& out, const Tensor& query, const Tensor& key,
                      const Tensor& value, const AttentionScores& options) {
-  constexpr absl::string_view kWhere = "AttentionInto";
+  constexpr const char* kWhere = "AttentionInto";
   CheckOperands(query, key, value, out, kWhere);
-  const Tensor q = Readable(query), k = Readable(key), v = Readable(value);
-  const Tensor weights = Tensor::Empty(WeightsShape(q, k), q.dtype());
-  const Tensor mask = MaskFor(options.mask, weights.shape(), kWhere);
+  internal::CheckWritable(out, kWhere);
+  Tensor weights =
+      Tensor::Empty(WeightsShape(query, key), query.dtype(), query.device());
+  const Tensor mask = MaskFor(options.mask, query, weights.shape(), kWhere);
+  if (weights.numel() == 0 && out.numel() == 0) return weights;
   const Rows result(out);
-  const int64_t queries = q.size(-2), keys = k.size(-2);
-  const int64_t d = q.size(-1), e = v.size(-1);
-  VisitFloating(q.dtype(), kWhere, [&](auto type) {
-    using T = typename decltype(type)::Type;
-    const std::array<Tensor, 6> operands = {q,   k, v, weights, result.used(),
-                                            mask};
-    ForEachHead(weights.shape(), operands, [&](const auto& at) {
-      MultiplyInto<T>(weights, at[3], queries, keys, d, MatrixAt<T>(q, at[0]),
-                      MatrixAt<T>(k, at[1]).Transposed());
-      if (keys > 0) {
-        WeightsOfHead(weights.data<T>() + at[3], queries, keys, options,
-                      At<bool>(mask, at[5]), mask);
-      }
-      MultiplyInto<T>(result.used(), at[4], queries, e, keys,
-                      MatrixAt<T>(weights, at[3]), MatrixAt<T>(v, at[2]));
-    });
-  });
+  const Scores scores = {options.scale, options.is_causal};
+  const bool has_mask = mask.defined();
+  OnDevice(
+      {kWhere,
+       {scores.scale, scores.is_causal ? 1.0 : 0.0, has_mask ? 1.0 : 0.0}},
+      [scores, has_mask](const Tensor& q, const Tensor& k, const Tensor& v,
+                         const Tensor& mask, const Tensor& weights,
+                         const Tensor& out) {
+        VisitFloating(q.dtype(), kWhere, [&](auto type) {
+          AttentionOnHost<typename decltype(type)::Type>(
+              scores, q, k, v, has_mask ? mask : Tensor(), weights, out);
+        });
+      },
+      Readable(query), Readable(key), Readable(value), Or(mask, weights),
+      weights, result.used());
   result.Finish();
   return weights;
 }
@@ -254,41 +342,41 @@ void AttentionBackwardInto(const AttentionGradients& out, const Tensor& grad,
                            const Tensor& query, const Tensor& key,
                            const Tensor& value, const Tensor& weights,
                            const AttentionScores& options) {
-  constexpr absl::string_view kWhere = "AttentionBackwardInto";
+  constexpr const char* kWhere = "AttentionBackwardInto";
   CheckOperands(query, key, value, grad, kWhere);
-  const Tensor q = Readable(query), k = Readable(key), v = Readable(value);
-  const Tensor g = Readable(grad);
+  CheckSameDevice(query, weights, kWhere);
+  const Shape shape = WeightsShape(query, key);
+  if (weights.shape() != shape || weights.dtype() != query.dtype()) {
+    ThrowInvalidArgument(kWhere, ": weights are ", weights.Describe(),
+                         "; wanted ", Name(query.dtype()), ShapeText(shape),
+                         ", as AttentionInto returned them");
+  }
+  CheckTarget(out.q, query, kWhere);
+  CheckTarget(out.k, key, kWhere);
+  CheckTarget(out.v, value, kWhere);
   const Rows dq(out.q), dk(out.k), dv(out.v);
-  const int64_t queries = q.size(-2), keys = k.size(-2);
-  const int64_t d = q.size(-1), e = v.size(-1);
-  // Of one head: the gradient to its weights, then to its scores.
-  const Tensor to_scores = Tensor::Empty({queries, keys}, q.dtype());
-  VisitFloating(q.dtype(), kWhere, [&](auto type) {
-    using T = typename decltype(type)::Type;
-    const T scale = static_cast<T>(options.scale);
-    const std::array<Tensor, 8> operands = {q, k,         v,         weights,
-                                            g, dq.used(), dk.used(), dv.used()};
-    ForEachHead(weights.shape(), operands, [&](const auto& at) {
-      const Matrix<T> w = MatrixAt<T>(weights, at[3]);
-      const Matrix<T> from = MatrixAt<T>(g, at[4]);
-      MultiplyInto(dv.used(), at[7], keys, e, queries, w.Transposed(), from);
-      if (!out.q.defined() && !out.k.defined()) return;
-      MultiplyInto(to_scores, 0, queries, keys, e, from,
-                   MatrixAt<T>(v, at[2]).Transposed());
-      // Hidden keys have weight 0, and so no gradient.
-      T* const s = to_scores.data<T>();
-      for (int64_t i = 0; i < queries; ++i) {
-        const int64_t visible = VisibleKeys(i, keys, options.is_causal);
-        WeightsOfRowBackward(w.first + i * keys, s + i * keys, visible,
-                             WholeVectors(visible, keys), keys, scale);
-      }
-      const Matrix<T> ds = MatrixAt<T>(to_scores, 0);
-      MultiplyInto(dq.used(), at[5], queries, d, keys, ds,
-                   MatrixAt<T>(k, at[1]));
-      MultiplyInto(dk.used(), at[6], keys, d, queries, ds.Transposed(),
-                   MatrixAt<T>(q, at[0]));
-    });
-  });
+  const Scores scores = {options.scale, options.is_causal};
+  const bool has_q = out.q.defined();
+  const bool has_k = out.k.defined();
+  const bool has_v = out.v.defined();
+  OnDevice(
+      {kWhere,
+       {scores.scale, scores.is_causal ? 1.0 : 0.0, has_q ? 1.0 : 0.0,
+        has_k ? 1.0 : 0.0, has_v ? 1.0 : 0.0}},
+      [=](const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
+          const Tensor& weights, const Tensor& dq, const Tensor& dk,
+          const Tensor& dv) {
+        const AttentionGradients to = {has_q ? dq : Tensor(),
+                                       has_k ? dk : Tensor(),
+                                       has_v ? dv : Tensor()};
+        VisitFloating(q.dtype(), kWhere, [&](auto type) {
+          AttentionBackwardOnHost<typename decltype(type)::Type>(
+              scores, grad, q, k, v, weights, to);
+        });
+      },
+      Readable(grad), Readable(query), Readable(key), Readable(value),
+      weights.Contiguous(), Or(dq.used(), weights), Or(dk.used(), weights),
+      Or(dv.used(), weights));
   dq.Finish();
   dk.Finish();
   dv.Finish();

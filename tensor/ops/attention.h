@@ -4,7 +4,8 @@
 // Operands may be views, such as a head's part of each row: where the elements
 // of a row lie side by side they are read and written as they lie.
 //
-// Throws weft::Error, INVALID_ARGUMENT, for shapes or dtypes that do not fit.
+// Throws weft::Error, INVALID_ARGUMENT, for shapes, dtypes or devices that do
+// not fit.
 
 #ifndef WEFT_TENSOR_OPS_ATTENTION_H_
 #define WEFT_TENSOR_OPS_ATTENTION_H_

@@ -1,6 +1,7 @@
 #include "weft/tensor/ops/attention.h"
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -11,12 +12,15 @@
 #include "weft/tensor/ops/loss.h"
 #include "weft/tensor/ops/matmul.h"
 #include "weft/tensor/ops/reference.h"
+#include "weft/tensor/ops/testing/same_on_device.h"
 #include "weft/tensor/random.h"
 
 namespace weft {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::weft::testing::ExpectSameOnDevice;
 
 Tensor Transposed(const Tensor& x) { return x.Transpose(-2, -1); }
 
@@ -152,6 +156,140 @@ TEST(Attention, ErrorNamesTheMismatch) {
   bad.mask = Tensor::Ones({3});
   EXPECT_THAT(Complaint([&] { AttentionInto(out, q, q, q, bad); }),
               HasSubstr("wanted bool"));
+}
+
+// A target or weights of another shape would be written to or read beyond
+// their end.
+TEST(Attention, RefusesTargetsAndWeightsThatDoNotFit) {
+  const Tensor q = Tensor::Zeros({2, 3, 4}), k = Tensor::Zeros({2, 5, 4});
+  const Tensor v = Tensor::Zeros({2, 5, 6}), grad = Tensor::Zeros({2, 3, 6});
+  const Tensor weights = Tensor::Zeros({2, 3, 5});
+  const auto back = [&](const AttentionGradients& out, const Tensor& w) {
+    return CodeOf([&] { AttentionBackwardInto(out, grad, q, k, v, w, {}); });
+  };
+  EXPECT_EQ(back({q.Clone(), k.Clone(), v.Clone()}, weights),
+            absl::StatusCode::kOk);
+  const auto refused = absl::StatusCode::kInvalidArgument;
+  EXPECT_EQ(back({q.Slice(0, 0, 1).Clone(), {}, {}}, weights), refused);
+  EXPECT_EQ(back({{}, q.Clone(), {}}, weights), refused);
+  EXPECT_EQ(back({{}, {}, v.View({1, 10, 6})}, weights), refused);
+  EXPECT_EQ(back({q.To(DType::kF64), {}, {}}, weights), refused);
+  EXPECT_EQ(back({{}, {}, v.Slice(0, 0, 1).Expand({2, 5, 6})}, weights),
+            refused);
+  EXPECT_EQ(back({}, weights.Slice(1, 0, 2)), refused);
+  EXPECT_EQ(back({}, weights.View({6, 5})), refused);
+  EXPECT_EQ(back({}, weights.To(DType::kF64)), refused);
+  EXPECT_EQ(CodeOf([&] {
+              AttentionInto(grad.Slice(0, 0, 1).Clone().Expand({2, 3, 6}), q, k,
+                            v, {});
+            }),
+            refused);
+}
+
+TEST(Attention, ReadsWeightsOfAnyLayout) {
+  Generator generator(5);
+  const Tensor q = Reals({2, 3, 4}, DType::kF64, generator);
+  const Tensor k = Reals({2, 5, 4}, DType::kF64, generator);
+  const Tensor grad = Reals({2, 3, 4}, DType::kF64, generator);
+  const Tensor weights =
+      AttentionInto(Tensor::Empty({2, 3, 4}, DType::kF64), q, k, k, {});
+  const Tensor wanted = Tensor::EmptyLike(q), found = Tensor::EmptyLike(q);
+  AttentionBackwardInto({wanted, {}, {}}, grad, q, k, k, weights, {});
+  for (const Lie lie : kLies) {
+    const Tensor other = EmptyThatLies(lie, weights.shape(), DType::kF64);
+    other.CopyFrom(weights);
+    AttentionBackwardInto({found, {}, {}}, grad, q, k, k, other, {});
+    ExpectSame(found, wanted);
+  }
+}
+
+TEST(Attention, OfNothingTakesNoTimeAndOfNoKeysIs0) {
+  const Tensor none = Tensor::Zeros({int64_t{1} << 40, 0, 2});
+  EXPECT_EQ(AttentionInto(none, none, none, none, {}).numel(), 0);
+  const Tensor out = Tensor::Full({1, 2, 3}, 7);
+  AttentionInto(out, Tensor::Ones({1, 2, 4}), Tensor::Ones({1, 0, 4}),
+                Tensor::Ones({1, 0, 3}), {});
+  ExpectSame(out, Tensor::Zeros({1, 2, 3}));
+}
+
+// Each set of gradients that may be wanted, into whole rows and into others.
+TEST(Attention, IsTheSameOnADevice) {
+  Generator generator(35);
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    const Tensor q = Reals({2, 3, 4, 6}, dtype, generator);
+    const Tensor k = Reals({2, 3, 5, 6}, dtype, generator);
+    const Tensor v = Reals({2, 3, 5, 7}, dtype, generator);
+    const Tensor grad = Reals({2, 3, 4, 7}, dtype, generator);
+    const Tensor mask =
+        Integers({2, 1, 4, 5}, DType::kI64, 0, 1, generator).To(DType::kBool);
+    for (const Lie lie : kLies) {
+      for (const bool is_masked : {false, true}) {
+        const std::vector<Tensor> inputs = {q, k, v, grad,
+                                            is_masked ? mask : Tensor()};
+        ExpectSameOnDevice("Attention", inputs, [&](auto in) {
+          const auto operand = [&](int i) { return ThatLies(lie, in[i]); };
+          const Tensor q = operand(0), k = operand(1), v = operand(2);
+          const Tensor grad = operand(3);
+          AttentionScores scores;
+          scores.scale = 0.5;
+          scores.is_causal = !is_masked;
+          scores.mask = operand(4);
+          const Tensor out = ThatLies(lie, in[3].Clone());
+          const Tensor weights = AttentionInto(out, q, k, v, scores);
+          std::vector<Tensor> found = {out, weights};
+          for (int wanted = 0; wanted < 8; ++wanted) {
+            AttentionGradients to;
+            if ((wanted & 1) != 0) to.q = ThatLies(lie, in[0].Clone());
+            if ((wanted & 2) != 0) to.k = ThatLies(lie, in[1].Clone());
+            if ((wanted & 4) != 0) to.v = ThatLies(lie, in[2].Clone());
+            AttentionBackwardInto(to, grad, q, k, v, ThatLies(lie, weights),
+                                  scores);
+            found.insert(found.end(), {to.q, to.k, to.v});
+          }
+          return found;
+        });
+      }
+    }
+  }
+}
+
+// Parts of one tensor, as a layer of heads makes them.
+TEST(Attention, OnADeviceWritesPartsOfRows) {
+  Generator generator(36);
+  const Tensor packed = Reals({5, 3, 8}, DType::kF32, generator);
+  ExpectSameOnDevice("Attention", {packed}, [](auto in) {
+    const auto part = [](const Tensor& x, int64_t i) {
+      return x.Select(1, i).View({5, 2, 4}).Transpose(0, 1);
+    };
+    const Tensor q = part(in[0], 0), k = part(in[0], 1), v = part(in[0], 2);
+    const Tensor out = Tensor::ZerosLike(in[0]);
+    const Tensor weights = AttentionInto(part(out, 1), q, k, v, {});
+    const Tensor to = Tensor::ZerosLike(in[0]);
+    AttentionBackwardInto({part(to, 0), part(to, 1), part(to, 2)}, v, q, k, v,
+                          weights, {});
+    return std::vector<Tensor>{out, weights, to};
+  });
+}
+
+TEST(Attention, OfTwoDevicesNamesBoth) {
+  device::testing::SimulatedDevices devices(1);
+  const Device device(devices.context(), 0);
+  const Tensor x = Tensor::Ones({2, 2}), there = x.To(device);
+  AttentionScores masked;
+  masked.mask = Tensor::Ones({2, 2}, DType::kBool);
+  const std::function<void()> bad[] = {
+      [&] { AttentionInto(x, there, there, there, {}); },
+      [&] { AttentionInto(there, there, x, there, {}); },
+      [&] { AttentionInto(there, there, there, there, masked); },
+      [&] { AttentionBackwardInto({}, x, x, x, x, there, {}); },
+      [&] {
+        AttentionBackwardInto({there, {}, {}}, x, x, x, x, x, {});
+      },
+  };
+  for (const auto& call : bad) {
+    EXPECT_THAT(Complaint(call),
+                AllOf(HasSubstr("on simulated:0"), HasSubstr("on cpu")));
+  }
 }
 
 }  // namespace

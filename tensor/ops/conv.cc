@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "dnnl.hpp"
 #include "weft/base/error.h"
+#include "weft/tensor/on_device.h"
 #include "weft/tensor/ops/matmul.h"
 #include "weft/tensor/ops/onednn.h"
 #include "weft/tensor/ops/reduce.h"
@@ -15,6 +16,9 @@ namespace weft {
 namespace {
 
 using dnnl::memory;
+using internal::CheckSameDevice;
+using internal::OnDevice;
+using internal::Operation;
 
 // The sizes of one convolution.
 struct Geometry {
@@ -33,8 +37,7 @@ int64_t OutputSize(int64_t size, int64_t kernel, int d,
 // Checks all but dtypes. Sizes and options stay below 2^31, which is oneDNN's
 // limit and keeps the arithmetic here from overflow.
 Geometry CheckedGeometry(const Shape& x, const Shape& weight,
-                         const Conv2dOptions& options,
-                         absl::string_view where) {
+                         const Conv2dOptions& options, const char* where) {
   constexpr int64_t kLimit = int64_t{1} << 31;
   bool is_possible = x.size() == 4 && weight.size() == 4;
   for (size_t i = 0; is_possible && i < 4; ++i) {
@@ -72,14 +75,16 @@ Shape OutputShape(const Geometry& g) {
   return {g.batch, g.filters, g.out_h, g.out_w};
 }
 
-void CheckGrad(const Tensor& grad, const Geometry& g, absl::string_view where) {
+void CheckGrad(const Tensor& grad, const Geometry& g, const char* where) {
   if (grad.shape() != OutputShape(g)) {
     ThrowInvalidArgument(where, ": grad is ", ShapeText(grad.shape()),
                          "; wanted ", ShapeText(OutputShape(g)));
   }
 }
 
-void CheckDTypes(const Tensor& a, const Tensor& b, absl::string_view where) {
+// Checks that two operands are of one dtype and device.
+void CheckAlike(const Tensor& a, const Tensor& b, const char* where) {
+  CheckSameDevice(a, b, where);
   if (a.dtype() != b.dtype()) {
     ThrowInvalidArgument(where, ": operands are ", a.Describe(), " and ",
                          b.Describe(), "; dtypes differ");
@@ -124,17 +129,24 @@ Tensor Columns(const Tensor& image, const Geometry& g,
   return columns;
 }
 
-Tensor ForwardByColumns(const Tensor& x, const Tensor& weight,
-                        const Tensor& bias, const Geometry& g,
-                        const Conv2dOptions& options) {
-  const Tensor result = Tensor::Zeros(OutputShape(g), DType::kF64);
-  if (bias.defined()) result.CopyFrom(bias.View({g.filters, 1, 1}));
+// Each element of `result` becomes the bias of its filter, or 0.
+void StartWith(const Tensor& bias, const Tensor& result) {
+  if (bias.defined()) {
+    result.CopyFrom(bias.View({bias.numel(), 1, 1}));
+  } else {
+    result.Fill(0);
+  }
+}
+
+void ForwardByColumns(const Geometry& g, const Conv2dOptions& options,
+                      const Tensor& x, const Tensor& weight, const Tensor& bias,
+                      const Tensor& result) {
+  StartWith(bias, result);
   const Tensor filters = weight.FlattenFrom(1);
   for (int64_t n = 0; n < g.batch; ++n) {
     MatMulAdd_(result.Select(0, n).FlattenFrom(1), filters,
                Columns(x.Select(0, n), g, options));
   }
-  return result;
 }
 
 void BackwardInputByColumns(const Tensor& grad, const Tensor& weight,
@@ -393,25 +405,110 @@ void RunBackward(const Geometry& g, const Conv2dOptions& options,
   });
 }
 
-void CheckOutput(const Tensor& out, const Shape& shape, DType dtype,
-                 absl::string_view name, absl::string_view where) {
+void CheckFloating(const Tensor& x, const char* where) {
+  VisitFloating(x.dtype(), where, [](auto) {});
+}
+
+// Checks where the gradient of `operand`, of `shape`, is to be written.
+void CheckOutput(const Tensor& out, const Shape& shape, const Tensor& grad,
+                 const char* operand, const char* where) {
   if (!out.defined()) return;
-  if (out.shape() != shape || out.dtype() != dtype || !out.is_contiguous()) {
-    ThrowInvalidArgument(where, ": the gradient of ", name, " is to be in ",
-                         out.Describe(), "; wanted ", Name(dtype),
+  CheckSameDevice(out, grad, where);
+  if (out.shape() != shape || out.dtype() != grad.dtype() ||
+      !out.is_contiguous()) {
+    ThrowInvalidArgument(where, ": the gradient of ", operand, " is to be in ",
+                         out.Describe(), "; wanted ", Name(grad.dtype()),
                          ShapeText(shape), ", contiguous");
   }
 }
 
-// Of the bias, where oneDNN does not make it.
+// Writes the bias's gradient, where oneDNN does not.
 void WriteBias(const Tensor& out, const Tensor& grad) {
   if (out.defined()) out.CopyFrom(Sum(grad, {0, 2, 3}));
 }
 
-bool IsF32(const Tensor& x, absl::string_view where) {
-  return VisitFloating(x.dtype(), where, [](auto type) {
-    return std::is_same_v<typename decltype(type)::Type, float>;
-  });
+Operation WithOptions(const char* name, const Conv2dOptions& options) {
+  const auto number = [](int64_t n) { return static_cast<double>(n); };
+  return {name,
+          {number(options.stride[0]), number(options.stride[1]),
+           number(options.padding[0]), number(options.padding[1]),
+           number(options.dilation[0]), number(options.dilation[1])}};
+}
+
+// Conv2d on the CPU; all are contiguous, `bias` may be undefined.
+void ForwardOnHost(const Geometry& g, const Conv2dOptions& options,
+                   const Tensor& x, const Tensor& weight, const Tensor& bias,
+                   const Tensor& result) {
+  if (g.channels == 0) {
+    StartWith(bias, result);
+  } else if (x.dtype() == DType::kF32) {
+    RunForward(g, options, x, weight, bias, result);
+  } else {
+    ForwardByColumns(g, options, x, weight, bias, result);
+  }
+}
+
+// Conv2dBackwardInto on the CPU. x or weight may be undefined if the gradient
+// that needs it is not wanted.
+void BackwardOnHost(const Geometry& g, const Conv2dOptions& options,
+                    const Conv2dGradients& out, const Tensor& grad,
+                    const Tensor& x, const Tensor& weight) {
+  if (grad.numel() == 0 || g.channels == 0) {
+    if (out.x.defined()) out.x.Fill(0);
+    if (out.weight.defined()) out.weight.Fill(0);
+    WriteBias(out.bias, grad);
+  } else if (grad.dtype() == DType::kF32) {
+    RunBackward(g, options, out, grad, x, weight);
+    if (!out.weight.defined()) WriteBias(out.bias, grad);
+  } else {
+    if (out.x.defined()) {
+      BackwardInputByColumns(grad, weight, g, options, out.x);
+    }
+    if (out.weight.defined()) {
+      BackwardWeightByColumns(grad, x, g, options, out.weight);
+    }
+    WriteBias(out.bias, grad);
+  }
+}
+
+// As BackwardOnHost, on another device: an operation for each operand. Only
+// the weight's and the bias's are one, as they are for oneDNN.
+void BackwardOnDevice(const Geometry& g, const Conv2dOptions& options,
+                      const Conv2dGradients& out, const Tensor& grad,
+                      const Tensor& x, const Tensor& weight) {
+  if (out.x.defined()) {
+    OnDevice(
+        WithOptions("Conv2dBackwardInput", options),
+        [g, options](const Tensor& grad, const Tensor& weight,
+                     const Tensor& to_x) {
+          BackwardOnHost(g, options, {to_x, {}, {}}, grad, {}, weight);
+        },
+        grad, weight, out.x);
+  }
+  if (out.weight.defined() && out.bias.defined()) {
+    OnDevice(
+        WithOptions("Conv2dBackwardWeightBias", options),
+        [g, options](const Tensor& grad, const Tensor& x,
+                     const Tensor& to_weight, const Tensor& to_bias) {
+          BackwardOnHost(g, options, {{}, to_weight, to_bias}, grad, x, {});
+        },
+        grad, x, out.weight, out.bias);
+  } else if (out.weight.defined()) {
+    OnDevice(
+        WithOptions("Conv2dBackwardWeight", options),
+        [g, options](const Tensor& grad, const Tensor& x,
+                     const Tensor& to_weight) {
+          BackwardOnHost(g, options, {{}, to_weight, {}}, grad, x, {});
+        },
+        grad, x, out.weight);
+  } else if (out.bias.defined()) {
+    OnDevice(
+        "Conv2dBackwardBias",
+        [](const Tensor& grad, const Tensor& to_bias) {
+          WriteBias(to_bias, grad);
+        },
+        grad, out.bias);
+  }
 }
 
 }  // namespace
@@ -420,60 +517,59 @@ Tensor Conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
               const Conv2dOptions& options) {
   const Geometry g =
       CheckedGeometry(x.shape(), weight.shape(), options, "Conv2d");
-  CheckDTypes(x, weight, "Conv2d");
+  CheckAlike(x, weight, "Conv2d");
+  if (bias.defined()) CheckSameDevice(bias, x, "Conv2d");
   if (bias.defined() &&
       (bias.shape() != Shape{g.filters} || bias.dtype() != weight.dtype())) {
     ThrowInvalidArgument("Conv2d: bias is ", bias.Describe(), "; wanted ",
                          Name(weight.dtype()), "[", g.filters, "]");
   }
-  const bool is_f32 = IsF32(x, "Conv2d");
-  const Tensor addend = bias.defined() ? bias.Contiguous() : bias;
-  if (!is_f32) {
-    return ForwardByColumns(x.Contiguous(), weight.Contiguous(), addend, g,
-                            options);
-  }
-  Tensor result = Tensor::Empty(OutputShape(g));
+  CheckFloating(x, "Conv2d");
+  Tensor result = Tensor::Empty(OutputShape(g), x.dtype(), x.device());
   if (result.numel() == 0) return result;
-  if (g.channels == 0) {
-    result.Fill(0);
-    if (bias.defined()) result.CopyFrom(addend.View({g.filters, 1, 1}));
-    return result;
+  if (bias.defined()) {
+    OnDevice(
+        WithOptions("Conv2d", options),
+        [g, options](const Tensor& x, const Tensor& weight, const Tensor& bias,
+                     const Tensor& result) {
+          ForwardOnHost(g, options, x, weight, bias, result);
+        },
+        x.Contiguous(), weight.Contiguous(), bias.Contiguous(), result);
+  } else {
+    OnDevice(
+        WithOptions("Conv2d", options),
+        [g, options](const Tensor& x, const Tensor& weight,
+                     const Tensor& result) {
+          ForwardOnHost(g, options, x, weight, {}, result);
+        },
+        x.Contiguous(), weight.Contiguous(), result);
   }
-  RunForward(g, options, x.Contiguous(), weight.Contiguous(), addend, result);
   return result;
 }
 
 void Conv2dBackwardInto(const Conv2dGradients& out, const Tensor& grad,
                         const Tensor& x, const Tensor& weight,
                         const Conv2dOptions& options) {
-  constexpr absl::string_view kWhere = "Conv2dBackwardInto";
+  constexpr const char* kWhere = "Conv2dBackwardInto";
   const Geometry g =
       CheckedGeometry(x.shape(), weight.shape(), options, kWhere);
   CheckGrad(grad, g, kWhere);
-  CheckDTypes(grad, x, kWhere);
-  CheckDTypes(grad, weight, kWhere);
-  CheckOutput(out.x, x.shape(), x.dtype(), "x", kWhere);
-  CheckOutput(out.weight, weight.shape(), x.dtype(), "weight", kWhere);
-  CheckOutput(out.bias, {g.filters}, x.dtype(), "bias", kWhere);
-  const Tensor dy = grad.Contiguous();
-  if (!IsF32(grad, kWhere)) {
-    if (out.x.defined()) {
-      BackwardInputByColumns(dy, weight.Contiguous(), g, options, out.x);
-    }
-    if (out.weight.defined()) {
-      BackwardWeightByColumns(dy, x.Contiguous(), g, options, out.weight);
-    }
-    WriteBias(out.bias, dy);
-  } else if (grad.numel() == 0 || g.channels == 0) {
-    if (out.x.defined()) out.x.Fill(0);
-    if (out.weight.defined()) out.weight.Fill(0);
-    WriteBias(out.bias, dy);
+  CheckAlike(grad, x, kWhere);
+  CheckAlike(grad, weight, kWhere);
+  CheckOutput(out.x, x.shape(), grad, "x", kWhere);
+  CheckOutput(out.weight, weight.shape(), grad, "weight", kWhere);
+  CheckOutput(out.bias, {g.filters}, grad, "bias", kWhere);
+  CheckFloating(grad, kWhere);
+  if (grad.device().is_cpu()) {
+    // All at once, so that dL/dy is laid out once.
+    BackwardOnHost(g, options, out, grad.Contiguous(), x.Contiguous(),
+                   weight.Contiguous());
   } else {
-    RunBackward(g, options, out, dy, x.Contiguous(), weight.Contiguous());
-    if (!out.weight.defined()) WriteBias(out.bias, dy);
-    for (const Tensor& written : {out.x, out.weight, out.bias}) {
-      if (written.defined()) written.BumpVersion();
-    }
+    BackwardOnDevice(g, options, out, grad.Contiguous(), x.Contiguous(),
+                     weight.Contiguous());
+  }
+  for (const Tensor& written : {out.x, out.weight, out.bias}) {
+    if (written.defined()) written.BumpVersion();
   }
 }
 

@@ -5,8 +5,8 @@
 // [n, filters, oh, ow] with oh = (h + 2 * padding - dilation * (kh - 1) - 1) /
 // stride + 1, rounded down, and ow likewise.
 //
-// Throws weft::Error, INVALID_ARGUMENT, for shapes, options or dtypes that do
-// not fit.
+// Throws weft::Error, INVALID_ARGUMENT, for shapes, options, dtypes or devices
+// that do not fit.
 
 #ifndef WEFT_TENSOR_OPS_CONV_H_
 #define WEFT_TENSOR_OPS_CONV_H_

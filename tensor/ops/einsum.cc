@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/error.h"
+#include "weft/tensor/on_device.h"
 #include "weft/tensor/ops/matmul.h"
 #include "weft/tensor/ops/reduce.h"
 
@@ -140,6 +141,7 @@ Roles RolesOf(const Named& a, const Named& b, const std::string& out) {
 }
 
 void CheckSizes(absl::string_view equation, const Named& a, const Named& b) {
+  internal::CheckSameDevice(a.value, b.value, "Einsum");
   for (const char c : a.letters) {
     if (Has(b.letters, c) && a.size(c) != b.size(c)) {
       ThrowInvalidArgument("Einsum: equation \"", equation, "\": lhs is ",
@@ -147,6 +149,23 @@ void CheckSizes(absl::string_view equation, const Named& a, const Named& b) {
                            "; sizes ", a.size(c), " and ", b.size(c), " of '",
                            std::string(1, c), "' differ");
     }
+  }
+}
+
+// Checks a gradient to the result against what it is to become, of `shape` and
+// the letters `mine`; `grad` has the letters of the result.
+void CheckGradient(absl::string_view equation, const Named& grad,
+                   const std::string& mine, const Shape& shape) {
+  CheckDims(equation, grad.value, grad.letters);
+  bool fits = shape.size() == mine.size();
+  for (size_t d = 0; fits && d < mine.size(); ++d) {
+    fits = !Has(grad.letters, mine[d]) || grad.size(mine[d]) == shape[d];
+  }
+  if (!fits) {
+    ThrowInvalidArgument("Einsum: equation \"", equation,
+                         "\": the gradient to the result is ",
+                         grad.value.Describe(), ", the operand's shape ",
+                         ShapeText(shape), "; they do not fit");
   }
 }
 
@@ -190,8 +209,19 @@ Tensor Stretched(const Named& grad, const std::string& letters,
 }
 
 // The gradient of the operand with letters `mine`; the other is `other`.
-Tensor GradientOf(const std::string& mine, const Named& grad,
-                  const Named& other, const Shape& shape) {
+Tensor GradientOf(absl::string_view equation, const std::string& mine,
+                  const Named& grad, const Named& other, const Shape& shape) {
+  CheckGradient(equation, grad, mine, shape);
+  CheckDims(equation, other.value, other.letters);
+  CheckSizes(equation, grad, other);
+  for (size_t d = 0; d < mine.size(); ++d) {
+    if (Has(other.letters, mine[d]) && other.size(mine[d]) != shape[d]) {
+      ThrowInvalidArgument("Einsum: equation \"", equation,
+                           "\": the other operand is ", other.value.Describe(),
+                           ", this one's shape ", ShapeText(shape),
+                           "; they do not fit");
+    }
+  }
   std::string reached;
   for (const char c : mine) {
     if (Has(grad.letters, c) || Has(other.letters, c)) reached.push_back(c);
@@ -218,19 +248,22 @@ Tensor Einsum(absl::string_view equation, const Tensor& a, const Tensor& b) {
 Tensor EinsumBackward(absl::string_view equation, const Tensor& grad,
                       const Shape& shape) {
   const Equation parsed = Parse(equation, 1);
+  CheckGradient(equation, {grad, parsed.out}, parsed.a, shape);
   return Stretched({grad, parsed.out}, parsed.a, shape);
 }
 
 Tensor EinsumBackwardA(absl::string_view equation, const Tensor& grad,
                        const Tensor& b, const Shape& shape) {
   const Equation parsed = Parse(equation, 2);
-  return GradientOf(parsed.a, {grad, parsed.out}, {b, parsed.b}, shape);
+  return GradientOf(equation, parsed.a, {grad, parsed.out}, {b, parsed.b},
+                    shape);
 }
 
 Tensor EinsumBackwardB(absl::string_view equation, const Tensor& grad,
                        const Tensor& a, const Shape& shape) {
   const Equation parsed = Parse(equation, 2);
-  return GradientOf(parsed.b, {grad, parsed.out}, {a, parsed.a}, shape);
+  return GradientOf(equation, parsed.b, {grad, parsed.out}, {a, parsed.a},
+                    shape);
 }
 
 }  // namespace weft

@@ -10,7 +10,8 @@
 // operand (a diagonal) nor "..." is supported. f32 and f64.
 //
 // Two operands become one batched MatMul. Throws weft::Error, INVALID_ARGUMENT,
-// for an equation that is not of this form or does not fit the operands.
+// for an equation that is not of this form or does not fit the operands, and
+// for operands of two devices.
 
 #ifndef WEFT_TENSOR_OPS_EINSUM_H_
 #define WEFT_TENSOR_OPS_EINSUM_H_

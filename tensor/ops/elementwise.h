@@ -6,7 +6,8 @@
 // of the functions whose names end in `_`, which write into their first
 // argument and bump its version; their other arguments broadcast to its shape.
 //
-// Throws weft::Error, INVALID_ARGUMENT, for shapes or dtypes that do not fit.
+// Throws weft::Error, INVALID_ARGUMENT, for shapes or dtypes that do not fit
+// and for tensors of two devices.
 // Thread-safety: as for reading and writing the tensors given.
 
 #ifndef WEFT_TENSOR_OPS_ELEMENTWISE_H_
@@ -17,7 +18,7 @@
 namespace weft {
 
 // Numbers (f32, f64, i64, u8; integers wrap). Integer Div truncates, and throws
-// for a divisor of 0.
+// for a divisor of 0: of a device, it waits for the divisors.
 Tensor Add(const Tensor& a, const Tensor& b);
 Tensor Sub(const Tensor& a, const Tensor& b);
 Tensor Mul(const Tensor& a, const Tensor& b);

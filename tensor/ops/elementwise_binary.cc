@@ -12,45 +12,46 @@ using internal::CheckedElement;
 using internal::CheckSameDType;
 
 template <typename Op>
-Tensor Arithmetic(const Tensor& a, const Tensor& b, absl::string_view where,
-                  Op op) {
+Tensor Arithmetic(const Tensor& a, const Tensor& b, const char* where, Op op) {
   CheckSameDType(a, b, where);
   return VisitNumber(a.dtype(), where, [&](auto type) {
     using T = typename decltype(type)::Type;
-    return internal::MapBinary<T, T, T>(a, b, where, op);
+    return internal::MapBinary<T, T, T>(where, a, b, op);
   });
 }
 
+// `name` is that of the operation with a number, `where` that of the function.
 template <typename Op>
-Tensor WithNumber(const Tensor& x, double number, absl::string_view where,
-                  Op op) {
+Tensor WithNumber(const Tensor& x, double number, const char* where,
+                  const char* name, Op op) {
   return VisitNumber(x.dtype(), where, [&](auto type) {
     using T = typename decltype(type)::Type;
-    return internal::MapWithValue<T, T>(x, CheckedElement<T>(number, where),
-                                        op);
+    return internal::MapWithValue<T, T>({name, {number}}, x,
+                                        CheckedElement<T>(number, where), op);
   });
 }
 
 template <typename Op>
-void Update(const Tensor& y, const Tensor& x, absl::string_view where, Op op) {
+void Update(const Tensor& y, const Tensor& x, const char* where, Op op) {
   CheckSameDType(y, x, where);
   VisitNumber(y.dtype(), where, [&](auto type) {
-    internal::UpdateBinary<typename decltype(type)::Type>(y, x, where, op);
+    internal::UpdateBinary<typename decltype(type)::Type>(where, y, x, op);
   });
 }
 
 template <typename Op>
-void UpdateWithNumber(const Tensor& y, double number, absl::string_view where,
-                      Op op) {
+void UpdateWithNumber(const Tensor& y, double number, const char* where,
+                      const char* name, Op op) {
   VisitNumber(y.dtype(), where, [&](auto type) {
     using T = typename decltype(type)::Type;
     const T value = CheckedElement<T>(number, where);
     internal::UpdateUnary<T>(
-        y, where, [value, op](T element) { return op(element, value); });
+        {name, {number}}, y, where,
+        [value, op](T element) { return op(element, value); });
   });
 }
 
-void CheckDivisor(const Tensor& b, absl::string_view where) {
+void CheckDivisor(const Tensor& b, const char* where) {
   if (IsFloating(b.dtype())) return;
   VisitNumber(b.dtype(), where, [&](auto type) {
     using T = typename decltype(type)::Type;
@@ -93,26 +94,26 @@ Tensor Minimum(const Tensor& a, const Tensor& b) {
 }
 
 Tensor Add(const Tensor& a, double b) {
-  return WithNumber(a, b, "Add", internal::AddOp());
+  return WithNumber(a, b, "Add", "AddNumber", internal::AddOp());
 }
 Tensor Sub(const Tensor& a, double b) {
-  return WithNumber(a, b, "Sub", internal::SubOp());
+  return WithNumber(a, b, "Sub", "SubNumber", internal::SubOp());
 }
 Tensor Sub(double a, const Tensor& b) {
-  return WithNumber(b, a, "Sub", Swapped<internal::SubOp>());
+  return WithNumber(b, a, "Sub", "NumberSub", Swapped<internal::SubOp>());
 }
 Tensor Mul(const Tensor& a, double b) {
-  return WithNumber(a, b, "Mul", internal::MulOp());
+  return WithNumber(a, b, "Mul", "MulNumber", internal::MulOp());
 }
 Tensor Div(const Tensor& a, double b) {
   if (b == 0 && !IsFloating(a.dtype())) {
     ThrowInvalidArgument("Div: integer division by 0");
   }
-  return WithNumber(a, b, "Div", internal::DivOp());
+  return WithNumber(a, b, "Div", "DivNumber", internal::DivOp());
 }
 Tensor Div(double a, const Tensor& b) {
   CheckDivisor(b, "Div");
-  return WithNumber(b, a, "Div", Swapped<internal::DivOp>());
+  return WithNumber(b, a, "Div", "NumberDiv", Swapped<internal::DivOp>());
 }
 
 void Add_(const Tensor& y, const Tensor& x) {
@@ -129,10 +130,10 @@ void Div_(const Tensor& y, const Tensor& x) {
   Update(y, x, "Div_", internal::DivOp());
 }
 void Add_(const Tensor& y, double x) {
-  UpdateWithNumber(y, x, "Add_", internal::AddOp());
+  UpdateWithNumber(y, x, "Add_", "AddNumber_", internal::AddOp());
 }
 void Mul_(const Tensor& y, double x) {
-  UpdateWithNumber(y, x, "Mul_", internal::MulOp());
+  UpdateWithNumber(y, x, "Mul_", "MulNumber_", internal::MulOp());
 }
 
 void Axpy_(const Tensor& y, double alpha, const Tensor& x) {
@@ -140,7 +141,7 @@ void Axpy_(const Tensor& y, double alpha, const Tensor& x) {
   VisitNumber(y.dtype(), "Axpy_", [&](auto type) {
     using T = typename decltype(type)::Type;
     const T factor = CheckedElement<T>(alpha, "Axpy_");
-    internal::UpdateBinary<T>(y, x, "Axpy_", [factor](T a, T b) {
+    internal::UpdateBinary<T>({"Axpy_", {alpha}}, y, x, [factor](T a, T b) {
       return internal::AddOp()(a, internal::MulOp()(factor, b));
     });
   });

@@ -11,42 +11,41 @@ namespace weft {
 namespace {
 
 template <typename Op>
-Tensor Compare(const Tensor& a, const Tensor& b, absl::string_view where,
-               Op op) {
+Tensor Compare(const Tensor& a, const Tensor& b, const char* where, Op op) {
   internal::CheckSameDType(a, b, where);
   return VisitDType(a.dtype(), [&](auto type) {
     using T = typename decltype(type)::Type;
-    return internal::MapBinary<bool, T, T>(a, b, where, op);
+    return internal::MapBinary<bool, T, T>(where, a, b, op);
   });
 }
 
 template <typename Op>
-Tensor CompareNumbers(const Tensor& a, const Tensor& b, absl::string_view where,
+Tensor CompareNumbers(const Tensor& a, const Tensor& b, const char* where,
                       Op op) {
   internal::CheckSameDType(a, b, where);
   return VisitNumber(a.dtype(), where, [&](auto type) {
     using T = typename decltype(type)::Type;
-    return internal::MapBinary<bool, T, T>(a, b, where, op);
+    return internal::MapBinary<bool, T, T>(where, a, b, op);
   });
 }
 
 template <typename Op>
-Tensor CompareWithNumber(const Tensor& x, double number,
-                         absl::string_view where, Op op) {
+Tensor CompareWithNumber(const Tensor& x, double number, const char* where,
+                         const char* name, Op op) {
   return VisitNumber(x.dtype(), where, [&](auto type) {
     using T = typename decltype(type)::Type;
     return internal::MapWithValue<bool, T>(
-        x, internal::CheckedElement<T>(number, where), op);
+        {name, {number}}, x, internal::CheckedElement<T>(number, where), op);
   });
 }
 
 template <typename Op>
-Tensor Logic(const Tensor& a, const Tensor& b, absl::string_view where, Op op) {
+Tensor Logic(const Tensor& a, const Tensor& b, const char* where, Op op) {
   if (a.dtype() != DType::kBool || b.dtype() != DType::kBool) {
     ThrowInvalidArgument(where, ": lhs is ", a.Describe(), ", rhs is ",
                          b.Describe(), "; wanted bool");
   }
-  return internal::MapBinary<bool, bool, bool>(a, b, where, op);
+  return internal::MapBinary<bool, bool, bool>(where, a, b, op);
 }
 
 template <typename T>
@@ -99,16 +98,17 @@ Tensor GreaterEqual(const Tensor& a, const Tensor& b) {
 }
 
 Tensor Equal(const Tensor& a, double b) {
-  return CompareWithNumber(a, b, "Equal", std::equal_to<>());
+  return CompareWithNumber(a, b, "Equal", "EqualNumber", std::equal_to<>());
 }
 Tensor Less(const Tensor& a, double b) {
-  return CompareWithNumber(a, b, "Less", std::less<>());
+  return CompareWithNumber(a, b, "Less", "LessNumber", std::less<>());
 }
 Tensor Greater(const Tensor& a, double b) {
-  return CompareWithNumber(a, b, "Greater", std::greater<>());
+  return CompareWithNumber(a, b, "Greater", "GreaterNumber", std::greater<>());
 }
 Tensor GreaterEqual(const Tensor& a, double b) {
-  return CompareWithNumber(a, b, "GreaterEqual", std::greater_equal<>());
+  return CompareWithNumber(a, b, "GreaterEqual", "GreaterEqualNumber",
+                           std::greater_equal<>());
 }
 
 Tensor LogicalAnd(const Tensor& a, const Tensor& b) {
@@ -118,25 +118,37 @@ Tensor LogicalOr(const Tensor& a, const Tensor& b) {
   return Logic(a, b, "LogicalOr", std::logical_or<>());
 }
 Tensor LogicalNot(const Tensor& x) {
-  return internal::MapUnary<bool, bool>(x, std::logical_not<>());
+  if (x.dtype() != DType::kBool) {
+    ThrowInvalidArgument("LogicalNot: x is ", x.Describe(), "; wanted bool");
+  }
+  return internal::MapUnary<bool, bool>("LogicalNot", x, std::logical_not<>());
 }
 
 Tensor Where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   const Shape shape = ShapeOfWhere(condition, a, b);
-  const bool* const choice = condition.data<bool>();
-  const Tensor result = Tensor::Empty(shape, a.dtype());
-  using internal::LayoutOf;
-  const internal::StridedLoop<4> loop(
-      shape, {LayoutOf(condition), LayoutOf(a), LayoutOf(b), LayoutOf(result)});
+  internal::CheckSameDevice(condition, a, "Where");
+  internal::CheckSameDevice(a, b, "Where");
+  const Tensor result = Tensor::Empty(shape, a.dtype(), a.device());
   VisitDType(a.dtype(), [&](auto type) {
     using T = typename decltype(type)::Type;
-    const T* const lhs = a.data<T>();
-    const T* const rhs = b.data<T>();
-    T* const out = result.data<T>();
-    loop.ForEachRun([&](const auto& at, const auto& strides, int64_t n) {
-      ChooseRun(choice + at[0], lhs + at[1], rhs + at[2], out + at[3], strides,
-                n);
-    });
+    internal::OnDevice(
+        "Where",
+        [](const Tensor& condition, const Tensor& a, const Tensor& b,
+           const Tensor& y) {
+          using internal::LayoutOf;
+          const internal::StridedLoop<4> loop(
+              y.shape(),
+              {LayoutOf(condition), LayoutOf(a), LayoutOf(b), LayoutOf(y)});
+          const bool* const choice = condition.data<bool>();
+          const T* const lhs = a.data<T>();
+          const T* const rhs = b.data<T>();
+          T* const out = y.data<T>();
+          loop.ForEachRun([&](const auto& at, const auto& strides, int64_t n) {
+            ChooseRun(choice + at[0], lhs + at[1], rhs + at[2], out + at[3],
+                      strides, n);
+          });
+        },
+        condition, a, b, result);
   });
   return result;
 }
@@ -149,7 +161,8 @@ Tensor MaskedFill(const Tensor& x, const Tensor& mask, double value) {
                          mask.Describe(),
                          "; wanted a bool mask that broadcasts with x");
   }
-  return Where(mask, Tensor::Full({}, value, x.dtype()), x);
+  internal::CheckSameDevice(x, mask, "MaskedFill");
+  return Where(mask, Tensor::Full({}, value, x.dtype(), x.device()), x);
 }
 
 }  // namespace weft

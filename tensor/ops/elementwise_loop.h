@@ -1,5 +1,8 @@
 // The loops under the elementwise operations: one function of one or two
-// elements, over whole tensors.
+// elements, over whole tensors, where they lie.
+//
+// A device gets the operands in the order of the arguments, then the result; in
+// place, what is written comes first.
 
 #ifndef WEFT_TENSOR_OPS_ELEMENTWISE_LOOP_H_
 #define WEFT_TENSOR_OPS_ELEMENTWISE_LOOP_H_
@@ -8,6 +11,7 @@
 
 #include "absl/strings/string_view.h"
 #include "weft/base/error.h"
+#include "weft/tensor/on_device.h"
 #include "weft/tensor/overlap.h"
 #include "weft/tensor/strided_loop.h"
 #include "weft/tensor/tensor.h"
@@ -62,85 +66,116 @@ WEFT_VECTORIZE void BinaryRun(const T* a, int64_t a_stride, const U* b,
   }
 }
 
-// op(T) -> R of each element.
+// op(T) -> R of each element. REQUIRES: x holds T.
 template <typename R, typename T, typename Op>
-Tensor MapUnary(const Tensor& x, Op op) {
-  const Tensor result = Tensor::Empty(x.shape(), DTypeOf<R>);
-  const T* const in = x.data<T>();
-  R* const out = result.data<R>();
-  if (x.is_contiguous()) {
-    UnaryRun(in, 1, out, 1, x.numel(), op);
-    return result;
-  }
-  const StridedLoop<2> loop(x.shape(), {LayoutOf(x), LayoutOf(result)});
-  loop.ForEachRun([&](const auto& at, const auto& strides, int64_t n) {
-    UnaryRun(in + at[0], strides[0], out + at[1], strides[1], n, op);
-  });
+Tensor MapUnary(const Operation& operation, const Tensor& x, Op op) {
+  const Tensor result = Tensor::Empty(x.shape(), DTypeOf<R>, x.device());
+  OnDevice(
+      operation,
+      [op](const Tensor& x, const Tensor& y) {
+        const T* const in = x.data<T>();
+        R* const out = y.data<R>();
+        if (x.is_contiguous()) {
+          UnaryRun(in, 1, out, 1, x.numel(), op);
+          return;
+        }
+        const StridedLoop<2> loop(x.shape(), {LayoutOf(x), LayoutOf(y)});
+        loop.ForEachRun([&](const auto& at, const auto& strides, int64_t n) {
+          UnaryRun(in + at[0], strides[0], out + at[1], strides[1], n, op);
+        });
+      },
+      x, result);
   return result;
 }
 
-// op(T, U) -> R of each pair, broadcast.
+// op(T, U) -> R of each pair, broadcast. REQUIRES: a holds T, b U.
 template <typename R, typename T, typename U, typename Op>
-Tensor MapBinary(const Tensor& a, const Tensor& b, absl::string_view where,
+Tensor MapBinary(const Operation& operation, const Tensor& a, const Tensor& b,
                  Op op) {
-  const T* const lhs = a.data<T>();
-  const U* const rhs = b.data<U>();
-  if (a.is_contiguous() && b.is_contiguous() && a.shape() == b.shape()) {
-    const Tensor result = Tensor::Empty(a.shape(), DTypeOf<R>);
-    BinaryRun(lhs, 1, rhs, 1, result.data<R>(), 1, a.numel(), op);
-    return result;
-  }
+  CheckSameDevice(a, b, operation.name);
+  const bool is_flat =
+      a.is_contiguous() && b.is_contiguous() && a.shape() == b.shape();
   const Tensor result =
-      Tensor::Empty(BroadcastShape(a.shape(), b.shape(), where), DTypeOf<R>);
-  R* const out = result.data<R>();
-  const StridedLoop<3> loop(result.shape(),
-                            {LayoutOf(a), LayoutOf(b), LayoutOf(result)});
-  loop.ForEachRun([&](const auto& at, const auto& strides, int64_t n) {
-    BinaryRun(lhs + at[0], strides[0], rhs + at[1], strides[1], out + at[2],
-              strides[2], n, op);
-  });
+      is_flat
+          ? Tensor::Empty(a.shape(), DTypeOf<R>, a.device())
+          : Tensor::Empty(BroadcastShape(a.shape(), b.shape(), operation.name),
+                          DTypeOf<R>, a.device());
+  OnDevice(
+      operation,
+      [op, is_flat](const Tensor& a, const Tensor& b, const Tensor& y) {
+        const T* const lhs = a.data<T>();
+        const U* const rhs = b.data<U>();
+        R* const out = y.data<R>();
+        if (is_flat) {
+          BinaryRun(lhs, 1, rhs, 1, out, 1, a.numel(), op);
+          return;
+        }
+        const StridedLoop<3> loop(y.shape(),
+                                  {LayoutOf(a), LayoutOf(b), LayoutOf(y)});
+        loop.ForEachRun([&](const auto& at, const auto& strides, int64_t n) {
+          BinaryRun(lhs + at[0], strides[0], rhs + at[1], strides[1],
+                    out + at[2], strides[2], n, op);
+        });
+      },
+      a, b, result);
   return result;
 }
 
 // op(T, T) -> R of each element and one value.
 template <typename R, typename T, typename Op>
-Tensor MapWithValue(const Tensor& x, T value, Op op) {
-  return MapUnary<R, T>(x,
+Tensor MapWithValue(const Operation& operation, const Tensor& x, T value,
+                    Op op) {
+  return MapUnary<R, T>(operation, x,
                         [value, op](T element) { return op(element, value); });
 }
 
-// y = op(y, x); x broadcasts to y.
+// y = op(y, x); x broadcasts to y. REQUIRES: both hold T.
 template <typename T, typename Op>
-void UpdateBinary(const Tensor& y, const Tensor& x, absl::string_view where,
+void UpdateBinary(const Operation& operation, const Tensor& y, const Tensor& x,
                   Op op) {
-  T* const out = y.data<T>();
-  if (y.is_contiguous() && x.is_contiguous() && y.shape() == x.shape() &&
-      !MayOverlap(x, y)) {
-    BinaryRun(out, 1, x.data<T>(), 1, out, 1, y.numel(), op);
-  } else {
-    CheckWritable(y, where);
-    CheckShapeKept(y, BroadcastShape(y.shape(), x.shape(), where), x, where);
-    const Tensor source = Unaliased(x, y);
-    const T* const in = source.data<T>();
-    const StridedLoop<2> loop(y.shape(), {LayoutOf(y), LayoutOf(source)});
+  CheckSameDevice(y, x, operation.name);
+  const bool is_flat = y.is_contiguous() && x.is_contiguous() &&
+                       y.shape() == x.shape() && !MayOverlap(x, y);
+  const auto run = [op, is_flat](const Tensor& y, const Tensor& x) {
+    T* const out = y.data<T>();
+    const T* const in = x.data<T>();
+    if (is_flat) {
+      BinaryRun(out, 1, in, 1, out, 1, y.numel(), op);
+      return;
+    }
+    const StridedLoop<2> loop(y.shape(), {LayoutOf(y), LayoutOf(x)});
     loop.ForEachRun([&](const auto& at, const auto& strides, int64_t n) {
       T* const begin = out + at[0];
       BinaryRun(begin, strides[0], in + at[1], strides[1], begin, strides[0], n,
                 op);
     });
+  };
+  if (is_flat) {
+    OnDevice(operation, run, y, x);
+  } else {
+    CheckWritable(y, operation.name);
+    CheckShapeKept(y, BroadcastShape(y.shape(), x.shape(), operation.name), x,
+                   operation.name);
+    OnDevice(operation, run, y, Unaliased(x, y));
   }
   y.BumpVersion();
 }
 
-// y = op(y).
+// y = op(y). REQUIRES: y holds T.
 template <typename T, typename Op>
-void UpdateUnary(const Tensor& y, absl::string_view where, Op op) {
+void UpdateUnary(const Operation& operation, const Tensor& y,
+                 absl::string_view where, Op op) {
   CheckWritable(y, where);
-  T* const out = y.data<T>();
-  const StridedLoop<1> loop(y.shape(), {LayoutOf(y)});
-  loop.ForEachRun([&](const auto& at, const auto& strides, int64_t n) {
-    UnaryRun(out + at[0], strides[0], out + at[0], strides[0], n, op);
-  });
+  OnDevice(
+      operation,
+      [op](const Tensor& y) {
+        T* const out = y.data<T>();
+        const StridedLoop<1> loop(y.shape(), {LayoutOf(y)});
+        loop.ForEachRun([&](const auto& at, const auto& strides, int64_t n) {
+          UnaryRun(out + at[0], strides[0], out + at[0], strides[0], n, op);
+        });
+      },
+      y);
   y.BumpVersion();
 }
 

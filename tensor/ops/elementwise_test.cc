@@ -3,15 +3,21 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tensor/ops/reference.h"
+#include "weft/tensor/ops/testing/same_on_device.h"
 
 namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
+using ::weft::testing::ExpectSameOnDevice;
+using ::weft::testing::ExpectTwoDevicesRefused;
+using ::weft::testing::ViewsOf;
 
 constexpr DType kNumbers[] = {DType::kF32, DType::kF64, DType::kI64,
                               DType::kU8};
@@ -317,6 +323,191 @@ TEST(InPlace, ReadsAnOverlappingOperandBeforeItIsWritten) {
   ExpectValues(x, {4}, {1, 3, 5, 7}, 0);
   Add_(x, x);
   ExpectValues(x, {4}, {2, 6, 10, 14}, 0);
+}
+
+// [24] of each dtype; of 1 to 9, so that a divisor is not 0, or bool.
+std::vector<Tensor> BasesOf(absl::Span<const DType> dtypes,
+                            Generator& generator) {
+  std::vector<Tensor> bases;
+  for (const DType dtype : dtypes) {
+    const bool is_flag = dtype == DType::kBool;
+    bases.push_back(
+        Integers({24}, dtype, is_flag ? 0 : 1, is_flag ? 1 : 9, generator));
+    if (IsDifferentiable(dtype)) Mul_(bases.back(), 0.37);
+  }
+  return bases;
+}
+
+using Binary = Tensor (*)(const Tensor&, const Tensor&);
+using Unary = Tensor (*)(const Tensor&);
+
+void ExpectSameOfTwo(const char* name, absl::Span<const DType> dtypes,
+                     const std::function<Tensor(Tensor, Tensor)>& op) {
+  Generator generator(11);
+  const auto bases = BasesOf(dtypes, generator);
+  ExpectSameOnDevice(name, bases, [&](absl::Span<const Tensor> inputs) {
+    std::vector<Tensor> results;
+    for (const Tensor& input : inputs) {
+      for (const Tensor& a : ViewsOf(input)) {
+        for (const Tensor& b : ViewsOf(input)) results.push_back(op(a, b));
+        results.push_back(op(a, input.View({6, 1, 4}).Slice(0, 1, 3)));
+        results.push_back(op(input.Select(0, 0), a));
+      }
+    }
+    return results;
+  });
+}
+
+void ExpectSameOfOne(const char* name, absl::Span<const DType> dtypes,
+                     const std::function<Tensor(Tensor)>& op) {
+  Generator generator(12);
+  const auto bases = BasesOf(dtypes, generator);
+  ExpectSameOnDevice(name, bases, [&](absl::Span<const Tensor> inputs) {
+    std::vector<Tensor> results;
+    for (const Tensor& input : inputs) {
+      for (const Tensor& x : ViewsOf(input)) results.push_back(op(x));
+      results.push_back(op(input.Slice(0, 0, 0)));
+    }
+    return results;
+  });
+}
+
+TEST(OnDevice, FunctionsOfTwoAreThoseOfTheCpu) {
+  for (const BinaryCase& test : kBinary) {
+    ExpectSameOfTwo(test.name, kNumbers, test.op);
+    ExpectTwoDevicesRefused(test.name, Tensor::Ones({3}), Tensor::Ones({3}),
+                            test.op);
+  }
+  ExpectSameOfTwo("Div", kNumbers, Binary{Div});
+  const DType flag[] = {DType::kBool};
+  ExpectSameOfTwo("LogicalAnd", flag, LogicalAnd);
+  ExpectSameOfTwo("LogicalOr", flag, LogicalOr);
+  ExpectSameOfTwo("Equal of bool", flag, Binary{Equal});
+}
+
+TEST(OnDevice, FunctionsOfOneAreThoseOfTheCpu) {
+  const DType floats[] = {DType::kF32, DType::kF64};
+  const std::pair<const char*, Unary> of_numbers[] = {
+      {"Neg", Neg},       {"Abs", Abs},   {"Sign", Sign},
+      {"Square", Square}, {"Relu", Relu},
+  };
+  for (const auto& [name, op] : of_numbers) ExpectSameOfOne(name, kNumbers, op);
+  const std::pair<const char*, Unary> of_floats[] = {
+      {"Exp", Exp},           {"Log", Log},   {"Log1p", Log1p}, {"Sqrt", Sqrt},
+      {"Sigmoid", Sigmoid},   {"Tanh", Tanh}, {"Sin", Sin},     {"Cos", Cos},
+      {"Softplus", Softplus}, {"Silu", Silu},
+  };
+  for (const auto& [name, op] : of_floats) ExpectSameOfOne(name, floats, op);
+  for (const GeluKind kind : {GeluKind::kExact, GeluKind::kTanh}) {
+    ExpectSameOfOne("Gelu", floats, [=](Tensor x) { return Gelu(x, kind); });
+  }
+  ExpectSameOfOne("Pow", floats, [](Tensor x) { return Pow(x, 1.5); });
+  ExpectSameOfOne("Clamp", kNumbers, [](Tensor x) { return Clamp(x, 2, 3); });
+  const DType flag[] = {DType::kBool};
+  ExpectSameOfOne("LogicalNot", flag, LogicalNot);
+}
+
+TEST(OnDevice, NumbersBesideATensorAreThoseOfTheCpu) {
+  const std::pair<const char*, std::function<Tensor(Tensor)>> all[] = {
+      {"x + 2", [](Tensor x) { return x + 2; }},
+      {"x - 2", [](Tensor x) { return x - 2; }},
+      {"2 - x", [](Tensor x) { return 2 - x; }},
+      {"x * 2", [](Tensor x) { return x * 2; }},
+      {"x / 2", [](Tensor x) { return x / 2; }},
+      {"2 / x", [](Tensor x) { return 2 / x; }},
+      {"x = 2", [](Tensor x) { return Equal(x, 2); }},
+      {"x < 2", [](Tensor x) { return Less(x, 2); }},
+      {"x > 2", [](Tensor x) { return Greater(x, 2); }},
+      {"x >= 2", [](Tensor x) { return GreaterEqual(x, 2); }},
+  };
+  for (const auto& [name, op] : all) ExpectSameOfOne(name, kNumbers, op);
+}
+
+TEST(OnDevice, GradientsAreThoseOfTheCpu) {
+  const DType floats[] = {DType::kF32, DType::kF64};
+  const std::pair<const char*, Binary> all[] = {
+      {"ReluBackward", ReluBackward},
+      {"SigmoidBackward", SigmoidBackward},
+      {"TanhBackward", TanhBackward},
+      {"SiluBackward", SiluBackward},
+  };
+  for (const auto& [name, op] : all) {
+    ExpectSameOfTwo(name, floats, op);
+    ExpectTwoDevicesRefused(name, Tensor::Ones({3}), Tensor::Ones({3}), op);
+  }
+  for (const GeluKind kind : {GeluKind::kExact, GeluKind::kTanh}) {
+    ExpectSameOfTwo("GeluBackward", floats, [=](Tensor g, Tensor x) {
+      return GeluBackward(g, x, kind);
+    });
+  }
+}
+
+TEST(OnDevice, ChoiceIsThatOfTheCpu) {
+  ExpectSameOfTwo("Where", kNumbers, [](Tensor a, Tensor b) {
+    return Where(Less(b, 2).Select(0, 0), a, b);
+  });
+  const DType more[] = {DType::kF32, DType::kI64, DType::kBF16};
+  ExpectSameOfOne("Where, MaskedFill", more, [](Tensor x) {
+    const Tensor ones = Tensor::Ones({1}, x.dtype(), x.device());
+    const Tensor mask = Equal(x.To(DType::kF32), 2);
+    return MaskedFill(Where(mask, x, ones), LogicalNot(mask), 5);
+  });
+  const Tensor mask = Tensor::Ones({3}, DType::kBool);
+  const Tensor x = Tensor::Ones({3});
+  ExpectTwoDevicesRefused("MaskedFill", x, mask,
+                          [](auto& a, auto& b) { MaskedFill(a, b, 0); });
+  ExpectTwoDevicesRefused("Where", mask, x, [&](auto& condition, auto& a) {
+    Where(condition, a, a);
+  });
+  ExpectTwoDevicesRefused("Where", x, x, [&](auto& a, auto& b) {
+    Where(mask.To(a.device()), a, b);
+  });
+}
+
+TEST(OnDevice, UpdatesAreThoseOfTheCpu) {
+  using Update = void (*)(const Tensor&, const Tensor&);
+  const std::pair<const char*, std::function<void(Tensor, Tensor)>> all[] = {
+      {"Add_", Update{Add_}},
+      {"Sub_", Update{Sub_}},
+      {"Mul_", Update{Mul_}},
+      {"Div_", Div_},
+      {"Add_ a number", [](Tensor y, Tensor) { Add_(y, 2); }},
+      {"Mul_ by a number", [](Tensor y, Tensor) { Mul_(y, 2); }},
+      {"Axpy_", [](Tensor y, Tensor x) { Axpy_(y, 2, x); }},
+      {"Relu_", [](Tensor y, Tensor) { Relu_(y); }},
+  };
+  Generator generator(13);
+  for (const auto& update : all) {
+    ExpectSameOnDevice(update.first, BasesOf(kNumbers, generator),
+                       [&](absl::Span<const Tensor> inputs) {
+                         std::vector<Tensor> results;
+                         for (const Tensor& x : inputs) {
+                           const Tensor y = Neg(x);
+                           update.second(y, x);
+                           update.second(
+                               y.View({4, 6}).Transpose(0, 1).Slice(0, 1, 4),
+                               x.Slice(0, 4, 8));
+                           update.second(y.Slice(0, 5, 20), x.Slice(0, 4, 19));
+                           results.push_back(y);
+                           const Tensor z = x.Clone();
+                           update.second(z.Slice(0, 5, 20), z.Slice(0, 4, 19));
+                           Add_(z.Slice(0, 1, 24), z.Slice(0, 0, 23));
+                           results.push_back(z);
+                         }
+                         return results;
+                       });
+  }
+  ExpectTwoDevicesRefused("Add_", Tensor::Ones({3}), Tensor::Ones({3}),
+                          Update{Add_});
+}
+
+TEST(OnDevice, AnIntegerDivisorOfZeroIsRefused) {
+  device::testing::SimulatedDevices devices(1);
+  const Device device(devices.context(), 0);
+  const Tensor x = Tensor::Ones({2}, DType::kI64, device);
+  EXPECT_THAT(Complaint([&] { Div(x, Tensor::ZerosLike(x)); }),
+              HasSubstr("division by 0"));
+  ExpectSame(Add(x, x).To(Device::Cpu()), Tensor::Full({2}, 2, DType::kI64));
 }
 
 }  // namespace

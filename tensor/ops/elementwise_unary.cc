@@ -8,29 +8,30 @@
 namespace weft {
 namespace {
 
+using internal::Operation;
+
 template <typename Op>
-Tensor MapNumber(const Tensor& x, absl::string_view where, Op op) {
-  return VisitNumber(x.dtype(), where, [&](auto type) {
+Tensor MapNumber(const Tensor& x, const Operation& operation, Op op) {
+  return VisitNumber(x.dtype(), operation.name, [&](auto type) {
     using T = typename decltype(type)::Type;
-    return internal::MapUnary<T, T>(x, op);
+    return internal::MapUnary<T, T>(operation, x, op);
   });
 }
 
 template <typename Op>
-Tensor MapFloating(const Tensor& x, absl::string_view where, Op op) {
-  return VisitFloating(x.dtype(), where, [&](auto type) {
+Tensor MapFloating(const Tensor& x, const Operation& operation, Op op) {
+  return VisitFloating(x.dtype(), operation.name, [&](auto type) {
     using T = typename decltype(type)::Type;
-    return internal::MapUnary<T, T>(x, op);
+    return internal::MapUnary<T, T>(operation, x, op);
   });
 }
 
 template <typename Op>
-Tensor Backward(const Tensor& grad, const Tensor& y, absl::string_view where,
-                Op op) {
+Tensor Backward(const Tensor& grad, const Tensor& y, const char* where, Op op) {
   internal::CheckSameDType(grad, y, where);
   return VisitFloating(y.dtype(), where, [&](auto type) {
     using T = typename decltype(type)::Type;
-    return internal::MapBinary<T, T, T>(grad, y, where, op);
+    return internal::MapBinary<T, T, T>(where, grad, y, op);
   });
 }
 
@@ -71,7 +72,11 @@ struct ExactGeluBackward {
 
 struct TanhGeluBackward {
   template <typename T>
-  T operator()(T grad, T x) const {
+  T operator()(T grad, T far) const {
+    // Beyond this the slope is 0 or 1, and the square of x would overflow.
+    constexpr T kFar = 1000;
+    const T above = far < -kFar ? -kFar : far;
+    const T x = above > kFar ? kFar : above;  // NaN stays.
     const T inner = T(kSqrtTwoOverPi) * (x + T(kGeluCubic) * x * x * x);
     const T slope = T(kSqrtTwoOverPi) * (T(1) + T(3) * T(kGeluCubic) * x * x);
     const T t = internal::Tanh(inner);
@@ -123,8 +128,9 @@ Tensor Clamp(const Tensor& x, double low, double high) {
     using T = typename decltype(type)::Type;
     const T l = internal::CheckedElement<T>(low, "Clamp");
     const T h = internal::CheckedElement<T>(high, "Clamp");
-    return internal::MapUnary<T, T>(
-        x, [l, h](T a) { return a < l ? l : (a > h ? h : a); });
+    return internal::MapUnary<T, T>({"Clamp", {low, high}}, x, [l, h](T a) {
+      return a < l ? l : (a > h ? h : a);
+    });
   });
 }
 
@@ -159,7 +165,7 @@ Tensor Cos(const Tensor& x) {
   return MapFloating(x, "Cos", [](auto a) { return std::cos(a); });
 }
 Tensor Pow(const Tensor& x, double exponent) {
-  return MapFloating(x, "Pow", [exponent](auto a) {
+  return MapFloating(x, {"Pow", {exponent}}, [exponent](auto a) {
     using T = decltype(a);
     return static_cast<T>(std::pow(a, static_cast<T>(exponent)));
   });
@@ -170,7 +176,7 @@ Tensor Silu(const Tensor& x) {
                      [](auto a) { return a * internal::Sigmoid(a); });
 }
 Tensor Gelu(const Tensor& x, GeluKind kind) {
-  if (kind == GeluKind::kTanh) return MapFloating(x, "Gelu", TanhGelu());
+  if (kind == GeluKind::kTanh) return MapFloating(x, "GeluTanh", TanhGelu());
   return MapFloating(x, "Gelu", ExactGelu());
 }
 Tensor SiluBackward(const Tensor& grad, const Tensor& x) {
@@ -182,14 +188,15 @@ Tensor SiluBackward(const Tensor& grad, const Tensor& x) {
 }
 Tensor GeluBackward(const Tensor& grad, const Tensor& x, GeluKind kind) {
   if (kind == GeluKind::kTanh) {
-    return Backward(grad, x, "GeluBackward", TanhGeluBackward());
+    return Backward(grad, x, "GeluTanhBackward", TanhGeluBackward());
   }
   return Backward(grad, x, "GeluBackward", ExactGeluBackward());
 }
 
 Tensor ReluBackward(const Tensor& grad, const Tensor& y) {
   return Backward(grad, y, "ReluBackward",
-                  // Of NaN, as for PyTorch, grad: a NaN in must be seen.
+                  // NaN passes the gradient on, as for PyTorch: a NaN in must
+                  // be seen.
                   [](auto g, auto b) { return b <= 0 ? decltype(g){0} : g; });
 }
 Tensor SigmoidBackward(const Tensor& grad, const Tensor& y) {
@@ -203,7 +210,8 @@ Tensor TanhBackward(const Tensor& grad, const Tensor& y) {
 
 void Relu_(const Tensor& y) {
   VisitNumber(y.dtype(), "Relu_", [&](auto type) {
-    internal::UpdateUnary<typename decltype(type)::Type>(y, "Relu_", ReluOp());
+    internal::UpdateUnary<typename decltype(type)::Type>("Relu_", y, "Relu_",
+                                                         ReluOp());
   });
 }
 

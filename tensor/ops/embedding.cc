@@ -5,13 +5,18 @@
 #include <vector>
 
 #include "weft/base/error.h"
+#include "weft/tensor/on_device.h"
 #include "weft/tensor/ops/index.h"
 #include "weft/tensor/overlap.h"
 
 namespace weft {
 namespace {
 
-void CheckRows(const SparseRows& sparse, absl::string_view where) {
+using internal::CheckSameDevice;
+using internal::OnDevice;
+using internal::Operation;
+
+void CheckRows(const SparseRows& sparse, const char* where) {
   const bool fits = sparse.indices.dim() == 1 && sparse.values.dim() == 2 &&
                     sparse.indices.dtype() == DType::kI64 &&
                     sparse.indices.numel() == sparse.values.shape()[0];
@@ -20,6 +25,7 @@ void CheckRows(const SparseRows& sparse, absl::string_view where) {
                          ", values are ", sparse.values.Describe(),
                          "; wanted i64[n] and [n, dim]");
   }
+  CheckSameDevice(sparse.indices, sparse.values, where);
 }
 
 void CheckIndices(absl::Span<const int64_t> indices, int64_t rows,
@@ -32,11 +38,11 @@ void CheckIndices(absl::Span<const int64_t> indices, int64_t rows,
   }
 }
 
-// The bags of EmbeddingBag, checked.
+// The bags of EmbeddingBag, of contiguous tensors on the CPU.
 struct Bags {
-  Tensor indices;  // Contiguous.
-  Tensor offsets;  // Contiguous.
-  Tensor scales;   // Contiguous, or undefined.
+  const Tensor& indices;
+  const Tensor& offsets;
+  const Tensor* scales;  // Or null.
 
   int64_t count() const { return offsets.numel(); }
   int64_t begin(int64_t bag) const { return offsets.data<int64_t>()[bag]; }
@@ -46,14 +52,21 @@ struct Bags {
   // What the row of place `i` in `bag` is multiplied by.
   template <typename T>
   T Scale(int64_t i, int64_t bag, BagMode mode) const {
-    if (scales.defined()) return scales.data<T>()[i];
+    if (scales != nullptr) return scales->data<T>()[i];
     return mode == BagMode::kMean ? T(1) / static_cast<T>(end(bag) - begin(bag))
                                   : T(1);
   }
 };
 
-Bags CheckedBags(const Tensor& indices, const Tensor& offsets, BagMode mode,
-                 const Tensor& scales, int64_t rows, absl::string_view where) {
+// The tensors of bags, contiguous. Their values a device sees as it runs.
+struct BagTensors {
+  Tensor indices;
+  Tensor offsets;
+  Tensor scales;  // Or undefined.
+};
+
+BagTensors CheckedBags(const Tensor& indices, const Tensor& offsets,
+                       BagMode mode, const Tensor& scales, const char* where) {
   if (indices.dim() != 1 || indices.dtype() != DType::kI64 ||
       offsets.dim() != 1 || offsets.dtype() != DType::kI64) {
     ThrowInvalidArgument(where, ": indices are ", indices.Describe(),
@@ -65,24 +78,52 @@ Bags CheckedBags(const Tensor& indices, const Tensor& offsets, BagMode mode,
     ThrowInvalidArgument(where, ": scales are ", scales.Describe(),
                          "; wanted one for each index, and only with kSum");
   }
-  Bags bags = {indices.Contiguous(), offsets.Contiguous(),
-               scales.defined() ? scales.Contiguous() : Tensor()};
+  CheckSameDevice(indices, offsets, where);
+  if (scales.defined()) CheckSameDevice(indices, scales, where);
+  if (offsets.numel() == 0 && indices.numel() > 0) {
+    ThrowInvalidArgument(where, ": ", indices.numel(), " indices in no bag");
+  }
+  return {indices.Contiguous(), offsets.Contiguous(),
+          scales.defined() ? scales.Contiguous() : Tensor()};
+}
+
+void CheckBagValues(const Bags& bags, int64_t rows, absl::string_view where) {
   CheckIndices(bags.indices.span<int64_t>(), rows, where);
+  const int64_t n = bags.indices.numel();
   int64_t previous = 0;
   for (int64_t bag = 0; bag < bags.count(); ++bag) {
     const int64_t begin = bags.begin(bag);
-    if (begin < previous || begin > indices.numel() ||
-        (bag == 0 && begin != 0)) {
+    if (begin < previous || begin > n || (bag == 0 && begin != 0)) {
       ThrowInvalidArgument(where, ": offset ", begin, " of bag ", bag,
                            " is not between ", previous, " and ",
-                           bag == 0 ? 0 : indices.numel());
+                           bag == 0 ? 0 : n);
     }
     previous = begin;
   }
-  if (bags.count() == 0 && indices.numel() > 0) {
-    ThrowInvalidArgument(where, ": ", indices.numel(), " indices in no bag");
+}
+
+// Calls function(x, bags, y) where they lie, y being written. A device gets x,
+// indices, offsets, scales if there are any, and y.
+template <typename Fn>
+void OnBags(const Operation& operation, const Tensor& x, const BagTensors& bags,
+            const Tensor& y, Fn function) {
+  if (bags.scales.defined()) {
+    return OnDevice(
+        operation,
+        [function](const Tensor& x, const Tensor& indices,
+                   const Tensor& offsets, const Tensor& scales,
+                   const Tensor& y) {
+          function(x, Bags{indices, offsets, &scales}, y);
+        },
+        x, bags.indices, bags.offsets, bags.scales, y);
   }
-  return bags;
+  OnDevice(
+      operation,
+      [function](const Tensor& x, const Tensor& indices, const Tensor& offsets,
+                 const Tensor& y) {
+        function(x, Bags{indices, offsets, nullptr}, y);
+      },
+      x, bags.indices, bags.offsets, y);
 }
 
 void CheckTable(const Tensor& weight, absl::string_view where) {
@@ -92,12 +133,13 @@ void CheckTable(const Tensor& weight, absl::string_view where) {
   }
 }
 
-void CheckBagGrad(const Tensor& grad, const Bags& bags,
-                  absl::string_view where) {
-  if (grad.dim() != 2 || grad.shape()[0] != bags.count()) {
+void CheckBagGrad(const Tensor& grad, const BagTensors& bags,
+                  const char* where) {
+  if (grad.dim() != 2 || grad.shape()[0] != bags.offsets.numel()) {
     ThrowInvalidArgument(where, ": grad is ", grad.Describe(), "; wanted [",
-                         bags.count(), ", dim]");
+                         bags.offsets.numel(), ", dim]");
   }
+  CheckSameDevice(grad, bags.indices, where);
 }
 
 template <typename T>
@@ -114,10 +156,62 @@ void AddScaled(T* out, T scale, const T* in, int64_t n) {
   for (int64_t i = 0; i < n; ++i) out[i] += scale * in[i];
 }
 
+double IsMean(BagMode mode) { return mode == BagMode::kMean ? 1 : 0; }
+
+// y[bag] += the rows of table [rows, dim] that are in it, scaled.
+template <typename T>
+void SumBags(const Tensor& table, const Bags& bags, BagMode mode,
+             const Tensor& y) {
+  const int64_t dim = table.shape()[1];
+  const int64_t* const index = bags.indices.data<int64_t>();
+  for (int64_t bag = 0; bag < bags.count(); ++bag) {
+    T* const out = y.data<T>() + bag * dim;
+    for (int64_t i = bags.begin(bag); i < bags.end(bag); ++i) {
+      AddScaled(out, bags.Scale<T>(i, bag, mode),
+                table.data<T>() + index[i] * dim, dim);
+    }
+  }
+}
+
+// y[i] += grad [bags, dim] of the bag that holds place i, scaled.
+template <typename T>
+void SpreadBags(const Tensor& grad, const Bags& bags, BagMode mode,
+                const Tensor& y) {
+  const int64_t dim = grad.shape()[1];
+  for (int64_t bag = 0; bag < bags.count(); ++bag) {
+    for (int64_t i = bags.begin(bag); i < bags.end(bag); ++i) {
+      AddScaled(y.data<T>() + i * dim, bags.Scale<T>(i, bag, mode),
+                grad.data<T>() + bag * dim, dim);
+    }
+  }
+}
+
+// y[i] = the product of place i's row and its bag's gradient.
+template <typename T>
+void DotBags(const Tensor& grad, const Tensor& table, const Bags& bags,
+             const Tensor& y) {
+  const int64_t dim = table.shape()[1];
+  const int64_t* const index = bags.indices.data<int64_t>();
+  for (int64_t bag = 0; bag < bags.count(); ++bag) {
+    const T* const g = grad.data<T>() + bag * dim;
+    for (int64_t i = bags.begin(bag); i < bags.end(bag); ++i) {
+      const T* const row = table.data<T>() + index[i] * dim;
+      y.data<T>()[i] = std::inner_product(g, g + dim, row, T(0));
+    }
+  }
+}
+
 }  // namespace
 
 SparseRows Coalesce(const SparseRows& sparse) {
   CheckRows(sparse, "Coalesce");
+  const Device device = sparse.values.device();
+  if (!device.is_cpu()) {
+    const SparseRows found =
+        Coalesce({sparse.indices.To(Device::Cpu()),
+                  sparse.values.To(Device::Cpu()), sparse.rows});
+    return {found.indices.To(device), found.values.To(device), found.rows};
+  }
   const Tensor indices = sparse.indices.Contiguous();
   const Tensor values = sparse.values.Contiguous();
   const absl::Span<const int64_t> index = indices.span<int64_t>();
@@ -155,7 +249,7 @@ SparseRows Coalesce(const SparseRows& sparse) {
 Tensor ToDense(const SparseRows& sparse) {
   CheckRows(sparse, "ToDense");
   Tensor result = Tensor::Zeros({sparse.rows, sparse.values.shape()[1]},
-                                sparse.values.dtype());
+                                sparse.values.dtype(), sparse.values.device());
   AddRows_(result, 1, sparse);
   return result;
 }
@@ -170,17 +264,22 @@ void AddRows_(const Tensor& y, double alpha, const SparseRows& sparse) {
                          sparse.values.Describe(), " of ", sparse.rows,
                          " rows; wanted y [rows, dim], contiguous");
   }
-  const Tensor indices = sparse.indices.Contiguous();
-  const Tensor values = internal::Apart(sparse.values, y).Contiguous();
-  CheckIndices(indices.span<int64_t>(), sparse.rows, "AddRows_");
-  const int64_t dim = y.shape()[1];
+  CheckSameDevice(y, sparse.values, "AddRows_");
   VisitFloating(y.dtype(), "AddRows_", [&](auto type) {
     using T = typename decltype(type)::Type;
-    const T* in = values.data<T>();
-    for (const int64_t i : indices.span<int64_t>()) {
-      AddScaled(y.data<T>() + i * dim, static_cast<T>(alpha), in, dim);
-      in += dim;
-    }
+    OnDevice(
+        {"AddRows_", {alpha}},
+        [alpha](const Tensor& y, const Tensor& indices, const Tensor& values) {
+          CheckIndices(indices.span<int64_t>(), y.shape()[0], "AddRows_");
+          const int64_t dim = y.shape()[1];
+          const T* in = values.data<T>();
+          for (const int64_t i : indices.span<int64_t>()) {
+            AddScaled(y.data<T>() + i * dim, static_cast<T>(alpha), in, dim);
+            in += dim;
+          }
+        },
+        y, sparse.indices.Contiguous(),
+        internal::Apart(sparse.values, y).Contiguous());
   });
   y.BumpVersion();
 }
@@ -201,30 +300,27 @@ SparseRows EmbeddingBackward(const Tensor& grad, const Tensor& indices,
                          ", indices are ", indices.Describe(),
                          "; wanted [..., dim] and [...]");
   }
+  CheckSameDevice(grad, indices, "EmbeddingBackward");
   return {indices.Reshape({indices.numel()}),
           grad.Reshape({indices.numel(), grad.shape().back()}), rows};
 }
 
 Tensor EmbeddingBag(const Tensor& weight, const Tensor& indices,
                     const Tensor& offsets, BagMode mode, const Tensor& scales) {
-  constexpr absl::string_view kWhere = "EmbeddingBag";
+  static constexpr const char* kWhere = "EmbeddingBag";
   CheckTable(weight, kWhere);
-  const Bags bags =
-      CheckedBags(indices, offsets, mode, scales, weight.shape()[0], kWhere);
-  const Tensor table = weight.Contiguous();
-  const int64_t dim = weight.shape()[1];
-  Tensor result = Tensor::Zeros({bags.count(), dim}, weight.dtype());
+  const BagTensors bags = CheckedBags(indices, offsets, mode, scales, kWhere);
+  CheckSameDevice(weight, indices, kWhere);
+  Tensor result = Tensor::Zeros({offsets.numel(), weight.shape()[1]},
+                                weight.dtype(), weight.device());
   VisitFloating(weight.dtype(), kWhere, [&](auto type) {
     using T = typename decltype(type)::Type;
     CheckScales<T>(bags.scales, kWhere);
-    const int64_t* const index = bags.indices.data<int64_t>();
-    for (int64_t bag = 0; bag < bags.count(); ++bag) {
-      T* const out = result.data<T>() + bag * dim;
-      for (int64_t i = bags.begin(bag); i < bags.end(bag); ++i) {
-        AddScaled(out, bags.Scale<T>(i, bag, mode),
-                  table.data<T>() + index[i] * dim, dim);
-      }
-    }
+    OnBags({kWhere, {IsMean(mode)}}, weight.Contiguous(), bags, result,
+           [mode](const Tensor& table, const Bags& bags, const Tensor& y) {
+             CheckBagValues(bags, table.shape()[0], kWhere);
+             SumBags<T>(table, bags, mode, y);
+           });
   });
   return result;
 }
@@ -232,22 +328,19 @@ Tensor EmbeddingBag(const Tensor& weight, const Tensor& indices,
 SparseRows EmbeddingBagBackward(const Tensor& grad, const Tensor& indices,
                                 const Tensor& offsets, BagMode mode,
                                 int64_t rows, const Tensor& scales) {
-  constexpr absl::string_view kWhere = "EmbeddingBagBackward";
-  const Bags bags = CheckedBags(indices, offsets, mode, scales, rows, kWhere);
+  static constexpr const char* kWhere = "EmbeddingBagBackward";
+  const BagTensors bags = CheckedBags(indices, offsets, mode, scales, kWhere);
   CheckBagGrad(grad, bags, kWhere);
-  const Tensor source = grad.Contiguous();
-  const int64_t dim = grad.shape()[1];
-  const Tensor values =
-      Tensor::Zeros({bags.indices.numel(), dim}, grad.dtype());
+  const Tensor values = Tensor::Zeros({indices.numel(), grad.shape()[1]},
+                                      grad.dtype(), grad.device());
   VisitFloating(grad.dtype(), kWhere, [&](auto type) {
     using T = typename decltype(type)::Type;
     CheckScales<T>(bags.scales, kWhere);
-    for (int64_t bag = 0; bag < bags.count(); ++bag) {
-      for (int64_t i = bags.begin(bag); i < bags.end(bag); ++i) {
-        AddScaled(values.data<T>() + i * dim, bags.Scale<T>(i, bag, mode),
-                  source.data<T>() + bag * dim, dim);
-      }
-    }
+    OnBags({kWhere, {IsMean(mode)}}, grad.Contiguous(), bags, values,
+           [mode, rows](const Tensor& grad, const Bags& bags, const Tensor& y) {
+             CheckBagValues(bags, rows, kWhere);
+             SpreadBags<T>(grad, bags, mode, y);
+           });
   });
   return {bags.indices, values, rows};
 }
@@ -255,29 +348,31 @@ SparseRows EmbeddingBagBackward(const Tensor& grad, const Tensor& indices,
 Tensor EmbeddingBagBackwardScales(const Tensor& grad, const Tensor& weight,
                                   const Tensor& indices,
                                   const Tensor& offsets) {
-  constexpr absl::string_view kWhere = "EmbeddingBagBackwardScales";
+  static constexpr const char* kWhere = "EmbeddingBagBackwardScales";
   CheckTable(weight, kWhere);
-  const Bags bags = CheckedBags(indices, offsets, BagMode::kSum, {},
-                                weight.shape()[0], kWhere);
+  const BagTensors bags =
+      CheckedBags(indices, offsets, BagMode::kSum, {}, kWhere);
   CheckBagGrad(grad, bags, kWhere);
+  CheckSameDevice(grad, weight, kWhere);
   const int64_t dim = weight.shape()[1];
   if (grad.shape()[1] != dim || grad.dtype() != weight.dtype()) {
     ThrowInvalidArgument(kWhere, ": grad is ", grad.Describe(), ", weight is ",
                          weight.Describe());
   }
-  const Tensor source = grad.Contiguous();
-  const Tensor table = weight.Contiguous();
-  const Tensor result = Tensor::Zeros({bags.indices.numel()}, grad.dtype());
+  const Tensor result =
+      Tensor::Zeros({indices.numel()}, grad.dtype(), grad.device());
   VisitFloating(grad.dtype(), kWhere, [&](auto type) {
     using T = typename decltype(type)::Type;
-    const int64_t* const index = bags.indices.data<int64_t>();
-    for (int64_t bag = 0; bag < bags.count(); ++bag) {
-      const T* const g = source.data<T>() + bag * dim;
-      for (int64_t i = bags.begin(bag); i < bags.end(bag); ++i) {
-        const T* const row = table.data<T>() + index[i] * dim;
-        result.data<T>()[i] = std::inner_product(g, g + dim, row, T(0));
-      }
-    }
+    OnDevice(
+        kWhere,
+        [](const Tensor& grad, const Tensor& table, const Tensor& indices,
+           const Tensor& offsets, const Tensor& y) {
+          const Bags bags = {indices, offsets, nullptr};
+          CheckBagValues(bags, table.shape()[0], kWhere);
+          DotBags<T>(grad, table, bags, y);
+        },
+        grad.Contiguous(), weight.Contiguous(), bags.indices, bags.offsets,
+        result);
   });
   return result;
 }

@@ -2,7 +2,8 @@
 // sparse: rows and where they belong. f32 and f64.
 //
 // Throws weft::Error, INVALID_ARGUMENT, for shapes, dtypes, indices or offsets
-// that do not fit.
+// that do not fit and for tensors of two devices. Indices and offsets of a
+// device, which looks at them late, make it fail if they do not fit.
 
 #ifndef WEFT_TENSOR_OPS_EMBEDDING_H_
 #define WEFT_TENSOR_OPS_EMBEDDING_H_
@@ -19,7 +20,8 @@ struct SparseRows {
 };
 
 // Sums the values of equal indices. Sorts; O(n log n + n * dim). Throws for an
-// index outside of [0, rows).
+// index outside of [0, rows). Of a device: runs on the CPU, waits for the rows
+// and takes the sums back.
 SparseRows Coalesce(const SparseRows& sparse);
 
 // [rows, dim], the values of equal indices summed.

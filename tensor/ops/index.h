@@ -1,8 +1,9 @@
 // Choosing, scattering and joining parts of tensors. Any dtype, where not said
-// otherwise. Indices are i64 and are checked: one outside throws.
+// otherwise. Indices are i64 and are checked: one outside throws; of a device,
+// which looks at them late, it makes the device fail.
 //
 // Throws weft::Error, INVALID_ARGUMENT, for shapes, dtypes or indices that do
-// not fit.
+// not fit and for tensors of two devices.
 
 #ifndef WEFT_TENSOR_OPS_INDEX_H_
 #define WEFT_TENSOR_OPS_INDEX_H_

@@ -5,18 +5,23 @@
 #include <limits>
 
 #include "weft/base/error.h"
+#include "weft/tensor/on_device.h"
 #include "weft/tensor/ops/elementwise.h"
 #include "weft/tensor/ops/fold.h"
-#include "weft/tensor/ops/reduce.h"
 #include "weft/tensor/ops/scalar_math.h"
 #include "weft/tensor/ops/softmax_row.h"
-#include "weft/tensor/strided_loop.h"
 #include "weft/tensor/vectorize.h"
 
 namespace weft {
 namespace {
 
-using internal::LayoutOf;
+using internal::CheckSameDevice;
+using internal::OnDevice;
+using internal::Operation;
+
+void CheckFloating(const Tensor& x, const char* where) {
+  VisitFloating(x.dtype(), where, [](auto) {});
+}
 
 // Rows of `n` elements, `stride` apart, of contiguous tensors: the lines along
 // one dimension.
@@ -26,7 +31,7 @@ struct Lines {
   int64_t stride;  // j < stride.
 };
 
-Lines LinesAlong(const Shape& shape, int64_t dim, absl::string_view where) {
+Lines LinesAlong(const Shape& shape, int64_t dim, const char* where) {
   const int d = WrapDim(dim, static_cast<int64_t>(shape.size()), where);
   Lines lines = {1, shape[d], 1};
   for (int i = 0; i < d; ++i) lines.outer *= shape[i];
@@ -37,7 +42,7 @@ Lines LinesAlong(const Shape& shape, int64_t dim, absl::string_view where) {
 // Calls visit(first element) for each line.
 template <typename Visit>
 void ForEachLine(const Lines& lines, Visit&& visit) {
-  if (lines.n == 0) return;
+  if (lines.n == 0 || lines.stride == 0) return;
   for (int64_t i = 0; i < lines.outer; ++i) {
     for (int64_t j = 0; j < lines.stride; ++j) {
       visit(i * lines.n * lines.stride + j);
@@ -91,22 +96,40 @@ WEFT_VECTORIZE void SoftmaxLine(const T* in, T* out, int64_t n, int64_t stride,
   }
 }
 
-Tensor SoftmaxOf(const Tensor& x, int64_t dim, bool is_log,
-                 absl::string_view where) {
-  const Lines lines = LinesAlong(x.shape(), dim, where);
-  const Tensor input = x.Contiguous();
-  Tensor result = Tensor::Empty(x.shape(), x.dtype());
-  VisitFloating(x.dtype(), where, [&](auto type) {
+// out = softmax of each line of x, or its logarithm; both contiguous and on the
+// CPU.
+void SoftmaxLines(const Lines& lines, bool is_log, const Tensor& x,
+                  const Tensor& out) {
+  VisitFloating(x.dtype(), "Softmax", [&](auto type) {
     using T = typename decltype(type)::Type;
     ForEachLine(lines, [&](int64_t first) {
-      SoftmaxLine(input.data<T>() + first, result.data<T>() + first, lines.n,
+      SoftmaxLine(x.data<T>() + first, out.data<T>() + first, lines.n,
                   lines.stride, is_log);
     });
   });
+}
+
+Operation AlongLines(const char* name, const Lines& lines) {
+  return {name,
+          {static_cast<double>(lines.outer), static_cast<double>(lines.n),
+           static_cast<double>(lines.stride)}};
+}
+
+Tensor SoftmaxOf(const Tensor& x, int64_t dim, bool is_log, const char* where) {
+  const Lines lines = LinesAlong(x.shape(), dim, where);
+  CheckFloating(x, where);
+  Tensor result = Tensor::EmptyLike(x);
+  OnDevice(
+      AlongLines(where, lines),
+      [lines, is_log](const Tensor& x, const Tensor& out) {
+        SoftmaxLines(lines, is_log, x, out);
+      },
+      x.Contiguous(), result);
   return result;
 }
 
-void CheckAlike(const Tensor& a, const Tensor& b, absl::string_view where) {
+void CheckAlike(const Tensor& a, const Tensor& b, const char* where) {
+  CheckSameDevice(a, b, where);
   if (a.shape() != b.shape() || a.dtype() != b.dtype()) {
     ThrowInvalidArgument(where, ": operands are ", a.Describe(), " and ",
                          b.Describe(), "; wanted the same shape and dtype");
@@ -146,20 +169,24 @@ WEFT_VECTORIZE void SoftmaxLineBackward(const T* grad, const T* y, T* out,
 }
 
 Tensor SoftmaxBackwardOf(const Tensor& grad, const Tensor& y, int64_t dim,
-                         bool is_log, absl::string_view where) {
+                         bool is_log, const char* where) {
   CheckAlike(grad, y, where);
   const Lines lines = LinesAlong(y.shape(), dim, where);
-  const Tensor g = grad.Contiguous();
-  const Tensor output = y.Contiguous();
-  Tensor result = Tensor::Empty(y.shape(), y.dtype());
-  VisitFloating(y.dtype(), where, [&](auto type) {
-    using T = typename decltype(type)::Type;
-    ForEachLine(lines, [&](int64_t first) {
-      SoftmaxLineBackward(g.data<T>() + first, output.data<T>() + first,
-                          result.data<T>() + first, lines.n, lines.stride,
-                          is_log);
-    });
-  });
+  CheckFloating(y, where);
+  Tensor result = Tensor::EmptyLike(y);
+  OnDevice(
+      AlongLines(where, lines),
+      [lines, is_log](const Tensor& grad, const Tensor& y, const Tensor& out) {
+        VisitFloating(y.dtype(), "SoftmaxBackward", [&](auto type) {
+          using T = typename decltype(type)::Type;
+          ForEachLine(lines, [&](int64_t first) {
+            SoftmaxLineBackward(grad.data<T>() + first, y.data<T>() + first,
+                                out.data<T>() + first, lines.n, lines.stride,
+                                is_log);
+          });
+        });
+      },
+      grad.Contiguous(), y.Contiguous(), result);
   return result;
 }
 
@@ -172,122 +199,266 @@ WEFT_VECTORIZE void SoftmaxLessPart(const T* log_probs, T part, T scale, T* out,
   }
 }
 
-Tensor Reduced(const Tensor& losses, Reduction reduction) {
+// Where the loss is to be: in `losses`, one for each element, or in a number.
+Tensor ResultFor(const Tensor& losses, Reduction reduction) {
   switch (reduction) {
     case Reduction::kNone:
       return losses;
     case Reduction::kMean:
-      return Mean(losses);
     case Reduction::kSum:
-      return Sum(losses);
+      return Tensor::Empty({}, losses.dtype(), losses.device());
   }
   ThrowInvalidArgument("Reduction ", static_cast<int>(reduction),
                        " is unknown");
 }
 
-// What each of `n` losses contributes, [n...] or []: dL/dloss of each.
-Tensor GradOfEach(const Tensor& grad, const Shape& losses, Reduction reduction,
-                  absl::string_view where) {
+template <typename T>
+WEFT_VECTORIZE T SumOf(const T* x, int64_t n) {
+  return SumOfLine(x, n, 1);
+}
+
+// Writes the `result` that ResultFor made. `losses` are contiguous.
+template <typename T>
+void Reduce(const Tensor& losses, Reduction reduction, const Tensor& result) {
+  if (reduction == Reduction::kNone) return;
+  const int64_t n = losses.numel();
+  const T sum = SumOf(losses.data<T>(), n);
+  const T share = static_cast<T>(1 / static_cast<double>(n));
+  *result.data<T>() = reduction == Reduction::kMean ? sum * share : sum;
+}
+
+// Checks a gradient to the losses of shape `losses`, reduced.
+void CheckGradOfLosses(const Tensor& grad, const Shape& losses, DType dtype,
+                       Reduction reduction, const char* where) {
   const Shape wanted = reduction == Reduction::kNone ? losses : Shape();
-  if (grad.shape() != wanted) {
+  if (grad.shape() != wanted || grad.dtype() != dtype) {
     ThrowInvalidArgument(where, ": grad is ", grad.Describe(), "; wanted ",
-                         ShapeText(wanted));
+                         Name(dtype), ShapeText(wanted));
   }
-  const int64_t n = NumElements(losses, where);
+}
+
+// dL/dloss of each of the losses, from a checked gradient on the CPU.
+Tensor GradOfEach(const Tensor& grad, const Shape& losses,
+                  Reduction reduction) {
+  const int64_t n = NumElements(losses, "GradOfEach");
   if (reduction != Reduction::kMean || n == 0) return grad.Expand(losses);
   return Div(grad, static_cast<double>(n)).Expand(losses);
 }
 
 void CheckTargets(const Shape& log_probs, const Tensor& targets,
-                  absl::string_view where) {
+                  const char* where) {
   if (log_probs.size() != 2 || targets.dtype() != DType::kI64 ||
       targets.shape() != Shape{log_probs[0]}) {
     ThrowInvalidArgument(where, ": scores are ", ShapeText(log_probs),
                          ", targets are ", targets.Describe(),
                          "; wanted [n, classes] and i64[n]");
   }
-  const Tensor flat = targets.Contiguous();
-  for (const int64_t target : flat.span<int64_t>()) {
-    if (target < 0 || target >= log_probs[1]) {
-      ThrowInvalidArgument(where, ": target ", target, " is not one of ",
-                           log_probs[1], " classes");
-    }
+}
+
+void CheckClass(int64_t target, int64_t classes, const char* where) {
+  if (target < 0 || target >= classes) {
+    ThrowInvalidArgument(where, ": target ", target, " is not one of ", classes,
+                         " classes");
   }
 }
 
-// The classes that CrossEntropy is to find, checked.
+// `labels` are contiguous and on the CPU.
+void CheckClasses(const Tensor& labels, int64_t classes, const char* where) {
+  for (const int64_t target : labels.span<int64_t>()) {
+    CheckClass(target, classes, where);
+  }
+}
+
+// `scores` [..., classes], `targets` i64 [...]; not which classes these are.
+void CheckClassTargets(const Tensor& scores, const Tensor& targets,
+                       const CrossEntropyOptions& options, const char* where) {
+  CheckSameDevice(scores, targets, where);
+  Shape wanted = scores.shape();
+  if (!wanted.empty()) wanted.pop_back();
+  if (scores.dim() < 1 || targets.dtype() != DType::kI64 ||
+      targets.shape() != wanted) {
+    ThrowInvalidArgument(where, ": scores are ", scores.Describe(),
+                         ", targets are ", targets.Describe(),
+                         "; wanted [..., classes] and i64 [...]");
+  }
+  if (!(options.label_smoothing >= 0 && options.label_smoothing <= 1)) {
+    ThrowInvalidArgument(where, ": label_smoothing is ",
+                         options.label_smoothing, "; wanted one in [0, 1]");
+  }
+  CheckFloating(scores, where);
+}
+
+Operation WithOptions(const char* name, const CrossEntropyOptions& options) {
+  return {name,
+          {static_cast<double>(options.reduction), options.label_smoothing,
+           options.ignore_index.has_value() ? 1.0 : 0.0,
+           static_cast<double>(options.ignore_index.value_or(0))}};
+}
+
+// The classes that CrossEntropy is to find, each checked.
 class ClassTargets {
  public:
-  // `scores` [..., classes], `targets` i64 [...].
-  ClassTargets(const Tensor& scores, const Tensor& targets,
-               const CrossEntropyOptions& options, absl::string_view where)
-      : ignored_(options.ignore_index) {
-    Shape wanted = scores.shape();
-    if (!wanted.empty()) wanted.pop_back();
-    if (scores.dim() < 1 || targets.dtype() != DType::kI64 ||
-        targets.shape() != wanted) {
-      ThrowInvalidArgument(where, ": scores are ", scores.Describe(),
-                           ", targets are ", targets.Describe(),
-                           "; wanted [..., classes] and i64 [...]");
+  // `labels` are contiguous and on the CPU.
+  ClassTargets(const Tensor& labels, int64_t classes,
+               std::optional<int64_t> ignore_index, const char* where)
+      : ignored_(ignore_index),
+        labels_(labels.span<int64_t>()),
+        classes_(classes) {
+    for (int64_t i = 0; i < count(); ++i) {
+      if (is_ignored(i)) continue;
+      ++kept_;
+      CheckClass((*this)[i], classes, where);
     }
-    if (!(options.label_smoothing >= 0 && options.label_smoothing <= 1)) {
-      ThrowInvalidArgument(where, ": label_smoothing is ",
-                           options.label_smoothing, "; wanted one in [0, 1]");
-    }
-    labels_ = targets.Contiguous();
-    classes_ = scores.size(-1);
-    for (int64_t i = 0; i < count(); ++i) CheckLabel(i, where);
   }
 
-  int64_t count() const { return labels_.numel(); }
+  int64_t count() const { return static_cast<int64_t>(labels_.size()); }
   int64_t classes() const { return classes_; }
   int64_t kept() const { return kept_; }  // Those that are not ignored.
-  int64_t operator[](int64_t i) const { return labels_.data<int64_t>()[i]; }
+  int64_t operator[](int64_t i) const {
+    return labels_[static_cast<size_t>(i)];
+  }
   bool is_ignored(int64_t i) const { return ignored_ == (*this)[i]; }
 
  private:
-  void CheckLabel(int64_t i, absl::string_view where) {
-    if (is_ignored(i)) return;
-    ++kept_;
-    const int64_t target = (*this)[i];
-    if (target < 0 || target >= classes_) {
-      ThrowInvalidArgument(where, ": target ", target, " is not one of ",
-                           classes_, " classes");
-    }
-  }
-
   const std::optional<int64_t> ignored_;
-  Tensor labels_;
-  int64_t classes_ = 0;
+  const absl::Span<const int64_t> labels_;
+  const int64_t classes_;
   int64_t kept_ = 0;
 };
 
-// Of one logit x for target t, without overflow.
+// The loss of each row of `log_probs`, [count, classes].
+template <typename T>
+void LossOfRows(const T* log_probs, const ClassTargets& labels,
+                double smoothing, T* losses) {
+  const T* row = log_probs;
+  for (int64_t i = 0; i < labels.count(); ++i, row += labels.classes()) {
+    T& loss = losses[i];
+    loss = T(0);
+    if (labels.is_ignored(i)) continue;
+    loss = -row[labels[i]];
+    if (smoothing == 0) continue;
+    const T mean =
+        SumOfLine(row, labels.classes(), 1) / static_cast<T>(labels.classes());
+    loss =
+        static_cast<T>(1 - smoothing) * loss - static_cast<T>(smoothing) * mean;
+  }
+}
+
+// CrossEntropy of contiguous tensors on the CPU.
+void CrossEntropyOnHost(const CrossEntropyOptions& options,
+                        const Tensor& logits, const Tensor& targets,
+                        const Tensor& log_probs, const Tensor& losses,
+                        const Tensor& result) {
+  const int64_t classes = logits.size(-1);
+  const ClassTargets labels(targets, classes, options.ignore_index,
+                            "CrossEntropy");
+  SoftmaxLines({labels.count(), classes, 1}, true, logits, log_probs);
+  VisitFloating(logits.dtype(), "CrossEntropy", [&](auto type) {
+    using T = typename decltype(type)::Type;
+    T* const each = losses.data<T>();
+    LossOfRows(log_probs.data<T>(), labels, options.label_smoothing, each);
+    if (options.reduction != Reduction::kMean) {
+      return Reduce<T>(losses, options.reduction, result);
+    }
+    *result.data<T>() =
+        SumOf(each, labels.count()) / static_cast<T>(labels.kept());
+  });
+}
+
+// CrossEntropyBackward; all but `grad` are contiguous, all on the CPU.
+void CrossEntropyBackwardOnHost(const CrossEntropyOptions& options,
+                                const Tensor& grad, const Tensor& log_probs,
+                                const Tensor& targets, const Tensor& result) {
+  const int64_t classes = log_probs.size(-1);
+  const ClassTargets labels(targets, classes, options.ignore_index,
+                            "CrossEntropyBackward");
+  const Tensor each = grad.Expand(targets.shape()).Contiguous();
+  const double share = options.reduction == Reduction::kMean
+                           ? 1 / static_cast<double>(labels.kept())
+                           : 1.0;
+  const double spread = options.label_smoothing / static_cast<double>(classes);
+  VisitFloating(grad.dtype(), "CrossEntropyBackward", [&](auto type) {
+    using T = typename decltype(type)::Type;
+    for (int64_t i = 0; i < labels.count(); ++i) {
+      T* const row = result.data<T>() + i * classes;
+      if (labels.is_ignored(i)) {
+        std::fill_n(row, classes, T(0));
+        continue;
+      }
+      const T scale = each.data<T>()[i] * static_cast<T>(share);
+      // (softmax - what is wanted) * scale.
+      const T* const from = log_probs.data<T>() + i * classes;
+      SoftmaxLessPart(from, static_cast<T>(spread), scale, row, classes);
+      row[labels[i]] = (internal::Exp(from[labels[i]]) -
+                        static_cast<T>(1 - options.label_smoothing) -
+                        static_cast<T>(spread)) *
+                       scale;
+    }
+  });
+}
+
+// The loss of one logit x for target t, without overflow.
 template <typename T>
 inline T BceLoss(T x, T t) {
   return (x < T(0) ? T(0) : x) - x * t +
          std::log1p(internal::Exp(-std::fabs(x)));
 }
 
-// op(x, t) of each.
+// out = op(x, t) of each.
+template <typename T, typename Op>
+void MapPair(const Tensor& x, const Tensor& t, const Tensor& out, Op op) {
+  const T* const in = x.data<T>();
+  const T* const target = t.data<T>();
+  T* const result = out.data<T>();
+  for (int64_t i = 0; i < x.numel(); ++i) result[i] = op(in[i], target[i]);
+}
+
+// The loss op(x, t) of each, reduced. `parameter` is what `op` holds.
 template <typename Op>
-Tensor MapPair(const Tensor& x, const Tensor& t, absl::string_view where,
-               Op op) {
+Tensor PairLoss(const char* where, const Tensor& x, const Tensor& t,
+                Reduction reduction, Op op, double parameter = 0) {
   CheckAlike(x, t, where);
-  const Tensor a = x.Contiguous();
-  const Tensor b = t.Contiguous();
-  Tensor result = Tensor::Empty(x.shape(), x.dtype());
-  VisitFloating(x.dtype(), where, [&](auto type) {
-    using T = typename decltype(type)::Type;
-    const T* const in = a.data<T>();
-    const T* const target = b.data<T>();
-    T* const out = result.data<T>();
-    for (int64_t i = 0; i < a.numel(); ++i) out[i] = op(in[i], target[i]);
-  });
+  CheckFloating(x, where);
+  const Tensor losses = Tensor::EmptyLike(x);
+  Tensor result = ResultFor(losses, reduction);
+  OnDevice(
+      {where, {static_cast<double>(reduction), parameter}},
+      [op, reduction](const Tensor& x, const Tensor& t, const Tensor& losses,
+                      const Tensor& result) {
+        VisitFloating(x.dtype(), "PairLoss", [&](auto type) {
+          using T = typename decltype(type)::Type;
+          MapPair<T>(x, t, losses, op);
+          Reduce<T>(losses, reduction, result);
+        });
+      },
+      x.Contiguous(), t.Contiguous(), losses, result);
   return result;
 }
 
-void CheckDelta(double delta, absl::string_view where) {
+// From `grad` = dL/dloss: dL/dx with op(x, t) = dloss/dx of each.
+template <typename Op>
+Tensor PairBackward(const char* where, const Tensor& grad, const Tensor& x,
+                    const Tensor& t, Reduction reduction, Op op,
+                    double parameter = 0) {
+  CheckAlike(x, t, where);
+  CheckFloating(x, where);
+  CheckSameDevice(grad, x, where);
+  CheckGradOfLosses(grad, x.shape(), x.dtype(), reduction, where);
+  Tensor result = Tensor::EmptyLike(x);
+  OnDevice(
+      {where, {static_cast<double>(reduction), parameter}},
+      [op, reduction](const Tensor& grad, const Tensor& x, const Tensor& t,
+                      const Tensor& result) {
+        VisitFloating(x.dtype(), "PairBackward", [&](auto type) {
+          MapPair<typename decltype(type)::Type>(x, t, result, op);
+        });
+        Mul_(result, GradOfEach(grad, result.shape(), reduction));
+      },
+      grad, x.Contiguous(), t.Contiguous(), result);
+  return result;
+}
+
+void CheckDelta(double delta, const char* where) {
   if (!(delta > 0)) {
     ThrowInvalidArgument(where, ": delta is ", delta, "; wanted more than 0");
   }
@@ -310,65 +481,77 @@ Tensor LogSoftmaxBackward(const Tensor& grad, const Tensor& y, int64_t dim) {
 
 Tensor NllLoss(const Tensor& log_probs, const Tensor& targets,
                Reduction reduction) {
+  CheckSameDevice(log_probs, targets, "NllLoss");
   CheckTargets(log_probs.shape(), targets, "NllLoss");
-  const Tensor labels = targets.Contiguous();
-  const Tensor losses = Tensor::Empty(labels.shape(), log_probs.dtype());
-  VisitFloating(log_probs.dtype(), "NllLoss", [&](auto type) {
-    using T = typename decltype(type)::Type;
-    const T* const in = log_probs.data<T>();
-    const int64_t* const label = labels.data<int64_t>();
-    for (int64_t i = 0; i < losses.numel(); ++i) {
-      losses.data<T>()[i] =
-          -in[i * log_probs.strides()[0] + label[i] * log_probs.strides()[1]];
-    }
-  });
-  return Reduced(losses, reduction);
+  CheckFloating(log_probs, "NllLoss");
+  const Tensor losses =
+      Tensor::Empty(targets.shape(), log_probs.dtype(), log_probs.device());
+  Tensor result = ResultFor(losses, reduction);
+  OnDevice(
+      {"NllLoss", {static_cast<double>(reduction)}},
+      [reduction](const Tensor& log_probs, const Tensor& labels,
+                  const Tensor& losses, const Tensor& result) {
+        CheckClasses(labels, log_probs.size(1), "NllLoss");
+        VisitFloating(log_probs.dtype(), "NllLoss", [&](auto type) {
+          using T = typename decltype(type)::Type;
+          const T* const in = log_probs.data<T>();
+          const int64_t* const label = labels.data<int64_t>();
+          for (int64_t i = 0; i < losses.numel(); ++i) {
+            losses.data<T>()[i] = -in[i * log_probs.strides()[0] +
+                                      label[i] * log_probs.strides()[1]];
+          }
+          Reduce<T>(losses, reduction, result);
+        });
+      },
+      log_probs, targets.Contiguous(), losses, result);
+  return result;
 }
 
 Tensor NllLossBackward(const Tensor& grad, const Tensor& targets,
                        const Shape& log_probs_shape, Reduction reduction) {
-  CheckTargets(log_probs_shape, targets, "NllLossBackward");
-  const Tensor labels = targets.Contiguous();
-  const Tensor each =
-      GradOfEach(grad, labels.shape(), reduction, "NllLossBackward");
-  Tensor result = Tensor::Zeros(log_probs_shape, grad.dtype());
-  VisitFloating(grad.dtype(), "NllLossBackward", [&](auto type) {
-    using T = typename decltype(type)::Type;
-    const int64_t* const label = labels.data<int64_t>();
-    for (int64_t i = 0; i < labels.numel(); ++i) {
-      result.data<T>()[i * log_probs_shape[1] + label[i]] =
-          -each.data<T>()[i * each.strides()[0]];
-    }
-  });
+  constexpr const char* kWhere = "NllLossBackward";
+  CheckSameDevice(grad, targets, kWhere);
+  CheckTargets(log_probs_shape, targets, kWhere);
+  CheckFloating(grad, kWhere);
+  CheckGradOfLosses(grad, targets.shape(), grad.dtype(), reduction, kWhere);
+  Tensor result = Tensor::Zeros(log_probs_shape, grad.dtype(), grad.device());
+  OnDevice(
+      {kWhere, {static_cast<double>(reduction)}},
+      [reduction](const Tensor& grad, const Tensor& labels,
+                  const Tensor& result) {
+        const int64_t classes = result.size(1);
+        CheckClasses(labels, classes, "NllLossBackward");
+        const Tensor each = GradOfEach(grad, labels.shape(), reduction);
+        VisitFloating(grad.dtype(), "NllLossBackward", [&](auto type) {
+          using T = typename decltype(type)::Type;
+          const int64_t* const label = labels.data<int64_t>();
+          for (int64_t i = 0; i < labels.numel(); ++i) {
+            result.data<T>()[i * classes + label[i]] =
+                -each.data<T>()[i * each.strides()[0]];
+          }
+        });
+      },
+      grad, targets.Contiguous(), result);
   return result;
 }
 
 CrossEntropyResult CrossEntropy(const Tensor& logits, const Tensor& targets,
                                 const CrossEntropyOptions& options) {
-  constexpr absl::string_view kWhere = "CrossEntropy";
-  const ClassTargets labels(logits, targets, options, kWhere);
-  const Tensor log_probs = SoftmaxOf(logits, -1, true, kWhere);
-  const Tensor losses = Tensor::Empty(targets.shape(), logits.dtype());
-  const double smoothing = options.label_smoothing;
-  VisitFloating(logits.dtype(), kWhere, [&](auto type) {
-    using T = typename decltype(type)::Type;
-    const T* row = log_probs.data<T>();
-    for (int64_t i = 0; i < labels.count(); ++i, row += labels.classes()) {
-      T& loss = losses.data<T>()[i];
-      loss = T(0);
-      if (labels.is_ignored(i)) continue;
-      loss = -row[labels[i]];
-      if (smoothing == 0) continue;
-      const T mean = SumOfLine(row, labels.classes(), 1) /
-                     static_cast<T>(labels.classes());
-      loss = static_cast<T>(1 - smoothing) * loss -
-             static_cast<T>(smoothing) * mean;
-    }
-  });
-  if (options.reduction != Reduction::kMean) {
-    return {Reduced(losses, options.reduction), log_probs};
-  }
-  return {Div(Sum(losses), static_cast<double>(labels.kept())), log_probs};
+  CheckClassTargets(logits, targets, options, "CrossEntropy");
+  const Tensor losses =
+      Tensor::Empty(targets.shape(), logits.dtype(), logits.device());
+  CrossEntropyResult result = {ResultFor(losses, options.reduction),
+                               Tensor::EmptyLike(logits)};
+  OnDevice(
+      WithOptions("CrossEntropy", options),
+      [options](const Tensor& logits, const Tensor& targets,
+                const Tensor& log_probs, const Tensor& losses,
+                const Tensor& loss) {
+        CrossEntropyOnHost(options, logits, targets, log_probs, losses, loss);
+      },
+      logits.Contiguous(), targets.Contiguous(), result.log_probs, losses,
+      result.loss);
+  return result;
 }
 
 CrossEntropyResult CrossEntropy(const Tensor& logits, const Tensor& targets,
@@ -381,118 +564,91 @@ CrossEntropyResult CrossEntropy(const Tensor& logits, const Tensor& targets,
 Tensor CrossEntropyBackward(const Tensor& grad, const Tensor& log_probs,
                             const Tensor& targets,
                             const CrossEntropyOptions& options) {
-  constexpr absl::string_view kWhere = "CrossEntropyBackward";
-  const ClassTargets labels(log_probs, targets, options, kWhere);
-  const bool is_mean = options.reduction == Reduction::kMean;
-  const Tensor each =
-      GradOfEach(grad, targets.shape(),
-                 is_mean ? Reduction::kSum : options.reduction, kWhere)
-          .Contiguous();
-  const double share = is_mean ? 1 / static_cast<double>(labels.kept()) : 1.0;
-  const double spread =
-      options.label_smoothing / static_cast<double>(labels.classes());
-  const Tensor scores = log_probs.Contiguous();
-  Tensor result = Tensor::Empty(log_probs.shape(), log_probs.dtype());
-  VisitFloating(grad.dtype(), kWhere, [&](auto type) {
-    using T = typename decltype(type)::Type;
-    const int64_t classes = labels.classes();
-    for (int64_t i = 0; i < labels.count(); ++i) {
-      T* const row = result.data<T>() + i * classes;
-      if (labels.is_ignored(i)) {
-        std::fill_n(row, classes, T(0));
-        continue;
-      }
-      const T scale = each.data<T>()[i] * static_cast<T>(share);
-      // (softmax - what is wanted) * scale.
-      const T* const from = scores.data<T>() + i * classes;
-      SoftmaxLessPart(from, static_cast<T>(spread), scale, row, classes);
-      row[labels[i]] = (internal::Exp(from[labels[i]]) -
-                        static_cast<T>(1 - options.label_smoothing) -
-                        static_cast<T>(spread)) *
-                       scale;
-    }
-  });
+  constexpr const char* kWhere = "CrossEntropyBackward";
+  CheckClassTargets(log_probs, targets, options, kWhere);
+  CheckSameDevice(grad, log_probs, kWhere);
+  CheckGradOfLosses(grad, targets.shape(), log_probs.dtype(), options.reduction,
+                    kWhere);
+  Tensor result = Tensor::EmptyLike(log_probs);
+  OnDevice(
+      WithOptions(kWhere, options),
+      [options](const Tensor& grad, const Tensor& log_probs,
+                const Tensor& targets, const Tensor& result) {
+        CrossEntropyBackwardOnHost(options, grad, log_probs, targets, result);
+      },
+      grad, log_probs.Contiguous(), targets.Contiguous(), result);
   return result;
 }
 
 Tensor BceWithLogits(const Tensor& logits, const Tensor& targets,
                      Reduction reduction) {
-  return Reduced(MapPair(logits, targets, "BceWithLogits",
-                         [](auto x, auto t) { return BceLoss(x, t); }),
-                 reduction);
+  return PairLoss("BceWithLogits", logits, targets, reduction,
+                  [](auto x, auto t) { return BceLoss(x, t); });
 }
 
 Tensor BceWithLogitsBackward(const Tensor& grad, const Tensor& logits,
                              const Tensor& targets, Reduction reduction) {
-  constexpr absl::string_view kWhere = "BceWithLogitsBackward";
-  const Tensor each = GradOfEach(grad, logits.shape(), reduction, kWhere);
-  Tensor result = MapPair(logits, targets, kWhere, [](auto x, auto t) {
-    return internal::Sigmoid(x) - t;
-  });
-  Mul_(result, each);
-  return result;
+  return PairBackward("BceWithLogitsBackward", grad, logits, targets, reduction,
+                      [](auto x, auto t) { return internal::Sigmoid(x) - t; });
 }
 
 Tensor MseLoss(const Tensor& x, const Tensor& targets, Reduction reduction) {
-  return Reduced(MapPair(x, targets, "MseLoss",
-                         [](auto a, auto b) { return (a - b) * (a - b); }),
-                 reduction);
+  return PairLoss("MseLoss", x, targets, reduction,
+                  [](auto a, auto b) { return (a - b) * (a - b); });
 }
 
 Tensor MseLossBackward(const Tensor& grad, const Tensor& x,
                        const Tensor& targets, Reduction reduction) {
-  constexpr absl::string_view kWhere = "MseLossBackward";
-  const Tensor each = GradOfEach(grad, x.shape(), reduction, kWhere);
-  Tensor result = MapPair(x, targets, kWhere,
-                          [](auto a, auto b) { return (a - b) + (a - b); });
-  Mul_(result, each);
-  return result;
+  return PairBackward("MseLossBackward", grad, x, targets, reduction,
+                      [](auto a, auto b) { return (a - b) + (a - b); });
 }
 
 Tensor HuberLoss(const Tensor& x, const Tensor& targets, double delta,
                  Reduction reduction) {
   CheckDelta(delta, "HuberLoss");
-  return Reduced(MapPair(x, targets, "HuberLoss",
-                         [delta](auto a, auto b) {
-                           using T = decltype(a);
-                           const T d = static_cast<T>(delta);
-                           const T distance = std::fabs(a - b);
-                           return distance <= d ? T(0.5) * distance * distance
-                                                : d * (distance - T(0.5) * d);
-                         }),
-                 reduction);
+  return PairLoss(
+      "HuberLoss", x, targets, reduction,
+      [delta](auto a, auto b) {
+        using T = decltype(a);
+        const T d = static_cast<T>(delta);
+        const T distance = std::fabs(a - b);
+        return distance <= d ? T(0.5) * distance * distance
+                             : d * (distance - T(0.5) * d);
+      },
+      delta);
 }
 
 Tensor HuberLossBackward(const Tensor& grad, const Tensor& x,
                          const Tensor& targets, double delta,
                          Reduction reduction) {
-  constexpr absl::string_view kWhere = "HuberLossBackward";
-  CheckDelta(delta, kWhere);
-  const Tensor each = GradOfEach(grad, x.shape(), reduction, kWhere);
-  Tensor result = MapPair(x, targets, kWhere, [delta](auto a, auto b) {
-    const auto d = static_cast<decltype(a)>(delta);
-    const auto distance = a - b;
-    return distance < -d ? -d : (distance > d ? d : distance);
-  });
-  Mul_(result, each);
-  return result;
+  CheckDelta(delta, "HuberLossBackward");
+  return PairBackward(
+      "HuberLossBackward", grad, x, targets, reduction,
+      [delta](auto a, auto b) {
+        const auto d = static_cast<decltype(a)>(delta);
+        const auto distance = a - b;
+        return distance < -d ? -d : (distance > d ? d : distance);
+      },
+      delta);
 }
 
 Tensor KlDivLoss(const Tensor& log_probs, const Tensor& targets,
                  Reduction reduction) {
-  return Reduced(MapPair(log_probs, targets, "KlDivLoss",
-                         [](auto a, auto t) {
-                           using T = decltype(a);
-                           return t > T(0) ? t * (std::log(t) - a) : T(0);
-                         }),
-                 reduction);
+  return PairLoss("KlDivLoss", log_probs, targets, reduction,
+                  [](auto a, auto t) {
+                    using T = decltype(a);
+                    return t > T(0) ? t * (std::log(t) - a) : T(0);
+                  });
 }
 
 Tensor KlDivLossBackward(const Tensor& grad, const Tensor& targets,
                          Reduction reduction) {
-  const Tensor each =
-      GradOfEach(grad, targets.shape(), reduction, "KlDivLossBackward");
-  return Neg(Mul(Relu(targets), each));
+  // It does not depend on log_probs.
+  return PairBackward("KlDivLossBackward", grad, targets, targets, reduction,
+                      [](auto, auto t) {
+                        using T = decltype(t);
+                        return t < T(0) ? T(0) : -t;
+                      });
 }
 
 }  // namespace weft

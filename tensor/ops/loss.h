@@ -1,8 +1,9 @@
 // Softmax and the kernels of losses: each in one pass, without overflow.
 // f32 and f64.
 //
-// Throws weft::Error, INVALID_ARGUMENT, for shapes or dtypes that do not fit,
-// and for a target that is no class.
+// Throws weft::Error, INVALID_ARGUMENT, for shapes, dtypes or devices that do
+// not fit, and for a target that is no class; on a device, such a target is
+// found when the work runs, and makes the device fail.
 
 #ifndef WEFT_TENSOR_OPS_LOSS_H_
 #define WEFT_TENSOR_OPS_LOSS_H_

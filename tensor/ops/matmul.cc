@@ -1,11 +1,14 @@
 #include "weft/tensor/ops/matmul.h"
 
 #include "weft/base/error.h"
+#include "weft/tensor/on_device.h"
 #include "weft/tensor/ops/product.h"
 #include "weft/tensor/overlap.h"
 
 namespace weft {
 namespace {
+
+using internal::OnDevice;
 
 // The last two dimensions as BLAS can read them; copied if they cannot be.
 Tensor Readable(const Tensor& x) {
@@ -23,6 +26,7 @@ internal::Matrix<T> MatrixOf(const Tensor& x) {
 }
 
 void CheckOperands(const Tensor& a, const Tensor& b, const char* where) {
+  internal::CheckSameDevice(a, b, where);
   if (a.dtype() != b.dtype()) {
     ThrowInvalidArgument(where, ": lhs is ", a.Describe(), ", rhs is ",
                          b.Describe(), "; dtypes differ");
@@ -32,6 +36,10 @@ void CheckOperands(const Tensor& a, const Tensor& b, const char* where) {
                          ShapeText(b.shape()),
                          "; wanted two dimensions or more");
   }
+  if (!IsDifferentiable(a.dtype())) {  // Without elements too.
+    ThrowInvalidArgument(where, ": lhs is ", a.Describe(), ", rhs is ",
+                         b.Describe(), "; wanted f32 or f64; cast with To()");
+  }
   if (a.size(-1) != b.size(-2)) {
     ThrowInvalidArgument(where, ": lhs is ", ShapeText(a.shape()), ", rhs is ",
                          ShapeText(b.shape()), "; inner sizes ", a.size(-1),
@@ -40,7 +48,7 @@ void CheckOperands(const Tensor& a, const Tensor& b, const char* where) {
 }
 
 // out = a * b, plus what is in `out` or plus `bias`, if that is defined. `out`
-// is contiguous.
+// is contiguous. All are on the CPU.
 void MultiplyMatrices(const Tensor& a, const Tensor& b, const Tensor& out,
                       bool accumulates, const char* where,
                       const Tensor& bias = {}) {
@@ -64,10 +72,11 @@ void MultiplyMatrices(const Tensor& a, const Tensor& b, const Tensor& out,
   });
 }
 
-// Of MatMulInto and MatMulAdd_.
+// Does the work of MatMulInto and MatMulAdd_.
 void WriteProduct(const Tensor& out, const Tensor& a, const Tensor& b,
                   bool accumulates, const char* where) {
   CheckOperands(a, b, where);
+  internal::CheckSameDevice(out, a, where);
   const bool fits = a.dim() == 2 && b.dim() == 2 && out.is_contiguous() &&
                     out.dtype() == a.dtype() &&
                     out.shape() == Shape{a.size(0), b.size(1)};
@@ -77,8 +86,13 @@ void WriteProduct(const Tensor& out, const Tensor& a, const Tensor& b,
                          "; wanted matrices, out contiguous [m, n]");
   }
   internal::CheckWritable(out, where);
-  MultiplyMatrices(internal::Apart(a, out), internal::Apart(b, out), out,
-                   accumulates, where);
+  OnDevice(
+      where,
+      [accumulates, where](const Tensor& a, const Tensor& b,
+                           const Tensor& out) {
+        MultiplyMatrices(a, b, out, accumulates, where);
+      },
+      internal::Apart(a, out), internal::Apart(b, out), out);
   out.BumpVersion();
 }
 
@@ -106,15 +120,41 @@ Tensor MatrixAt(const Tensor& x, const Shape& lead, int64_t batch) {
   return matrix;
 }
 
+// result = a x b, [..., m, n] with elements, on the CPU. The leading dimensions
+// of `a` and `b` broadcast to those of `result`.
+void MultiplyBatches(const Tensor& a, const Tensor& b, const Tensor& result) {
+  constexpr const char* kWhere = "MatMul";
+  if (result.dim() == 2) {
+    return MultiplyMatrices(a, b, result, false, kWhere);
+  }
+  if (b.dim() == 2 && a.is_contiguous() && a.numel() > 0) {
+    // One tall product.
+    return MultiplyMatrices(a.View({-1, a.size(-1)}), b,
+                            result.View({-1, b.size(-1)}), false, kWhere);
+  }
+  const Shape lead = LeadingDims(result);
+  const Tensor lhs = WithLeadingDims(a, lead);
+  const Tensor rhs = WithLeadingDims(b, lead);
+  const int64_t batches = NumElements(lead, kWhere);
+  for (int64_t i = 0; i < batches; ++i) {
+    MultiplyMatrices(MatrixAt(lhs, lead, i), MatrixAt(rhs, lead, i),
+                     MatrixAt(result, lead, i), false, kWhere);
+  }
+}
+
 void CheckLinear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  internal::CheckSameDevice(x, weight, "Linear");
   const bool fits = x.dim() >= 1 && weight.dim() == 2 &&
-                    x.size(-1) == weight.size(1) && x.dtype() == weight.dtype();
+                    x.size(-1) == weight.size(1) &&
+                    x.dtype() == weight.dtype() && IsDifferentiable(x.dtype());
   if (!fits) {
     ThrowInvalidArgument("Linear: x is ", x.Describe(), ", weight is ",
                          weight.Describe(),
-                         "; wanted x [..., in] and weight [out, in]");
+                         "; wanted x [..., in] and weight [out, in] of f32 or "
+                         "f64");
   }
   if (!bias.defined()) return;
+  internal::CheckSameDevice(x, bias, "Linear");
   if (bias.shape() != Shape{weight.size(0)} || bias.dtype() != x.dtype()) {
     ThrowInvalidArgument("Linear: bias is ", bias.Describe(), "; wanted ",
                          Name(x.dtype()), "[", weight.size(0), "]");
@@ -135,24 +175,9 @@ Tensor MatMul(const Tensor& a, const Tensor& b) {
   Shape shape = lead;
   shape.push_back(a.size(-2));
   shape.push_back(b.size(-1));
-  Tensor result = Tensor::Empty(shape, a.dtype());
-  if (lead.empty()) {
-    MultiplyMatrices(a, b, result, false, "MatMul");
-    return result;
-  }
-  if (b.dim() == 2 && a.is_contiguous() && a.numel() > 0 &&
-      result.numel() > 0) {  // One tall product.
-    MultiplyMatrices(a.View({-1, a.size(-1)}), b, result.View({-1, b.size(-1)}),
-                     false, "MatMul");
-    return result;
-  }
-  const Tensor lhs = WithLeadingDims(a, lead);
-  const Tensor rhs = WithLeadingDims(b, lead);
-  const int64_t batches = NumElements(lead, "MatMul");
-  for (int64_t i = 0; i < batches; ++i) {
-    MultiplyMatrices(MatrixAt(lhs, lead, i), MatrixAt(rhs, lead, i),
-                     MatrixAt(result, lead, i), false, "MatMul");
-  }
+  Tensor result = Tensor::Empty(shape, a.dtype(), a.device());
+  if (result.numel() == 0) return result;  // Of how many batches ever.
+  OnDevice("MatMul", MultiplyBatches, a, b, result);
   return result;
 }
 
@@ -168,11 +193,24 @@ Tensor Linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   CheckLinear(x, weight, bias);
   Shape shape = x.shape();
   shape.back() = weight.size(0);
-  Tensor result = Tensor::Empty(shape, x.dtype());
+  Tensor result = Tensor::Empty(shape, x.dtype(), x.device());
   if (result.numel() == 0) return result;
-  MultiplyMatrices(x.Reshape({result.numel() / shape.back(), x.size(-1)}),
-                   weight.Transpose(0, 1), result.View({-1, shape.back()}),
-                   false, "Linear", bias);
+  const Tensor rows = x.Reshape({result.numel() / shape.back(), x.size(-1)});
+  const Tensor y = result.View({-1, shape.back()});
+  const auto multiply = [](const Tensor& x, const Tensor& weight,
+                           const Tensor& bias, const Tensor& y) {
+    MultiplyMatrices(x, weight.Transpose(0, 1), y, false, "Linear", bias);
+  };
+  if (bias.defined()) {
+    OnDevice("Linear", multiply, rows, weight, bias, y);
+  } else {
+    OnDevice(
+        "Linear",
+        [multiply](const Tensor& x, const Tensor& weight, const Tensor& y) {
+          multiply(x, weight, {}, y);
+        },
+        rows, weight, y);
+  }
   return result;
 }
 

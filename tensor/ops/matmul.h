@@ -3,7 +3,8 @@
 // Operands may be transposed views: they are read as they lie, without a copy.
 // f32 runs on oneDNN where it is larger than a call is dear.
 //
-// Throws weft::Error, INVALID_ARGUMENT, for shapes or dtypes that do not fit.
+// Throws weft::Error, INVALID_ARGUMENT, for shapes, dtypes or devices that do
+// not fit.
 
 #ifndef WEFT_TENSOR_OPS_MATMUL_H_
 #define WEFT_TENSOR_OPS_MATMUL_H_

@@ -6,15 +6,27 @@
 
 #include "absl/container/inlined_vector.h"
 #include "weft/base/error.h"
+#include "weft/tensor/on_device.h"
 #include "weft/tensor/ops/elementwise.h"
+#include "weft/tensor/ops/elementwise_loop.h"
 #include "weft/tensor/ops/fold.h"
 #include "weft/tensor/ops/reduce.h"
+#include "weft/tensor/ops/scalar_math.h"
+#include "weft/tensor/strided_loop.h"
 #include "weft/tensor/vectorize.h"
 
 namespace weft {
 namespace {
 
+using internal::CheckSameDevice;
+using internal::OnDevice;
 using internal::SumTerms;
+
+// What stands among the arguments of OnDevice for a tensor that is not given:
+// another, which the operation is told not to touch.
+const Tensor& Or(const Tensor& tensor, const Tensor& other) {
+  return tensor.defined() ? tensor : other;
+}
 
 // ------------------------------------------------------------------ by row
 
@@ -24,7 +36,7 @@ struct Rows {
   int64_t n = 1;
 };
 
-Rows RowsOf(const Tensor& x, const Shape& normalized, absl::string_view where) {
+Rows RowsOf(const Tensor& x, const Shape& normalized, const char* where) {
   const size_t lead = x.shape().size() - normalized.size();
   bool fits = !normalized.empty() && normalized.size() <= x.shape().size();
   Rows rows;
@@ -37,23 +49,32 @@ Rows RowsOf(const Tensor& x, const Shape& normalized, absl::string_view where) {
                          "; wanted one that ends in ", ShapeText(normalized),
                          ", and these not empty");
   }
+  VisitFloating(x.dtype(), where, [](auto) {});
   rows.rows = x.numel() / rows.n;
   return rows;
 }
 
 void CheckParameter(const Tensor& parameter, absl::string_view name,
-                    const Tensor& x, const Shape& wanted,
-                    absl::string_view where) {
+                    const Tensor& x, const Shape& wanted, const char* where) {
   if (!parameter.defined()) return;
+  CheckSameDevice(parameter, x, where);
   if (parameter.shape() != wanted || parameter.dtype() != x.dtype()) {
     ThrowInvalidArgument(where, ": ", name, " is ", parameter.Describe(),
                          "; wanted ", Name(x.dtype()), ShapeText(wanted));
   }
 }
 
+void CheckGrad(const Tensor& grad, const Tensor& x, const char* where) {
+  CheckSameDevice(grad, x, where);
+  if (grad.shape() != x.shape() || grad.dtype() != x.dtype()) {
+    ThrowInvalidArgument(where, ": grad is ", grad.Describe(), ", x is ",
+                         x.Describe(), "; wanted the same shape and dtype");
+  }
+}
+
 template <typename T>
-const T* DataOrNull(const Tensor& x) {
-  return x.defined() ? x.data<T>() : nullptr;
+T* DataIf(bool is_given, const Tensor& x) {
+  return is_given ? x.data<T>() : nullptr;
 }
 
 Tensor ContiguousOrNone(const Tensor& x) {
@@ -112,7 +133,7 @@ WEFT_VECTORIZE void NormalizeRow(const T* x, RowMoments<T> row, const T* weight,
 RowNormResult NormalizeRows(const Tensor& x, const Shape& normalized,
                             const Tensor& weight, const Tensor& bias,
                             double epsilon, bool is_centered,
-                            absl::string_view where) {
+                            const char* where) {
   const Rows rows = RowsOf(x, normalized, where);
   CheckParameter(weight, "weight", x, normalized, where);
   CheckParameter(bias, "bias", x, normalized, where);
@@ -120,21 +141,35 @@ RowNormResult NormalizeRows(const Tensor& x, const Shape& normalized,
   const Tensor w = ContiguousOrNone(weight);
   const Tensor b = ContiguousOrNone(bias);
   RowNormResult result;
-  result.y = Tensor::Empty(x.shape(), x.dtype());
-  if (is_centered) result.mean = Tensor::Empty({rows.rows}, x.dtype());
-  result.inverse = Tensor::Empty({rows.rows}, x.dtype());
-  VisitFloating(x.dtype(), where, [&](auto type) {
-    using T = typename decltype(type)::Type;
-    for (int64_t i = 0; i < rows.rows; ++i) {
-      const T* const from = in.data<T>() + i * rows.n;
-      const RowMoments<T> row =
-          MomentsOfRow(from, rows.n, static_cast<T>(epsilon), is_centered);
-      if (is_centered) result.mean.data<T>()[i] = row.mean;
-      result.inverse.data<T>()[i] = row.inverse;
-      NormalizeRow(from, row, DataOrNull<T>(w), DataOrNull<T>(b),
-                   result.y.data<T>() + i * rows.n, rows.n);
-    }
-  });
+  result.y = Tensor::EmptyLike(x);
+  if (is_centered) {
+    result.mean = Tensor::Empty({rows.rows}, x.dtype(), x.device());
+  }
+  result.inverse = Tensor::Empty({rows.rows}, x.dtype(), x.device());
+  const bool has_weight = w.defined();
+  const bool has_bias = b.defined();
+  OnDevice(
+      {where,
+       {epsilon, static_cast<double>(rows.n), is_centered ? 1.0 : 0.0,
+        has_weight ? 1.0 : 0.0, has_bias ? 1.0 : 0.0}},
+      [=](const Tensor& x, const Tensor& weight, const Tensor& bias,
+          const Tensor& y, const Tensor& mean, const Tensor& inverse) {
+        VisitFloating(x.dtype(), where, [&](auto type) {
+          using T = typename decltype(type)::Type;
+          for (int64_t i = 0; i < rows.rows; ++i) {
+            const T* const from = x.data<T>() + i * rows.n;
+            const RowMoments<T> row = MomentsOfRow(
+                from, rows.n, static_cast<T>(epsilon), is_centered);
+            if (is_centered) mean.data<T>()[i] = row.mean;
+            inverse.data<T>()[i] = row.inverse;
+            NormalizeRow<T>(from, row, DataIf<T>(has_weight, weight),
+                            DataIf<T>(has_bias, bias), y.data<T>() + i * rows.n,
+                            rows.n);
+          }
+        });
+      },
+      in, Or(w, in), Or(b, in), result.y, Or(result.mean, result.inverse),
+      result.inverse);
   return result;
 }
 
@@ -182,15 +217,59 @@ WEFT_VECTORIZE void AddParameterGradients(const T* grad, const T* z,
 // another, and then these sums as any sum, so that no chain is long.
 constexpr int64_t kAddedRows = 32;
 
+// Such rows, all 0, of one parameter; undefined if its gradient is not wanted.
 Tensor SumsOfRows(const Rows& rows, DType dtype, bool is_wanted) {
   if (!is_wanted) return {};
   return Tensor::Zeros({(rows.rows + kAddedRows - 1) / kAddedRows, rows.n},
                        dtype);
 }
 
+// `out` [n] = the sum of `sums`, if these are defined.
+template <typename T>
+void AddUp(const Tensor& sums, const Tensor& out) {
+  if (!sums.defined()) return;
+  const int64_t n = sums.size(1);
+  internal::FoldRows(sums.data<T>(), {sums.size(0), n, n, 1}, out.data<T>(),
+                     T(0), internal::AddOp());
+}
+
+// Which operands and results of RowNormBackward there are.
+struct RowParts {
+  bool is_centered;
+  bool has_weight;
+  bool has_bias;
+};
+
+// RowNormBackward of contiguous tensors on the CPU. Touches neither `mean`,
+// `weight` nor the gradients of parameters that there are not.
+template <typename T>
+void RowsBackward(const Rows& rows, const RowParts& parts, const Tensor& grad,
+                  const Tensor& x, const Tensor& mean, const Tensor& inverse,
+                  const Tensor& weight, const NormGradients& out) {
+  const Tensor z = Tensor::Empty({rows.n}, x.dtype());  // of one row
+  const Tensor to_weight = SumsOfRows(rows, x.dtype(), parts.has_weight);
+  const Tensor to_bias = SumsOfRows(rows, x.dtype(), parts.has_bias);
+  const auto sum_of = [&](const Tensor& sums, int64_t row) {
+    return sums.defined() ? sums.data<T>() + row / kAddedRows * rows.n
+                          : nullptr;
+  };
+  for (int64_t i = 0; i < rows.rows; ++i) {
+    const int64_t first = i * rows.n;
+    const RowMoments<T> row = {parts.is_centered ? mean.data<T>()[i] : T(0),
+                               inverse.data<T>()[i]};
+    RowBackward<T>(grad.data<T>() + first, x.data<T>() + first, row,
+                   DataIf<T>(parts.has_weight, weight), parts.is_centered,
+                   out.x.data<T>() + first, z.data<T>(), rows.n);
+    AddParameterGradients(grad.data<T>() + first, z.data<T>(),
+                          sum_of(to_weight, i), sum_of(to_bias, i), rows.n);
+  }
+  AddUp<T>(to_weight, out.weight);
+  AddUp<T>(to_bias, out.bias);
+}
+
 // ----------------------------------------------------------------- by channel
 
-Shape AllButChannels(const Tensor& x, absl::string_view where) {
+Shape AllButChannels(const Tensor& x, const char* where) {
   if (x.dim() < 2 || !IsDifferentiable(x.dtype())) {
     ThrowInvalidArgument(where, ": x is ", x.Describe(),
                          "; wanted f32 or f64 [n, channels, ...]");
@@ -208,7 +287,7 @@ Tensor AlongChannels(const Tensor& v, const Tensor& x) {
 }
 
 void CheckChannels(const Tensor& v, absl::string_view name, const Tensor& x,
-                   absl::string_view where) {
+                   const char* where) {
   CheckParameter(v, name, x, {x.shape()[1]}, where);
 }
 
@@ -263,7 +342,7 @@ WEFT_VECTORIZE T SumOfPlane(const T* x, int64_t n) {
   return SumTerms<T>(n, [x](int64_t i) { return x[i]; });
 }
 
-// Of the distances from `mean`, and of their squares.
+// The sums of the distances from `mean`, and of their squares.
 template <typename T>
 WEFT_VECTORIZE TwoSums<T> DistancesOfPlane(const T* x, T mean, int64_t n) {
   return {SumTerms<T>(n, [x, mean](int64_t i) { return x[i] - mean; }),
@@ -279,7 +358,7 @@ WEFT_VECTORIZE void ScalePlane(const T* x, T mean, T scale, T bias, T* y,
   for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * scale + bias;
 }
 
-// Of grad, and of grad * z, with z = (x - mean) * inverse.
+// The sums of grad, and of grad * z, with z = (x - mean) * inverse.
 template <typename T>
 WEFT_VECTORIZE TwoSums<T> GradientsOfPlane(const T* grad, const T* x, T mean,
                                            T inverse, int64_t n) {
@@ -301,8 +380,8 @@ WEFT_VECTORIZE void PlaneBackward(const T* grad, const T* x, T mean, T inverse,
 }
 
 template <typename T>
-void MomentsOfPlanes(const Tensor& x, const Planes& planes,
-                     const ChannelMoments& moments) {
+void MomentsOfPlanes(const Tensor& x, const Planes& planes, const Tensor& means,
+                     const Tensor& variances) {
   const T* const in = x.data<T>();
   const T count = static_cast<T>(planes.count());
   for (int64_t c = 0; c < planes.channels; ++c) {
@@ -319,26 +398,25 @@ void MomentsOfPlanes(const Tensor& x, const Planes& planes,
     });
     // What rounding left in the mean, which may be as much as the deviation.
     const T rest = sums.first / count;
-    moments.mean.data<T>()[c] = mean + rest;
-    moments.variance.data<T>()[c] =
-        std::max(sums.second / count - rest * rest, T(0));
+    means.data<T>()[c] = mean + rest;
+    variances.data<T>()[c] = std::max(sums.second / count - rest * rest, T(0));
   }
 }
 
 template <typename T>
-void NormalizePlanes(const Tensor& x, const Planes& planes, const Tensor& scale,
-                     const Tensor& bias, const BatchNormResult& result) {
+void NormalizePlanes(const Tensor& x, const Planes& planes, const Tensor& mean,
+                     const Tensor& scale, const Tensor& bias, const Tensor& y) {
   for (int64_t i = 0; i < planes.n; ++i) {
     for (int64_t c = 0; c < planes.channels; ++c) {
       const int64_t first = planes.First(i, c);
-      ScalePlane(x.data<T>() + first, result.mean.data<T>()[c],
-                 scale.data<T>()[c], bias.defined() ? bias.data<T>()[c] : T(0),
-                 result.y.data<T>() + first, planes.inner);
+      ScalePlane(x.data<T>() + first, mean.data<T>()[c], scale.data<T>()[c],
+                 bias.defined() ? bias.data<T>()[c] : T(0), y.data<T>() + first,
+                 planes.inner);
     }
   }
 }
 
-// Sets result.x, and the sums of grad and of grad * z [channels].
+// Sets `result`, and the sums of grad and of grad * z [channels].
 template <typename T>
 void PlanesBackward(const Tensor& grad, const Tensor& x, const Planes& planes,
                     const BatchNormResult& forward, const Tensor& scale,
@@ -366,6 +444,94 @@ void PlanesBackward(const Tensor& grad, const Tensor& x, const Planes& planes,
   }
 }
 
+// ------------------------------- by channel, of tensors that lie in any way
+
+// out = op(a, b); a and b broadcast to it.
+template <typename T, typename Op>
+void CombineInto(const Tensor& a, const Tensor& b, const Tensor& out, Op op) {
+  using internal::LayoutOf;
+  const internal::StridedLoop<3> loop(
+      out.shape(), {LayoutOf(a), LayoutOf(b), LayoutOf(out)});
+  loop.ForEachRun([&](const auto& at, const auto& strides, int64_t n) {
+    internal::BinaryRun(a.data<T>() + at[0], strides[0], b.data<T>() + at[1],
+                        strides[1], out.data<T>() + at[2], strides[2], n, op);
+  });
+}
+
+// MomentsOf on the CPU.
+template <typename T>
+void MomentsOnHost(const Tensor& x, const Tensor& means,
+                   const Tensor& variances) {
+  if (const auto planes = PlanesOf(x)) {
+    return MomentsOfPlanes<T>(x, *planes, means, variances);
+  }
+  const Shape dims = AllButChannels(x, "BatchNorm");
+  const Tensor mean = Mean(x, dims, true);
+  const Tensor distance = Sub(x, mean);
+  // What rounding left in the mean, which may be as much as the deviation.
+  const Tensor rest = Mean(distance, dims);
+  const Tensor square = Mean(Square(distance), dims);
+  for (int64_t c = 0; c < means.numel(); ++c) {
+    const T left = rest.data<T>()[c];
+    const T variance = square.data<T>()[c] - left * left;
+    means.data<T>()[c] = mean.data<T>()[c] + left;
+    variances.data<T>()[c] = variance < T(0) ? T(0) : variance;
+  }
+}
+
+// BatchNorm on the CPU; `weight` and `bias` may be undefined, the others of
+// [channels] but `variance` are contiguous.
+template <typename T>
+void BatchNormOnHost(double epsilon, const Tensor& x, const Tensor& mean,
+                     const Tensor& variance, const Tensor& weight,
+                     const Tensor& bias, const Tensor& y,
+                     const Tensor& inverse) {
+  for (int64_t c = 0; c < inverse.numel(); ++c) {
+    const T value = variance.data<T>()[c * variance.strides()[0]];
+    inverse.data<T>()[c] = T(1) / std::sqrt(value + static_cast<T>(epsilon));
+  }
+  const Tensor scale = weight.defined() ? Mul(inverse, weight) : inverse;
+  if (const auto planes = PlanesOf(x)) {
+    return NormalizePlanes<T>(x, *planes, mean, scale, ContiguousOrNone(bias),
+                              y);
+  }
+  CombineInto<T>(x, AlongChannels(mean, x), y, internal::SubOp());
+  Mul_(y, AlongChannels(scale, x));
+  if (bias.defined()) Add_(y, AlongChannels(bias, x));
+}
+
+// BatchNormBackward on the CPU: sets `result`, and the sums of grad and of
+// grad * z, z being the normalised x. `weight` may be undefined.
+template <typename T>
+void BatchNormBackwardOnHost(bool of_batch, const Tensor& grad, const Tensor& x,
+                             const BatchNormResult& forward,
+                             const Tensor& weight, const Tensor& result,
+                             const Tensor& sum_g, const Tensor& sum_gz) {
+  const Tensor scale =
+      weight.defined() ? Mul(forward.inverse, weight) : forward.inverse;
+  if (const auto planes = PlanesOf(x)) {
+    return PlanesBackward<T>(grad.Contiguous(), x, *planes, forward, scale,
+                             of_batch, result, sum_g, sum_gz);
+  }
+  const Shape dims = AllButChannels(x, "BatchNormBackward");
+  const int64_t channels = x.shape()[1];
+  const double count =
+      channels > 0 ? static_cast<double>(x.numel() / channels) : 0;
+  const Tensor z = Sub(x, AlongChannels(forward.mean, x));
+  Mul_(z, AlongChannels(forward.inverse, x));
+  sum_g.CopyFrom(Sum(grad, dims));
+  sum_gz.CopyFrom(Sum(Mul(grad, z), dims));
+  if (!of_batch || count == 0) {
+    return CombineInto<T>(grad, AlongChannels(scale, x), result,
+                          internal::MulOp());
+  }
+  // dx = scale * (grad - mean(grad) - z * mean(grad * z)).
+  Mul_(z, AlongChannels(Div(sum_gz, count), x));
+  Add_(z, AlongChannels(Div(sum_g, count), x));
+  CombineInto<T>(grad, z, result, internal::SubOp());
+  Mul_(result, AlongChannels(scale, x));
+}
+
 }  // namespace
 
 RowNormResult LayerNorm(const Tensor& x, const Shape& normalized,
@@ -384,70 +550,66 @@ NormGradients RowNormBackward(const Tensor& grad, const Tensor& x,
                               const RowNormResult& forward,
                               const Shape& normalized, const Tensor& weight,
                               bool has_bias) {
-  constexpr absl::string_view kWhere = "RowNormBackward";
+  constexpr const char* kWhere = "RowNormBackward";
   const Rows rows = RowsOf(x, normalized, kWhere);
-  if (grad.shape() != x.shape() || grad.dtype() != x.dtype()) {
-    ThrowInvalidArgument(kWhere, ": grad is ", grad.Describe(), ", x is ",
-                         x.Describe(), "; wanted the same shape and dtype");
-  }
-  const bool is_centered = forward.mean.defined();
+  CheckGrad(grad, x, kWhere);
+  CheckParameter(weight, "weight", x, normalized, kWhere);
+  CheckParameter(forward.mean, "mean", x, {rows.rows}, kWhere);
+  CheckParameter(forward.inverse, "inverse", x, {rows.rows}, kWhere);
   const Tensor in = x.Contiguous();
-  const Tensor g = grad.Contiguous();
+  const Tensor means = ContiguousOrNone(forward.mean);
+  const Tensor inverses = forward.inverse.Contiguous();
   const Tensor w = ContiguousOrNone(weight);
-  const Tensor z = Tensor::Empty({rows.n}, x.dtype());  // of one row
-  const Tensor to_weight = SumsOfRows(rows, x.dtype(), weight.defined());
-  const Tensor to_bias = SumsOfRows(rows, x.dtype(), has_bias);
   NormGradients result;
-  result.x = Tensor::Empty(x.shape(), x.dtype());
-  VisitFloating(x.dtype(), kWhere, [&](auto type) {
-    using T = typename decltype(type)::Type;
-    const auto sum_of = [&](const Tensor& sums, int64_t row) {
-      return sums.defined() ? sums.data<T>() + row / kAddedRows * rows.n
-                            : nullptr;
-    };
-    for (int64_t i = 0; i < rows.rows; ++i) {
-      const int64_t first = i * rows.n;
-      const RowMoments<T> row = {is_centered ? forward.mean.data<T>()[i] : T(0),
-                                 forward.inverse.data<T>()[i]};
-      RowBackward(g.data<T>() + first, in.data<T>() + first, row,
-                  DataOrNull<T>(w), is_centered, result.x.data<T>() + first,
-                  z.data<T>(), rows.n);
-      AddParameterGradients(g.data<T>() + first, z.data<T>(),
-                            sum_of(to_weight, i), sum_of(to_bias, i), rows.n);
-    }
-  });
-  if (has_bias) result.bias = Sum(to_bias, {0}).View(normalized);
-  if (weight.defined()) result.weight = Sum(to_weight, {0}).View(normalized);
+  result.x = Tensor::EmptyLike(x);
+  if (weight.defined()) {
+    result.weight = Tensor::Empty(normalized, x.dtype(), x.device());
+  }
+  if (has_bias) {
+    result.bias = Tensor::Empty(normalized, x.dtype(), x.device());
+  }
+  const RowParts parts = {means.defined(), w.defined(), has_bias};
+  OnDevice(
+      {kWhere,
+       {static_cast<double>(rows.n), parts.is_centered ? 1.0 : 0.0,
+        parts.has_weight ? 1.0 : 0.0, parts.has_bias ? 1.0 : 0.0}},
+      [rows, parts](const Tensor& grad, const Tensor& x, const Tensor& mean,
+                    const Tensor& inverse, const Tensor& weight,
+                    const Tensor& to_x, const Tensor& to_weight,
+                    const Tensor& to_bias) {
+        VisitFloating(x.dtype(), kWhere, [&](auto type) {
+          RowsBackward<typename decltype(type)::Type>(
+              rows, parts, grad, x, mean, inverse, weight,
+              {to_x, to_weight, to_bias});
+        });
+      },
+      grad.Contiguous(), in, Or(means, inverses), inverses, Or(w, in), result.x,
+      Or(result.weight, result.x), Or(result.bias, result.x));
   return result;
 }
 
 ChannelMoments MomentsOf(const Tensor& x) {
-  const Shape dims = AllButChannels(x, "BatchNorm");
+  AllButChannels(x, "BatchNorm");
   ChannelMoments moments;
   const int64_t channels = x.shape()[1];
   moments.count = channels > 0 ? x.numel() / channels : 0;
-  if (const auto planes = PlanesOf(x)) {
-    moments.mean = Tensor::Empty({channels}, x.dtype());
-    moments.variance = Tensor::Empty({channels}, x.dtype());
-    VisitFloating(x.dtype(), "BatchNorm", [&](auto type) {
-      MomentsOfPlanes<typename decltype(type)::Type>(x, *planes, moments);
-    });
-    return moments;
-  }
-  const Tensor mean = Mean(x, dims, true);
-  const Tensor distance = Sub(x, mean);
-  // What rounding left in the mean, which may be as much as the deviation.
-  const Tensor rest = Mean(distance, dims);
-  moments.mean = Add(mean.View({channels}), rest);
-  moments.variance =
-      Clamp(Sub(Mean(Square(distance), dims), Square(rest)), 0, HUGE_VAL);
+  moments.mean = Tensor::Empty({channels}, x.dtype(), x.device());
+  moments.variance = Tensor::Empty({channels}, x.dtype(), x.device());
+  OnDevice(
+      "BatchNormMoments",
+      [](const Tensor& x, const Tensor& means, const Tensor& variances) {
+        VisitFloating(x.dtype(), "BatchNorm", [&](auto type) {
+          MomentsOnHost<typename decltype(type)::Type>(x, means, variances);
+        });
+      },
+      x, moments.mean, moments.variance);
   return moments;
 }
 
 BatchNormResult BatchNorm(const Tensor& x, const Tensor& mean,
                           const Tensor& variance, const Tensor& weight,
                           const Tensor& bias, double epsilon) {
-  constexpr absl::string_view kWhere = "BatchNorm";
+  constexpr const char* kWhere = "BatchNorm";
   AllButChannels(x, kWhere);
   CheckChannels(mean, "mean", x, kWhere);
   CheckChannels(variance, "variance", x, kWhere);
@@ -455,20 +617,24 @@ BatchNormResult BatchNorm(const Tensor& x, const Tensor& mean,
   CheckChannels(bias, "bias", x, kWhere);
   BatchNormResult result;
   result.mean = mean.Clone();  // It may be a running mean, written to later.
-  result.inverse = Div(1.0, Sqrt(Add(variance, epsilon)));
-  const Tensor scale =
-      weight.defined() ? Mul(result.inverse, weight) : result.inverse;
-  if (const auto planes = PlanesOf(x)) {
-    result.y = Tensor::Empty(x.shape(), x.dtype());
-    VisitFloating(x.dtype(), kWhere, [&](auto type) {
-      NormalizePlanes<typename decltype(type)::Type>(
-          x, *planes, scale.Contiguous(), ContiguousOrNone(bias), result);
-    });
-    return result;
-  }
-  result.y = Sub(x, AlongChannels(result.mean, x));
-  Mul_(result.y, AlongChannels(scale, x));
-  if (bias.defined()) Add_(result.y, AlongChannels(bias, x));
+  result.inverse =
+      Tensor::Empty(variance.shape(), variance.dtype(), variance.device());
+  result.y = Tensor::EmptyLike(x);
+  const bool has_weight = weight.defined();
+  const bool has_bias = bias.defined();
+  OnDevice(
+      {kWhere, {epsilon, has_weight ? 1.0 : 0.0, has_bias ? 1.0 : 0.0}},
+      [=](const Tensor& x, const Tensor& mean, const Tensor& variance,
+          const Tensor& weight, const Tensor& bias, const Tensor& y,
+          const Tensor& inverse) {
+        VisitFloating(x.dtype(), kWhere, [&](auto type) {
+          BatchNormOnHost<typename decltype(type)::Type>(
+              epsilon, x, mean, variance, has_weight ? weight : Tensor(),
+              has_bias ? bias : Tensor(), y, inverse);
+        });
+      },
+      x, result.mean, variance, Or(weight, x), Or(bias, x), result.y,
+      result.inverse);
   return result;
 }
 
@@ -476,42 +642,33 @@ NormGradients BatchNormBackward(const Tensor& grad, const Tensor& x,
                                 const BatchNormResult& forward,
                                 const Tensor& weight, bool has_bias,
                                 bool of_batch) {
-  const Shape dims = AllButChannels(x, "BatchNormBackward");
+  constexpr const char* kWhere = "BatchNormBackward";
+  AllButChannels(x, kWhere);
+  CheckGrad(grad, x, kWhere);
+  CheckChannels(weight, "weight", x, kWhere);
+  CheckChannels(forward.mean, "mean", x, kWhere);
+  CheckChannels(forward.inverse, "inverse", x, kWhere);
   const int64_t channels = x.shape()[1];
-  const double count =
-      channels > 0 ? static_cast<double>(x.numel() / channels) : 0;
-  const Tensor scale =
-      weight.defined() ? Mul(forward.inverse, weight) : forward.inverse;
+  const Tensor sum_g = Tensor::Empty({channels}, x.dtype(), x.device());
+  const Tensor sum_gz = Tensor::Empty({channels}, x.dtype(), x.device());
   NormGradients result;
-  if (const auto planes = PlanesOf(x);
-      planes.has_value() && grad.shape() == x.shape()) {
-    const Tensor sum_g = Tensor::Empty({channels}, x.dtype());
-    const Tensor sum_gz = Tensor::Empty({channels}, x.dtype());
-    result.x = Tensor::Empty(x.shape(), x.dtype());
-    VisitFloating(x.dtype(), "BatchNormBackward", [&](auto type) {
-      PlanesBackward<typename decltype(type)::Type>(
-          grad.Contiguous(), x, *planes, forward, scale.Contiguous(), of_batch,
-          result.x, sum_g, sum_gz);
-    });
-    if (weight.defined()) result.weight = sum_gz;
-    if (has_bias) result.bias = sum_g;
-    return result;
-  }
-  // z is the normalised x.
-  const Tensor z = Sub(x, AlongChannels(forward.mean, x));
-  Mul_(z, AlongChannels(forward.inverse, x));
-  const Tensor sum_g = Sum(grad, dims);
-  const Tensor sum_gz = Sum(Mul(grad, z), dims);
-  if (of_batch && count > 0) {
-    // dx = scale * (grad - mean(grad) - z * mean(grad * z)).
-    Mul_(z, AlongChannels(Div(sum_gz, count), x));
-    Add_(z, AlongChannels(Div(sum_g, count), x));
-    result.x = Sub(grad, z);
-    Mul_(result.x, AlongChannels(scale, x));
-  } else {
-    result.x = Mul(grad, AlongChannels(scale, x));
-  }
-  if (weight.defined()) result.weight = sum_gz;
+  result.x = Tensor::EmptyLike(x);
+  const bool has_weight = weight.defined();
+  OnDevice(
+      {kWhere, {of_batch ? 1.0 : 0.0, has_weight ? 1.0 : 0.0}},
+      [of_batch, has_weight](const Tensor& grad, const Tensor& x,
+                             const Tensor& mean, const Tensor& inverse,
+                             const Tensor& weight, const Tensor& to_x,
+                             const Tensor& sum_g, const Tensor& sum_gz) {
+        VisitFloating(x.dtype(), kWhere, [&](auto type) {
+          BatchNormBackwardOnHost<typename decltype(type)::Type>(
+              of_batch, grad, x, {{}, mean, inverse},
+              has_weight ? weight : Tensor(), to_x, sum_g, sum_gz);
+        });
+      },
+      grad, x, forward.mean.Contiguous(), forward.inverse.Contiguous(),
+      Or(weight, x), result.x, sum_g, sum_gz);
+  if (has_weight) result.weight = sum_gz;
   if (has_bias) result.bias = sum_g;
   return result;
 }

@@ -3,7 +3,8 @@
 // Each forward returns what its backward needs. `weight` and `bias` may be
 // undefined: 1 and 0.
 //
-// Throws weft::Error, INVALID_ARGUMENT, for shapes or dtypes that do not fit.
+// Throws weft::Error, INVALID_ARGUMENT, for shapes, dtypes or devices that do
+// not fit.
 
 #ifndef WEFT_TENSOR_OPS_NORM_H_
 #define WEFT_TENSOR_OPS_NORM_H_
@@ -36,7 +37,7 @@ RowNormResult LayerNorm(const Tensor& x, const Shape& normalized,
 RowNormResult RmsNorm(const Tensor& x, const Shape& normalized,
                       const Tensor& weight, double epsilon = 1e-6);
 
-// Of both: `forward` is what they returned for x and weight.
+// The backward of both: `forward` is what they returned for x and weight.
 NormGradients RowNormBackward(const Tensor& grad, const Tensor& x,
                               const RowNormResult& forward,
                               const Shape& normalized, const Tensor& weight,

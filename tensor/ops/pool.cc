@@ -6,10 +6,13 @@
 #include <vector>
 
 #include "weft/base/error.h"
+#include "weft/tensor/on_device.h"
 #include "weft/tensor/vectorize.h"
 
 namespace weft {
 namespace {
+
+using internal::OnDevice;
 
 // The sizes of one pooling. Planes are [h, w], one for each n and channel.
 struct Geometry {
@@ -23,7 +26,7 @@ struct Window {
 };
 
 Geometry CheckedGeometry(const Shape& x, const Pool2dOptions& options,
-                         absl::string_view where) {
+                         const char* where) {
   constexpr int64_t kLimit = int64_t{1} << 31;
   if (x.size() != 4) {
     ThrowInvalidArgument(where, ": x is ", ShapeText(x),
@@ -42,7 +45,8 @@ Geometry CheckedGeometry(const Shape& x, const Pool2dOptions& options,
                            "the kernel");
     }
     const int64_t room = x[2 + d] + 2 * g.padding[d] - g.kernel[d];
-    if (room < 0) {
+    // Padding may have room for a window that no element is in.
+    if (room < 0 || x[2 + d] == 0) {
       ThrowInvalidArgument(where, ": x ", ShapeText(x),
                            " is smaller than the kernel ",
                            ShapeText(options.kernel));
@@ -97,7 +101,8 @@ void MaxOfPlane(const Geometry& g, const T* in, T* values, int64_t* indices) {
 // in a row, then the larger of two such one below the other. Choices in two
 // loops that vectorise; a branch would be mispredicted half of the time.
 
-// Of n pairs from `in`, whose first element has the index `first`.
+// Finds the larger of each of n pairs from `in`, whose first element has the
+// index `first`.
 template <typename T>
 WEFT_VECTORIZE void LargerOfPairs(const T* in, int32_t first, T* larger,
                                   int32_t* indices, int64_t n) {
@@ -131,7 +136,7 @@ class LargestOf2x2 {
         larger_(rows_ * g.out_w),
         indices_(rows_ * g.out_w) {}
 
-  // Of one plane.
+  // Pools one plane.
   void Run(const T* in, T* values, int64_t* indices) {
     for (int64_t y = 0; y < 2 * g_.out_h; y += rows_) {
       const int64_t rows = std::min(rows_, 2 * g_.out_h - y);
@@ -179,121 +184,177 @@ Shape OutputShape(const Shape& x, const Geometry& g) {
   return {x[0], x[1], g.out_h, g.out_w};
 }
 
+internal::Operation WithWindows(const char* name, const Geometry& g) {
+  const auto number = [](int64_t n) { return static_cast<double>(n); };
+  return {name,
+          {number(g.kernel[0]), number(g.kernel[1]), number(g.stride[0]),
+           number(g.stride[1]), number(g.padding[0]), number(g.padding[1])}};
+}
+
+void CheckFloating(const Tensor& x, const char* where) {
+  VisitFloating(x.dtype(), where, [](auto) {});
+}
+
+// The functions below run on the CPU, on contiguous tensors.
+
+template <typename T>
+void MaxOfPlanes(const Geometry& g, const Tensor& x, const Tensor& largest,
+                 const Tensor& places) {
+  const int64_t out_size = g.out_h * g.out_w;
+  std::optional<LargestOf2x2<T>> paired;
+  if (IsPairedBy2x2(g)) paired.emplace(g);
+  for (int64_t p = 0; p < g.planes; ++p) {
+    const T* const in = x.data<T>() + p * g.height * g.width;
+    T* const values = largest.data<T>() + p * out_size;
+    int64_t* const indices = places.data<int64_t>() + p * out_size;
+    if (paired.has_value()) {
+      paired->Run(in, values, indices);
+    } else {
+      MaxOfPlane(g, in, values, indices);
+    }
+  }
+}
+
+// result[index] += grad, in planes of `result`, which is 0 before.
+template <typename T>
+void AddAtIndices(const Tensor& grad, const Tensor& indices,
+                  const Tensor& result) {
+  const int64_t size = result.size(2) * result.size(3);
+  const int64_t out_size = grad.size(2) * grad.size(3);
+  const int64_t planes = result.size(0) * result.size(1);
+  const T* in = grad.data<T>();
+  const int64_t* place = indices.data<int64_t>();
+  T* out = result.data<T>();
+  for (int64_t p = 0; p < planes; ++p, out += size) {
+    for (int64_t i = 0; i < out_size; ++i, ++in, ++place) {
+      if (*place < 0 || *place >= size) {
+        ThrowInvalidArgument("MaxPool2dBackward: index ", *place,
+                             " is outside of a plane of ", size);
+      }
+      out[*place] += *in;
+    }
+  }
+}
+
+template <typename T>
+void MeanOfPlanes(const Geometry& g, const Tensor& x, const Tensor& result) {
+  const T scale = T(1) / static_cast<T>(g.kernel[0] * g.kernel[1]);
+  const T* in = x.data<T>();
+  T* out = result.data<T>();
+  for (int64_t p = 0; p < g.planes; ++p) {
+    ForEachWindow(g, [&](int64_t place, const Window& window) {
+      T sum = 0;
+      for (int64_t h = window.top; h < window.bottom; ++h) {
+        for (int64_t w = window.left; w < window.right; ++w) {
+          sum += in[h * g.width + w];
+        }
+      }
+      out[place] = sum * scale;
+    });
+    in += g.height * g.width;
+    out += g.out_h * g.out_w;
+  }
+}
+
+// `result` is 0 before.
+template <typename T>
+void SpreadOverPlanes(const Geometry& g, const Tensor& grad,
+                      const Tensor& result) {
+  const T scale = T(1) / static_cast<T>(g.kernel[0] * g.kernel[1]);
+  const T* in = grad.data<T>();
+  T* out = result.data<T>();
+  for (int64_t p = 0; p < g.planes; ++p) {
+    ForEachWindow(g, [&](int64_t place, const Window& window) {
+      for (int64_t h = window.top; h < window.bottom; ++h) {
+        for (int64_t w = window.left; w < window.right; ++w) {
+          out[h * g.width + w] += in[place] * scale;
+        }
+      }
+    });
+    in += g.out_h * g.out_w;
+    out += g.height * g.width;
+  }
+}
+
 }  // namespace
 
 MaxPool2dResult MaxPool2d(const Tensor& x, const Pool2dOptions& options) {
   const Geometry g = CheckedGeometry(x.shape(), options, "MaxPool2d");
-  const Tensor input = x.Contiguous();
+  CheckFloating(x, "MaxPool2d");
   const Shape shape = OutputShape(x.shape(), g);
-  MaxPool2dResult result = {Tensor::Empty(shape, x.dtype()),
-                            Tensor::Empty(shape, DType::kI64)};
-  VisitFloating(x.dtype(), "MaxPool2d", [&](auto type) {
-    using T = typename decltype(type)::Type;
-    const int64_t out_size = g.out_h * g.out_w;
-    std::optional<LargestOf2x2<T>> paired;
-    if (IsPairedBy2x2(g)) paired.emplace(g);
-    for (int64_t p = 0; p < g.planes; ++p) {
-      const T* const in = input.data<T>() + p * g.height * g.width;
-      T* const values = result.values.data<T>() + p * out_size;
-      int64_t* const indices = result.indices.data<int64_t>() + p * out_size;
-      if (paired.has_value()) {
-        paired->Run(in, values, indices);
-      } else {
-        MaxOfPlane(g, in, values, indices);
-      }
-    }
-  });
+  MaxPool2dResult result = {Tensor::Empty(shape, x.dtype(), x.device()),
+                            Tensor::Empty(shape, DType::kI64, x.device())};
+  OnDevice(
+      WithWindows("MaxPool2d", g),
+      [g](const Tensor& x, const Tensor& values, const Tensor& indices) {
+        VisitFloating(x.dtype(), "MaxPool2d", [&](auto type) {
+          MaxOfPlanes<typename decltype(type)::Type>(g, x, values, indices);
+        });
+      },
+      x.Contiguous(), result.values, result.indices);
   return result;
 }
 
 Tensor MaxPool2dBackward(const Tensor& grad, const Tensor& indices,
                          const Shape& x_shape) {
-  constexpr absl::string_view kWhere = "MaxPool2dBackward";
-  const bool fits = x_shape.size() == 4 && grad.dim() == 4 &&
-                    grad.shape() == indices.shape() &&
-                    grad.shape()[0] == x_shape[0] &&
-                    grad.shape()[1] == x_shape[1];
+  constexpr const char* kWhere = "MaxPool2dBackward";
+  internal::CheckSameDevice(grad, indices, kWhere);
+  const bool fits =
+      x_shape.size() == 4 && grad.dim() == 4 &&
+      grad.shape() == indices.shape() && indices.dtype() == DType::kI64 &&
+      grad.shape()[0] == x_shape[0] && grad.shape()[1] == x_shape[1];
   if (!fits) {
     ThrowInvalidArgument(kWhere, ": grad is ", grad.Describe(),
                          ", indices are ", indices.Describe(), ", x is ",
                          ShapeText(x_shape));
   }
-  Tensor result = Tensor::Zeros(x_shape, grad.dtype());
-  const Tensor source = grad.Contiguous();
-  const Tensor places = indices.Contiguous();
-  const int64_t size = x_shape[2] * x_shape[3];
-  const int64_t out_size = grad.shape()[2] * grad.shape()[3];
-  VisitFloating(grad.dtype(), kWhere, [&](auto type) {
-    using T = typename decltype(type)::Type;
-    const T* in = source.data<T>();
-    const int64_t* place = places.data<int64_t>();
-    T* out = result.data<T>();
-    for (int64_t p = 0; p < x_shape[0] * x_shape[1]; ++p, out += size) {
-      for (int64_t i = 0; i < out_size; ++i, ++in, ++place) {
-        if (*place < 0 || *place >= size) {
-          ThrowInvalidArgument(kWhere, ": index ", *place,
-                               " is outside of a plane of ", size);
-        }
-        out[*place] += *in;
-      }
-    }
-  });
+  CheckFloating(grad, kWhere);
+  Tensor result = Tensor::Zeros(x_shape, grad.dtype(), grad.device());
+  OnDevice(
+      kWhere,
+      [](const Tensor& grad, const Tensor& indices, const Tensor& result) {
+        VisitFloating(grad.dtype(), kWhere, [&](auto type) {
+          AddAtIndices<typename decltype(type)::Type>(grad, indices, result);
+        });
+      },
+      grad.Contiguous(), indices.Contiguous(), result);
   return result;
 }
 
 Tensor AvgPool2d(const Tensor& x, const Pool2dOptions& options) {
   const Geometry g = CheckedGeometry(x.shape(), options, "AvgPool2d");
-  const Tensor input = x.Contiguous();
-  Tensor result = Tensor::Empty(OutputShape(x.shape(), g), x.dtype());
-  VisitFloating(x.dtype(), "AvgPool2d", [&](auto type) {
-    using T = typename decltype(type)::Type;
-    const T scale = T(1) / static_cast<T>(g.kernel[0] * g.kernel[1]);
-    const T* in = input.data<T>();
-    T* out = result.data<T>();
-    for (int64_t p = 0; p < g.planes; ++p) {
-      ForEachWindow(g, [&](int64_t place, const Window& window) {
-        T sum = 0;
-        for (int64_t h = window.top; h < window.bottom; ++h) {
-          for (int64_t w = window.left; w < window.right; ++w) {
-            sum += in[h * g.width + w];
-          }
-        }
-        out[place] = sum * scale;
-      });
-      in += g.height * g.width;
-      out += g.out_h * g.out_w;
-    }
-  });
+  CheckFloating(x, "AvgPool2d");
+  Tensor result =
+      Tensor::Empty(OutputShape(x.shape(), g), x.dtype(), x.device());
+  OnDevice(
+      WithWindows("AvgPool2d", g),
+      [g](const Tensor& x, const Tensor& result) {
+        VisitFloating(x.dtype(), "AvgPool2d", [&](auto type) {
+          MeanOfPlanes<typename decltype(type)::Type>(g, x, result);
+        });
+      },
+      x.Contiguous(), result);
   return result;
 }
 
 Tensor AvgPool2dBackward(const Tensor& grad, const Shape& x_shape,
                          const Pool2dOptions& options) {
-  constexpr absl::string_view kWhere = "AvgPool2dBackward";
+  constexpr const char* kWhere = "AvgPool2dBackward";
   const Geometry g = CheckedGeometry(x_shape, options, kWhere);
   if (grad.shape() != OutputShape(x_shape, g)) {
     ThrowInvalidArgument(kWhere, ": grad is ", grad.Describe(), "; wanted ",
                          ShapeText(OutputShape(x_shape, g)));
   }
-  Tensor result = Tensor::Zeros(x_shape, grad.dtype());
-  const Tensor source = grad.Contiguous();
-  VisitFloating(grad.dtype(), kWhere, [&](auto type) {
-    using T = typename decltype(type)::Type;
-    const T scale = T(1) / static_cast<T>(g.kernel[0] * g.kernel[1]);
-    const T* in = source.data<T>();
-    T* out = result.data<T>();
-    for (int64_t p = 0; p < g.planes; ++p) {
-      ForEachWindow(g, [&](int64_t place, const Window& window) {
-        for (int64_t h = window.top; h < window.bottom; ++h) {
-          for (int64_t w = window.left; w < window.right; ++w) {
-            out[h * g.width + w] += in[place] * scale;
-          }
-        }
-      });
-      in += g.out_h * g.out_w;
-      out += g.height * g.width;
-    }
-  });
+  CheckFloating(grad, kWhere);
+  Tensor result = Tensor::Zeros(x_shape, grad.dtype(), grad.device());
+  OnDevice(
+      WithWindows(kWhere, g),
+      [g](const Tensor& grad, const Tensor& result) {
+        VisitFloating(grad.dtype(), kWhere, [&](auto type) {
+          SpreadOverPlanes<typename decltype(type)::Type>(g, grad, result);
+        });
+      },
+      grad.Contiguous(), result);
   return result;
 }
 

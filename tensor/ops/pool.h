@@ -3,8 +3,10 @@
 // x [n, channels, h, w] -> [n, channels, oh, ow] with oh = (h + 2 * padding -
 // kernel) / stride + 1, rounded down, and ow likewise.
 //
-// Throws weft::Error, INVALID_ARGUMENT, for shapes, options or dtypes that do
-// not fit.
+// Throws weft::Error, INVALID_ARGUMENT, for shapes, options, dtypes or devices
+// that do not fit, and for planes without elements. An index outside of x's
+// plane that MaxPool2dBackward is given throws too; on a device it is found
+// when the work runs, and makes the device fail.
 
 #ifndef WEFT_TENSOR_OPS_POOL_H_
 #define WEFT_TENSOR_OPS_POOL_H_

@@ -10,6 +10,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "weft/base/error.h"
+#include "weft/tensor/on_device.h"
 #include "weft/tensor/ops/elementwise.h"
 #include "weft/tensor/ops/fold.h"
 #include "weft/tensor/ops/scalar_math.h"
@@ -21,6 +22,7 @@ namespace {
 
 using internal::AddOp;
 using internal::LayoutOf;
+using internal::OnDevice;
 using internal::StridedLoop;
 
 // Which dimensions go, and the shapes that remain.
@@ -70,11 +72,11 @@ using FoldDimList = absl::InlinedVector<FoldDim, 6>;
 
 // The dimensions of x, outermost first, neighbours joined where they go on from
 // each other.
-FoldDimList JoinedDims(const Tensor& x, const Plan& plan) {
+FoldDimList JoinedDims(const Tensor& x, uint64_t is_reduced) {
   FoldDimList dims;
   for (int d = 0; d < x.dim(); ++d) {
     const FoldDim dim = {x.shape()[d], x.strides()[d],
-                         (plan.is_reduced >> d & 1) != 0};
+                         (is_reduced >> d & 1) != 0};
     if (dim.size == 1) continue;
     FoldDim* const last = dims.empty() ? nullptr : &dims.back();
     if (last != nullptr && last->is_reduced == dim.is_reduced &&
@@ -169,17 +171,25 @@ class Folder {
   const Op op_;
 };
 
-// Folds x over the plan's dimensions; the result has shape plan.kept.
+// Folds x over the plan's dimensions; the result has shape plan.kept. A device
+// is given no dims: they are those that are 1 in the result alone.
 template <typename T, typename Op>
-Tensor FoldDims(const Tensor& x, const Plan& plan, T start, Op op) {
-  const Tensor result = Tensor::Empty(plan.kept, DTypeOf<T>);
-  T* const out = result.data<T>();
-  if (x.numel() == 0) {
-    std::fill_n(out, result.numel(), start);
-    return result;
-  }
-  const Folder<T, Op> folder(JoinedDims(x, plan), start, op);
-  folder.Run(0, x.data<T>(), out);
+Tensor FoldDims(const char* where, const Tensor& x, const Plan& plan, T start,
+                Op op) {
+  const Tensor result = Tensor::Empty(plan.kept, DTypeOf<T>, x.device());
+  OnDevice(
+      where,
+      [is_reduced = plan.is_reduced, start, op](const Tensor& x,
+                                                const Tensor& y) {
+        T* const out = y.data<T>();
+        if (x.numel() == 0) {
+          std::fill_n(out, y.numel(), start);
+          return;
+        }
+        const Folder<T, Op> folder(JoinedDims(x, is_reduced), start, op);
+        folder.Run(0, x.data<T>(), out);
+      },
+      x, result);
   return result;
 }
 
@@ -198,7 +208,7 @@ Tensor Finish(const Tensor& kept, const Plan& plan, bool keep_dims) {
 
 template <typename Op>
 Tensor Extremum(const Tensor& x, absl::Span<const int64_t> dims, bool keep_dims,
-                bool is_max, absl::string_view where, Op op) {
+                bool is_max, const char* where, Op op) {
   const Plan plan = PlanFor(x.shape(), dims, where);
   if (x.numel() == 0 && NumElements(plan.kept, where) > 0) {
     ThrowInvalidArgument(where, ": nothing to choose from in ", x.Describe());
@@ -208,7 +218,7 @@ Tensor Extremum(const Tensor& x, absl::Span<const int64_t> dims, bool keep_dims,
     using Limits = std::numeric_limits<T>;
     const T low = Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
     const T high = Limits::has_infinity ? Limits::infinity() : Limits::max();
-    return Finish(FoldDims<T>(x, plan, is_max ? low : high, op), plan,
+    return Finish(FoldDims<T>(where, x, plan, is_max ? low : high, op), plan,
                   keep_dims);
   });
 }
@@ -223,7 +233,7 @@ Tensor WideVar(const Tensor& x, absl::Span<const int64_t> dims,
                          static_cast<double>(correction);
   const Tensor sum = Sum(Square(Centered(x, dims)), dims, keep_dims);
   if (divisor > 0) return Div(sum, divisor);
-  return Tensor::Full(sum.shape(), std::nan(""), DType::kF64);
+  return Tensor::Full(sum.shape(), std::nan(""), DType::kF64, sum.device());
 }
 
 template <typename T>
@@ -246,30 +256,42 @@ int64_t FirstBest(const T* in, int64_t stride, int64_t n, Beats beats) {
   return best;
 }
 
-// Of ArgMax and ArgMin.
+// Writes to y [as x, but 1 in dimension d] where along d the best of x lies.
+template <typename T, typename Beats>
+void BestOfLines(const Tensor& x, const Tensor& y, int d, Beats beats) {
+  const int64_t n = x.shape()[d];
+  const Tensor heads = x.Slice(d, 0, n > 0 ? 1 : 0);
+  const StridedLoop<2> loop(y.shape(), {LayoutOf(heads), LayoutOf(y)});
+  const T* const in = x.data<T>();
+  int64_t* const out = y.data<int64_t>();
+  loop.ForEachRun([&](const auto& at, const auto& strides, int64_t length) {
+    for (int64_t i = 0; i < length; ++i) {
+      out[at[1] + i * strides[1]] =
+          FirstBest(in + at[0] + i * strides[0], x.strides()[d], n, beats);
+    }
+  });
+}
+
+// Does the work of ArgMax and ArgMin.
 template <typename Beats>
-Tensor ArgBest(const Tensor& x, int64_t dim, bool keep_dims,
-               absl::string_view where, Beats beats) {
+Tensor ArgBest(const Tensor& x, int64_t dim, bool keep_dims, const char* where,
+               Beats beats) {
   const int d = WrapDim(dim, x.dim(), where);
   const int64_t n = x.shape()[d];
   Shape shape = x.shape();
   shape[d] = 1;
-  const Tensor kept = Tensor::Empty(shape, DType::kI64);
+  const Tensor kept = Tensor::Empty(shape, DType::kI64, x.device());
   if (n == 0 && kept.numel() > 0) {
     ThrowInvalidArgument(where, ": nothing to choose from in ", x.Describe());
   }
-  const StridedLoop<2> loop(
-      shape, {LayoutOf(x.Slice(d, 0, n > 0 ? 1 : 0)), LayoutOf(kept)});
   VisitNumber(x.dtype(), where, [&](auto type) {
     using T = typename decltype(type)::Type;
-    const T* const in = x.data<T>();
-    int64_t* const out = kept.data<int64_t>();
-    loop.ForEachRun([&](const auto& at, const auto& strides, int64_t length) {
-      for (int64_t i = 0; i < length; ++i) {
-        out[at[1] + i * strides[1]] =
-            FirstBest(in + at[0] + i * strides[0], x.strides()[d], n, beats);
-      }
-    });
+    OnDevice(
+        {where, {static_cast<double>(d)}},
+        [d, beats](const Tensor& x, const Tensor& y) {
+          BestOfLines<T>(x, y, d, beats);
+        },
+        x, kept);
   });
   return keep_dims ? kept : kept.Squeeze(d);
 }
@@ -283,7 +305,7 @@ Tensor Sum(const Tensor& x, absl::Span<const int64_t> dims, bool keep_dims) {
   }
   return VisitNumber(x.dtype(), "Sum", [&](auto type) {
     using T = typename decltype(type)::Type;
-    return Finish(FoldDims<T>(x, plan, T{0}, AddOp()), plan, keep_dims);
+    return Finish(FoldDims<T>("Sum", x, plan, T{0}, AddOp()), plan, keep_dims);
   });
 }
 
@@ -380,7 +402,15 @@ double SquaredNorm(const Tensor& x) {
   return VisitFloating(x.dtype(), "SquaredNorm", [&](auto type) {
     using T = typename decltype(type)::Type;
     const Tensor flat = x.Contiguous();
-    return SquaresOf(flat.data<T>(), flat.numel());
+    if (x.device().is_cpu()) return SquaresOf(flat.data<T>(), flat.numel());
+    const Tensor sum = Tensor::Empty({}, DType::kF64, x.device());
+    OnDevice(
+        "SquaredNorm",
+        [](const Tensor& x, const Tensor& y) {
+          *y.data<double>() = SquaresOf(x.data<T>(), x.numel());
+        },
+        flat, sum);
+    return sum.item<double>();
   });
 }
 

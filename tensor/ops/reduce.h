@@ -26,7 +26,7 @@ Tensor Sum(const Tensor& x, absl::Span<const int64_t> dims = {},
 Tensor Mean(const Tensor& x, absl::Span<const int64_t> dims = {},
             bool keep_dims = false);
 
-// Of f32 or f64 x: x - Mean(x, dims), [as x] in f64. The mean is exact to
+// x - Mean(x, dims) for x of f32 or f64: [as x] in f64. The mean is exact to
 // rounding of the distances, not of x: they are right where it is far above
 // them, and exactly 0 where all elements are equal.
 Tensor Centered(const Tensor& x, absl::Span<const int64_t> dims = {});
@@ -62,10 +62,10 @@ Tensor SumTo(const Tensor& x, const Shape& shape);
 Tensor ExtremumBackward(const Tensor& grad, const Tensor& x, const Tensor& y,
                         absl::Span<const int64_t> dims = {});
 
-// f32, f64: no NaN and no infinity.
+// f32, f64: no NaN and no infinity. Of a device: waits, as To.
 bool AllFinite(const Tensor& x);
 
-// sum of x * x, in f64. f32, f64.
+// sum of x * x, in f64. f32, f64. Of a device: waits, as To.
 double SquaredNorm(const Tensor& x);
 
 }  // namespace weft

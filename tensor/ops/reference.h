@@ -26,22 +26,31 @@ inline constexpr Lie kLies[] = {Lie::kContiguous, Lie::kTransposed,
                                 Lie::kSliced, Lie::kStrided};
 
 // A tensor of `shape` that lies as said; not initialised.
-inline Tensor EmptyThatLies(Lie lie, const Shape& shape, DType dtype) {
+inline Tensor EmptyThatLies(Lie lie, const Shape& shape, DType dtype,
+                            Device device = Device::Cpu()) {
   const int last = static_cast<int>(shape.size()) - 1;
   Shape outer = shape;
   if (lie == Lie::kTransposed && last >= 1) {
     std::swap(outer[0], outer[last]);
-    return Tensor::Empty(outer, dtype).Transpose(0, last);
+    return Tensor::Empty(outer, dtype, device).Transpose(0, last);
   }
   if (lie == Lie::kSliced && last >= 0) {
     outer[last] += 3;
-    return Tensor::Empty(outer, dtype).Slice(last, 2, 2 + shape[last]);
+    return Tensor::Empty(outer, dtype, device).Slice(last, 2, 2 + shape[last]);
   }
   if (lie == Lie::kStrided) {
     outer.push_back(2);
-    return Tensor::Empty(outer, dtype).Select(last + 1, 1);
+    return Tensor::Empty(outer, dtype, device).Select(last + 1, 1);
   }
-  return Tensor::Empty(shape, dtype);
+  return Tensor::Empty(shape, dtype, device);
+}
+
+// The elements of x on its device, but lying as said; undefined as x.
+inline Tensor ThatLies(Lie lie, const Tensor& x) {
+  if (!x.defined() || lie == Lie::kContiguous) return x;
+  const Tensor result = EmptyThatLies(lie, x.shape(), x.dtype(), x.device());
+  result.CopyFrom(x);
+  return result;
 }
 
 // Small whole numbers in [low, high], so that most arithmetic is exact.
@@ -78,6 +87,40 @@ inline double At(const Tensor& x, const Shape& index) {
   return VisitDType(x.dtype(), [&](auto type) {
     return static_cast<double>(x.data<typename decltype(type)::Type>()[offset]);
   });
+}
+
+// A view of `shape` somewhere in `base`, 1-D and contiguous, by strides in
+// [-reach, reach], so that elements may share places. REQUIRES: it can fit.
+inline Tensor AnyView(const Tensor& base, const Shape& shape, int64_t reach,
+                      Generator& generator) {
+  for (;;) {
+    Shape strides;
+    int64_t low = 0, high = 0;
+    for (const int64_t size : shape) {
+      strides.push_back(static_cast<int64_t>(generator.NextBelow(
+                            static_cast<uint64_t>(2 * reach + 1))) -
+                        reach);
+      const int64_t span = (size - 1) * strides.back();
+      (span < 0 ? low : high) += span;
+    }
+    const int64_t room = base.numel() - (high - low);
+    if (room < 1) continue;
+    const auto offset =
+        static_cast<int64_t>(generator.NextBelow(static_cast<uint64_t>(room)));
+    return Tensor::FromStorage(base.storage(), offset - low, shape, strides,
+                               base.dtype());
+  }
+}
+
+// Of up to `most_dims` dimensions, each of up to `most` elements.
+inline Shape AnyShape(uint64_t most_dims, uint64_t most, Generator& generator,
+                      int64_t least = 0) {
+  Shape shape(generator.NextBelow(most_dims + 1));
+  for (int64_t& size : shape) {
+    size = least + static_cast<int64_t>(generator.NextBelow(
+                       most + 1 - static_cast<uint64_t>(least)));
+  }
+  return shape;
 }
 
 // Calls visit(index) for each element of `shape`, in row-major order.
@@ -119,6 +162,17 @@ inline void ExpectSame(const Tensor& found, const Tensor& wanted,
 // That of sums of some hundred products of numbers near 1.
 inline double Tolerance(DType dtype) {
   return dtype == DType::kF32 ? 2e-5 : 1e-12;
+}
+
+// The code of the Error that `run` throws; OK if it throws none.
+template <typename Run>
+absl::StatusCode CodeOf(Run&& run) {
+  try {
+    run();
+  } catch (const Error& error) {
+    return error.status().code();
+  }
+  return absl::StatusCode::kOk;
 }
 
 // The message of the INVALID_ARGUMENT that `run` throws.

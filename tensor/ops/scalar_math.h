@@ -1,4 +1,5 @@
 // Functions of one or two numbers, written so that loops over them vectorise.
+// Kernels of CUDA use them, too.
 
 #ifndef WEFT_TENSOR_OPS_SCALAR_MATH_H_
 #define WEFT_TENSOR_OPS_SCALAR_MATH_H_
@@ -6,6 +7,8 @@
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
+
+#include "weft/tensor/cuda/host_device.h"
 
 namespace weft::internal {
 
@@ -17,7 +20,7 @@ using Wrapping =
 
 struct AddOp {
   template <typename T>
-  T operator()(T a, T b) const {
+  WEFT_HOST_DEVICE T operator()(T a, T b) const {
     return static_cast<T>(static_cast<Wrapping<T>>(a) +
                           static_cast<Wrapping<T>>(b));
   }
@@ -25,7 +28,7 @@ struct AddOp {
 
 struct SubOp {
   template <typename T>
-  T operator()(T a, T b) const {
+  WEFT_HOST_DEVICE T operator()(T a, T b) const {
     return static_cast<T>(static_cast<Wrapping<T>>(a) -
                           static_cast<Wrapping<T>>(b));
   }
@@ -33,7 +36,7 @@ struct SubOp {
 
 struct MulOp {
   template <typename T>
-  T operator()(T a, T b) const {
+  WEFT_HOST_DEVICE T operator()(T a, T b) const {
     return static_cast<T>(static_cast<Wrapping<T>>(a) *
                           static_cast<Wrapping<T>>(b));
   }
@@ -42,7 +45,7 @@ struct MulOp {
 // REQUIRES: b != 0 for integers.
 struct DivOp {
   template <typename T>
-  T operator()(T a, T b) const {
+  WEFT_HOST_DEVICE T operator()(T a, T b) const {
     if constexpr (std::is_same_v<T, int64_t>) {
       if (b == -1) return SubOp()(T{0}, a);  // The lowest / -1 would trap.
     }
@@ -52,14 +55,14 @@ struct DivOp {
 
 struct MaximumOp {
   template <typename T>
-  T operator()(T a, T b) const {
+  WEFT_HOST_DEVICE T operator()(T a, T b) const {
     return ((a > b) | (a != a)) ? a : b;
   }
 };
 
 struct MinimumOp {
   template <typename T>
-  T operator()(T a, T b) const {
+  WEFT_HOST_DEVICE T operator()(T a, T b) const {
     return ((a < b) | (a != a)) ? a : b;
   }
 };
@@ -67,7 +70,7 @@ struct MinimumOp {
 // e^x; within 2 units in the last place, but results below 2e-38 are 0. The
 // polynomial and the split of ln 2 are Cephes' expf. Source: Moshier, Cephes
 // Math Library 2.2, single/expf.c.
-inline float Exp(float x) {
+WEFT_HOST_DEVICE inline float Exp(float x) {
   constexpr float kHigh = 89.0f;  // Its power is infinite.
   constexpr float kLow = -86.9f;
   // 1.5 * 2^23 + 126: a small number that is added to it is rounded to whole
@@ -91,17 +94,17 @@ inline float Exp(float x) {
   const float y = (p + p) * half;
   return x < kLow ? 0.0f : y;
 }
-inline double Exp(double x) { return std::exp(x); }
+WEFT_HOST_DEVICE inline double Exp(double x) { return std::exp(x); }
 
 // 1 / (1 + e^-x); f32 within 3 units in the last place, and 0 below -88.8.
 template <typename T>
-T Sigmoid(T x) {
+WEFT_HOST_DEVICE T Sigmoid(T x) {
   return T(1) / (T(1) + Exp(-x));
 }
 
-inline double Tanh(double x) { return std::tanh(x); }
+WEFT_HOST_DEVICE inline double Tanh(double x) { return std::tanh(x); }
 // Within 2 units in the last place. Source: Cephes, single/tanhf.c.
-inline float Tanh(float x) {
+WEFT_HOST_DEVICE inline float Tanh(float x) {
   const float magnitude = std::fabs(x);
   const float e = Exp(2.0f * magnitude);
   const float large = 1.0f - 2.0f / (e + 1.0f);
@@ -122,7 +125,7 @@ struct NormalAt {
   T density;
 };
 
-inline NormalAt<double> NormalDistribution(double x) {
+WEFT_HOST_DEVICE inline NormalAt<double> NormalDistribution(double x) {
   return {0.5 * std::erfc(-x * 0.70710678118654752440),
           0.39894228040143267794 * std::exp(-0.5 * x * x)};
 }
@@ -132,7 +135,7 @@ inline NormalAt<double> NormalDistribution(double x) {
 // polynomials, and else 1 less that of -x. Source of the coefficients, all
 // positive: least squares on [0, 13.3] with weights raised where the relative
 // error is largest (Lawson's algorithm); relative error of R 2^-24.8.
-inline NormalAt<float> NormalDistribution(float x) {
+WEFT_HOST_DEVICE inline NormalAt<float> NormalDistribution(float x) {
   constexpr float kFar = 14.0f;  // e^(-x^2 / 2) is 0.
   const float magnitude = std::fabs(x);
   const float u = magnitude > kFar ? kFar : magnitude;

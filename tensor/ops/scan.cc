@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "weft/base/error.h"
+#include "weft/tensor/on_device.h"
 #include "weft/tensor/ops/scalar_math.h"
 #include "weft/tensor/strided_loop.h"
 
@@ -32,24 +33,34 @@ void ForEachLine(const Tensor& x, const Tensor& y, int d, Visit&& visit) {
   });
 }
 
+template <typename T>
+void SumLines(const Tensor& x, const Tensor& y, int d, bool is_reversed) {
+  using Total = std::conditional_t<std::is_same_v<T, float>, double, T>;
+  const int64_t n = x.shape()[d];
+  ForEachLine(x, y, d, [&](int64_t from, int64_t to) {
+    const T* const in = x.data<T>() + from;
+    T* const out = y.data<T>() + to;
+    Total total = 0;
+    for (int64_t j = 0; j < n; ++j) {
+      const int64_t i = is_reversed ? n - 1 - j : j;
+      total = AddOp()(total, static_cast<Total>(in[i * x.strides()[d]]));
+      out[i * y.strides()[d]] = static_cast<T>(total);
+    }
+  });
+}
+
 Tensor RunningSum(const Tensor& x, int64_t dim, bool is_reversed,
-                  absl::string_view where) {
+                  const char* where) {
   const int d = WrapDim(dim, x.dim(), where);
-  const Tensor y = Tensor::Empty(x.shape(), x.dtype());
+  const Tensor y = Tensor::Empty(x.shape(), x.dtype(), x.device());
   VisitNumber(x.dtype(), where, [&](auto type) {
     using T = typename decltype(type)::Type;
-    using Total = std::conditional_t<std::is_same_v<T, float>, double, T>;
-    const int64_t n = x.shape()[d];
-    ForEachLine(x, y, d, [&](int64_t from, int64_t to) {
-      const T* const in = x.data<T>() + from;
-      T* const out = y.data<T>() + to;
-      Total total = 0;
-      for (int64_t j = 0; j < n; ++j) {
-        const int64_t i = is_reversed ? n - 1 - j : j;
-        total = AddOp()(total, static_cast<Total>(in[i * x.strides()[d]]));
-        out[i * y.strides()[d]] = static_cast<T>(total);
-      }
-    });
+    internal::OnDevice(
+        {where, {static_cast<double>(d)}},
+        [d, is_reversed](const Tensor& x, const Tensor& y) {
+          SumLines<T>(x, y, d, is_reversed);
+        },
+        x, y);
   });
   return y;
 }
@@ -61,6 +72,34 @@ bool IsLarger(T a, T b) {
   const bool b_is_nan = b != b;
   if (a_is_nan || b_is_nan) return a_is_nan && !b_is_nan;
   return a > b;
+}
+
+// Does the work of TopK.
+template <typename T>
+void ChooseBest(const Tensor& x, int d, bool is_largest, const Tensor& values,
+                const Tensor& indices) {
+  const int64_t k = values.shape()[d];
+  const int64_t stride = x.strides()[d];
+  const int64_t step = values.strides()[d];
+  std::vector<int64_t> order(static_cast<size_t>(x.shape()[d]));
+  ForEachLine(x, values, d, [&](int64_t from, int64_t to) {
+    const T* const in = x.data<T>() + from;
+    std::iota(order.begin(), order.end(), 0);
+    std::partial_sort(
+        order.begin(), order.begin() + k, order.end(),
+        [&](int64_t i, int64_t j) {
+          const T a = in[i * stride];
+          const T b = in[j * stride];
+          const bool first = is_largest ? IsLarger(a, b) : IsLarger(b, a);
+          const bool second = is_largest ? IsLarger(b, a) : IsLarger(a, b);
+          return first || (!second && i < j);
+        });
+    for (int64_t i = 0; i < k; ++i) {
+      const int64_t chosen = order[static_cast<size_t>(i)];
+      values.data<T>()[to + i * step] = in[chosen * stride];
+      indices.data<int64_t>()[to + i * step] = chosen;
+    }
+  });
 }
 
 }  // namespace
@@ -85,31 +124,17 @@ TopKResult TopK(const Tensor& x, int64_t k, int64_t dim, bool is_largest) {
   }
   Shape shape = x.shape();
   shape[d] = k;
-  const TopKResult result = {Tensor::Empty(shape, x.dtype()),
-                             Tensor::Empty(shape, DType::kI64)};
-  std::vector<int64_t> order(static_cast<size_t>(n));
+  const TopKResult result = {Tensor::Empty(shape, x.dtype(), x.device()),
+                             Tensor::Empty(shape, DType::kI64, x.device())};
   VisitNumber(x.dtype(), "TopK", [&](auto type) {
     using T = typename decltype(type)::Type;
-    const int64_t stride = x.strides()[d];
-    const int64_t step = result.values.strides()[d];
-    ForEachLine(x, result.values, d, [&](int64_t from, int64_t to) {
-      const T* const in = x.data<T>() + from;
-      std::iota(order.begin(), order.end(), 0);
-      std::partial_sort(
-          order.begin(), order.begin() + k, order.end(),
-          [&](int64_t i, int64_t j) {
-            const T a = in[i * stride];
-            const T b = in[j * stride];
-            const bool first = is_largest ? IsLarger(a, b) : IsLarger(b, a);
-            const bool second = is_largest ? IsLarger(b, a) : IsLarger(a, b);
-            return first || (!second && i < j);
-          });
-      for (int64_t i = 0; i < k; ++i) {
-        const int64_t chosen = order[static_cast<size_t>(i)];
-        result.values.data<T>()[to + i * step] = in[chosen * stride];
-        result.indices.data<int64_t>()[to + i * step] = chosen;
-      }
-    });
+    internal::OnDevice(
+        {"TopK", {static_cast<double>(d), is_largest ? 1.0 : 0.0}},
+        [d, is_largest](const Tensor& x, const Tensor& values,
+                        const Tensor& indices) {
+          ChooseBest<T>(x, d, is_largest, values, indices);
+        },
+        x, result.values, result.indices);
   });
   return result;
 }

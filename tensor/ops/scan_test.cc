@@ -8,6 +8,7 @@
 #include "weft/tensor/ops/index.h"
 #include "weft/tensor/ops/reduce.h"
 #include "weft/tensor/ops/reference.h"
+#include "weft/tensor/ops/testing/same_on_device.h"
 
 namespace weft {
 namespace {
@@ -109,6 +110,35 @@ TEST(Einsum, ErrorNamesTheMismatch) {
   EXPECT_THAT(Complaint([&] { Einsum("ijk->i", a); }),
               HasSubstr("names 3 dimensions of f32[2, 3]"));
   ExpectSame(Einsum("ij -> ji", a), a.Transpose(0, 1));
+}
+
+TEST(OnDevice, ScansAreThoseOfTheCpu) {
+  Generator generator(31);
+  const std::vector<Tensor> bases = {
+      Uniform({24}, -1, 1, generator),
+      Uniform({24}, -1, 1, generator, DType::kF64),
+      Integers({24}, DType::kI64, -3, 3, generator),
+      Integers({24}, DType::kU8, 0, 5, generator)};
+  testing::ExpectSameOnDevice(
+      "scans", bases, [](absl::Span<const Tensor> inputs) {
+        std::vector<Tensor> results;
+        for (const Tensor& input : inputs) {
+          for (const Tensor& x : testing::ViewsOf(input)) {
+            for (const int64_t dim : {0, 1}) {
+              results.push_back(Cumsum(x, dim));
+              results.push_back(CumsumBackward(x, dim));
+              for (const bool is_largest : {true, false}) {
+                const TopKResult top = TopK(x, 2, dim, is_largest);
+                results.push_back(top.values);
+                results.push_back(top.indices);
+              }
+            }
+          }
+          results.push_back(Cumsum(input.Slice(0, 0, 0), 0));
+          results.push_back(TopK(input, 0, 0).values);
+        }
+        return results;
+      });
 }
 
 }  // namespace
