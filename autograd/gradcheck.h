@@ -11,8 +11,9 @@
 namespace weft {
 
 struct GradcheckOptions {
-  // Of the central difference. Its error is of order step^2 for the curve and
-  // 1e-16 / step for the rounding of f64: 1e-10 and less for values near 1.
+  // The step of the central difference. Its error is of order step^2 for the
+  // curve and 1e-16 / step for the rounding of f64: 1e-10 and less for values
+  // near 1.
   double step = 1e-6;
   double relative_tolerance = 1e-6;
   double absolute_tolerance = 1e-8;

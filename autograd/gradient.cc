@@ -18,10 +18,11 @@ bool IsOurs(const Tensor& x) { return x.is_sole_handle() && x.is_contiguous(); }
 
 Gradient::Gradient(SparseRows rows) {
   if (rows.indices.dim() != 1 || rows.indices.dtype() != DType::kI64 ||
-      rows.values.dim() < 1 || rows.values.size(0) != rows.indices.numel()) {
+      rows.values.dim() < 1 || rows.values.size(0) != rows.indices.numel() ||
+      rows.values.device() != rows.indices.device()) {
     ThrowInvalidArgument("Gradient: indices ", rows.indices.Describe(),
                          " do not fit values ", rows.values.Describe(),
-                         "; wanted i64[n] and [n, ...]");
+                         "; wanted i64[n] and [n, ...] on one device");
   }
   sparse_ = IntrusivePtr<const Shared>(new Shared(std::move(rows)));
 }
@@ -42,6 +43,17 @@ DType Gradient::dtype() const {
   return is_sparse() ? sparse().values.dtype() : dense_.dtype();
 }
 
+Device Gradient::device() const {
+  return is_sparse() ? sparse().values.device() : dense_.device();
+}
+
+Gradient Gradient::To(Device device) const {
+  if (!defined() || device == this->device()) return *this;
+  if (!is_sparse()) return dense_.To(device);
+  return SparseRows{sparse().indices.To(device), sparse().values.To(device),
+                    sparse().rows};
+}
+
 Tensor Gradient::ToDense() const {
   return is_sparse() ? weft::ToDense(sparse()) : dense_;
 }
@@ -57,10 +69,13 @@ void Gradient::Add(Gradient other) {
     *this = std::move(other);
     return;
   }
-  if (shape() != other.shape() || dtype() != other.dtype()) {
+  if (shape() != other.shape() || dtype() != other.dtype() ||
+      device() != other.device()) {
     ThrowInvalidArgument("a gradient of shape ", ShapeText(other.shape()),
-                         " and dtype ", Name(other.dtype()), " meets one of ",
-                         ShapeText(shape()), " and ", Name(dtype()));
+                         ", dtype ", Name(other.dtype()), " and device ",
+                         Name(other.device()), " meets one of ",
+                         ShapeText(shape()), ", ", Name(dtype()), " and ",
+                         Name(device()));
   }
   if (is_sparse() && other.is_sparse()) {
     const SparseRows& a = sparse();

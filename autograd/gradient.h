@@ -9,6 +9,7 @@
 
 #include <utility>
 
+#include "weft/tensor/device.h"
 #include "weft/tensor/dtype.h"
 #include "weft/tensor/intrusive_ptr.h"
 #include "weft/tensor/ops/embedding.h"
@@ -37,9 +38,13 @@ class Gradient {
   // Not coalesced. REQUIRES: is_sparse().
   const SparseRows& sparse() const;
 
-  // Of the whole gradient, all rows counted. REQUIRES: defined().
+  // These describe the whole gradient, all rows counted. REQUIRES: defined().
   Shape shape() const;
   DType dtype() const;
+  Device device() const;
+
+  // Itself if it is there, or undefined. Throws as Tensor::To.
+  Gradient To(Device device) const;
 
   // The tensor, made from the rows if it is sparse; undefined if undefined.
   Tensor ToDense() const;

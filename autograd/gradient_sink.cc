@@ -8,9 +8,10 @@ namespace weft {
 namespace {
 
 bool IsSameMemory(const Tensor& a, const Tensor& b) {
-  return a.IsSameAs(b) || (a.defined() && b.defined() && a.raw() == b.raw() &&
-                           a.dtype() == b.dtype() && a.shape() == b.shape() &&
-                           a.strides() == b.strides());
+  return a.IsSameAs(b) ||
+         (a.defined() && b.defined() && a.address() == b.address() &&
+          a.dtype() == b.dtype() && a.shape() == b.shape() &&
+          a.strides() == b.strides());
 }
 
 void Write(const GradientDestination& to, const Gradient& gradient) {

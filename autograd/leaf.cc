@@ -47,6 +47,24 @@ void Leaf::MoveTo(Tensor value) {
   ++value_->moves;
 }
 
+void Leaf::MoveToDevice(Device device) {
+  if (device == value().device()) return;
+  if (sink_ != nullptr) {
+    ThrowFailedPrecondition(
+        "Leaf::MoveToDevice: the gradient of the parameter ",
+        value().Describe(),
+        " is kept by another object, such as a DistributedDataParallel; move "
+        "the model to ",
+        Name(device), " before that is made");
+  }
+  const Gradient moved = gradient().To(device);
+  IntrusivePtr<LeafValue> other(new LeafValue);
+  other->tensor = value().To(device);
+  value_ = std::move(other);
+  MutexLock lock(mu_);
+  gradient_ = moved;
+}
+
 void Leaf::SetRequiresGrad(bool on) {
   if (on != requires_grad_) SetGradient(Gradient());
   requires_grad_ = on;
@@ -65,12 +83,14 @@ void Leaf::Accept(const BackwardPass&, Leaf&, Gradient gradient) {
 
 void Leaf::CheckFits(const Gradient& gradient) const {
   if (gradient.dtype() == value().dtype() &&
-      gradient.shape() == value().shape()) {
+      gradient.shape() == value().shape() &&
+      gradient.device() == value().device()) {
     return;
   }
   ThrowInvalidArgument("gradient of shape ", ShapeText(gradient.shape()),
-                       " and dtype ", Name(gradient.dtype()),
-                       " for a variable, ", value().Describe());
+                       " and dtype ", Name(gradient.dtype()), " on ",
+                       Name(gradient.device()), " for a variable, ",
+                       value().Describe());
 }
 
 }  // namespace weft

@@ -38,8 +38,8 @@ struct LeafValue : public RefCounted<LeafValue> {
   }
 };
 
-// Thread-safety: thread-safe, but for SetValue, MoveTo, SetSink and
-// SetRequiresGrad, during which nobody else uses the leaf.
+// Thread-safety: thread-safe, but for SetValue, MoveTo, MoveToDevice, SetSink
+// and SetRequiresGrad, during which nobody else uses the leaf.
 class Leaf final : public Node, public GradientSink {
  public:
   explicit Leaf(Tensor value) : Node(1, Kind::kLeaf), value_(new LeafValue) {
@@ -48,7 +48,7 @@ class Leaf final : public Node, public GradientSink {
 
   // The value of each Variable that is this leaf.
   const Tensor& value() const { return value_->tensor; }
-  // Of the same elements, for who keeps them.
+  // The same value, for who keeps its elements.
   const IntrusivePtr<LeafValue>& shared_value() const { return value_; }
 
   // Gives the leaf other memory: a part of an arena, the result of an operation
@@ -68,6 +68,12 @@ class Leaf final : public Node, public GradientSink {
   // SetValue.
   void MoveTo(Tensor value);
 
+  // Moves the value, and the gradient if there is one, to `device`: for all
+  // Variables that are this leaf, but not for a graph that was recorded before.
+  // Throws as Tensor::To; Error kFailedPrecondition if the leaf has a sink,
+  // which keeps gradients in memory of the former device.
+  void MoveToDevice(Device device) ABSL_LOCKS_EXCLUDED(mu_);
+
   // False: frozen. No operation records it, and what a graph that was recorded
   // before gives it is dropped here. A change clears the gradient.
   bool requires_grad() const { return requires_grad_; }
@@ -75,7 +81,7 @@ class Leaf final : public Node, public GradientSink {
 
   // What has accumulated here; undefined if nothing has since it was cleared.
   Gradient gradient() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Throws Error kInvalidArgument unless undefined or of the value's shape.
+  // Throws Error kInvalidArgument unless undefined or as CheckFits wants it.
   void SetGradient(Gradient gradient) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Null: the store of the pass, or else this leaf. Borrowed: must outlive
@@ -88,7 +94,7 @@ class Leaf final : public Node, public GradientSink {
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Throws Error kInvalidArgument unless `gradient`, which is defined, has the
-  // value's shape and dtype.
+  // value's shape, dtype and device.
   void CheckFits(const Gradient& gradient) const;
 
   absl::string_view name() const override { return "Leaf"; }

@@ -16,7 +16,9 @@
 #include "weft/autograd/grad_mode.h"
 #include "weft/autograd/gradcheck.h"
 #include "weft/base/catch_to_status.h"
+#include "weft/device/testing/simulated_context.h"
 #include "weft/tensor/ops/elementwise.h"
+#include "weft/tensor/ops/testing/same_on_device.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft {
@@ -189,6 +191,48 @@ TEST_P(EachOp, RefusesOverwrittenSavedTensors) {
       EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
       EXPECT_THAT(std::string(status.message()),
                   HasSubstr(std::string(GetParam().op->name())));
+    }
+  }
+}
+
+// `inputs` where real in `dtype`, all on `device`.
+std::vector<Variable> InputsOn(Device device, DType dtype,
+                               const std::vector<Variable>& inputs) {
+  std::vector<Variable> moved;
+  for (const Variable& input : inputs) {
+    const bool is_real = input.dtype() == DType::kF64;
+    const Tensor value = is_real ? input.value().To(dtype) : input.value();
+    // A copy: a leaf's elements are its own.
+    moved.emplace_back(value.Clone().To(device), input.requires_grad());
+  }
+  return moved;
+}
+
+// The result and all gradients, as bytes.
+std::vector<std::string> BytesOfPass(const OpCase& sample,
+                                     const std::vector<Variable>& inputs) {
+  const Variable y = sample.forward(inputs);
+  y.Backward(Mul(y.value(), 0.5));
+  std::vector<std::string> bytes = {testing::BytesOf(y.value())};
+  for (const Variable& x : inputs) {
+    if (!x.requires_grad()) continue;
+    EXPECT_EQ(x.gradient().device(), x.value().device());
+    bytes.push_back(testing::BytesOf(x.gradient().ToDense()));
+  }
+  return bytes;
+}
+
+TEST_P(EachOp, HasTheSameBitsOnADevice) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    const std::vector<Variable> inputs = MakeInputs(sample());
+    const auto wanted =
+        BytesOfPass(sample(), InputsOn(Device::Cpu(), dtype, inputs));
+    for (uint64_t seed = 0; seed < 3; ++seed) {
+      device::testing::SimulatedDevices devices(seed);
+      const Device device(devices.context(), 0);
+      EXPECT_TRUE(BytesOfPass(sample(), InputsOn(device, dtype, inputs)) ==
+                  wanted)
+          << Name(dtype) << ", seed " << seed;
     }
   }
 }

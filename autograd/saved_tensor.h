@@ -1,10 +1,10 @@
 // SavedTensor: a tensor kept for the backward pass, with proof that it is still
 // the same.
 //
-// Of a leaf it keeps the leaf's value and version, not the tensor: the leaf may
-// be moved to other memory (Leaf::MoveTo) and the former be freed. One that is
-// made within Checkpoint (checkpoint.h) keeps no elements: Get() computes them
-// again.
+// For a leaf it keeps the leaf's value and version, not the tensor: the leaf
+// may be moved to other memory (Leaf::MoveTo) and the former be freed. One that
+// is made within Checkpoint (checkpoint.h) keeps no elements: Get() computes
+// them again.
 
 #ifndef WEFT_AUTOGRAD_SAVED_TENSOR_H_
 #define WEFT_AUTOGRAD_SAVED_TENSOR_H_

@@ -27,7 +27,7 @@ class GraphTask;
 
 class SumOrder {
  public:
-  // Of a task that has run no node: all gradients are expected, some fed.
+  // `task` has run no node yet: all gradients are expected, some fed.
   explicit SumOrder(const GraphTask& task);
 
   // A gradient was fed for result `output` of the node at `place`: goes into

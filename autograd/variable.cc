@@ -15,12 +15,14 @@ absl::Status CheckSeed(const Variable& root, const Gradient& seed) {
         "one that does, or under a NoGradScope");
   }
   if (!seed.defined() ||
-      (seed.shape() == root.shape() && seed.dtype() == root.dtype())) {
+      (seed.shape() == root.shape() && seed.dtype() == root.dtype() &&
+       seed.device() == root.value().device())) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "Backward: the seed has shape ", ShapeText(seed.shape()), " and dtype ",
-      Name(seed.dtype()), ", the variable is ", root.value().Describe()));
+      Name(seed.dtype()), " on ", Name(seed.device()), ", the variable is ",
+      root.value().Describe()));
 }
 
 }  // namespace
@@ -98,7 +100,7 @@ void Variable::Backward(const BackwardOptions& options) const {
     ThrowInvalidArgument("Backward: a variable of shape ", ShapeText(shape()),
                          " needs a seed; only one element can do without");
   }
-  Backward(Tensor::Ones(shape(), dtype()), options);
+  Backward(Tensor::Ones(shape(), dtype(), value().device()), options);
 }
 
 void Variable::Backward(Gradient seed, const BackwardOptions& options) const {

@@ -93,8 +93,8 @@ class Variable {
   // requires no gradient.
   void ClearGradient() const;
 
-  // Of a leaf, frozen or not. Throw Error kFailedPrecondition where leaf() is
-  // null.
+  // These need a leaf, frozen or not: they throw Error kFailedPrecondition
+  // where leaf() is null.
   //
   // Null: the leaf itself again. Borrowed: must outlive every backward pass.
   void SetGradientSink(GradientSink* sink) const;

@@ -147,7 +147,8 @@ Dropout::Dropout(double probability, Generator& random)
 Variable Dropout::Compute(const Variable& x) {
   if (!is_training() || probability_ == 0) return x;
   const double kept = 1 - probability_;
-  const Tensor mask = Bernoulli(x.shape(), kept, random_).To(x.dtype());
+  const Tensor mask =
+      Bernoulli(x.shape(), kept, random_).To(x.dtype()).To(x.value().device());
   return x * Variable(Mul(mask, 1 / kept));
 }
 

@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "weft/base/catch_to_status.h"
 #include "weft/base/error.h"
 
 namespace weft::nn {
@@ -15,7 +16,8 @@ namespace {
 
 bool HaveSameBytes(const Tensor& a, const Tensor& b) {
   if (a.shape() != b.shape() || a.dtype() != b.dtype()) return false;
-  const Tensor x = a.Contiguous(), y = b.Contiguous();
+  const Tensor x = a.To(Device::Cpu()).Contiguous();
+  const Tensor y = b.To(Device::Cpu()).Contiguous();
   return std::memcmp(x.raw(), y.raw(), static_cast<size_t>(x.bytes())) == 0;
 }
 
@@ -24,7 +26,7 @@ bool HaveSameBytes(const Tensor& a, const Tensor& b) {
 const void* IdentityOf(const NamedParameter& named) {
   const Variable& variable = named.variable;
   if (variable.leaf() != nullptr) return variable.leaf();
-  return variable.numel() > 0 ? variable.value().raw() : nullptr;
+  return variable.numel() > 0 ? variable.value().address() : nullptr;
 }
 
 }  // namespace
@@ -132,8 +134,8 @@ std::vector<NamedParameter> Module::TrainedParameters() const {
 std::vector<NamedBuffer> Module::NamedBuffers() const {
   std::vector<NamedBuffer> all;
   Visit("", [&](const std::string& prefix, const Module& module) {
-    for (const NamedBuffer& own : module.buffers_) {
-      all.push_back({prefix + own.name, own.tensor, own.is_saved});
+    for (const OwnBuffer& own : module.buffers_) {
+      all.push_back({prefix + own.name, *own.tensor, own.is_saved});
     }
   });
   return all;
@@ -176,37 +178,66 @@ std::vector<std::string> Module::TiedFaults(const nn::StateDict& state) const {
 }
 
 absl::Status Module::LoadStateDict(const nn::StateDict& state) {
-  const nn::StateDict own = StateDict();
-  std::vector<std::string> faults;
-  for (const auto& [name, tensor] : own) {
-    const auto found = state.find(name);
-    if (found == state.end()) {
-      faults.push_back(absl::StrCat(name, " is missing"));
-    } else if (!found->second.defined()) {
-      faults.push_back(absl::StrCat(name, " is undefined"));
-    } else if (found->second.shape() != tensor.shape() ||
-               found->second.dtype() != tensor.dtype()) {
-      faults.push_back(absl::StrCat(name, " is ", found->second.Describe(),
-                                    ", wanted ", tensor.Describe()));
+  return CatchToStatus([&]() -> absl::Status {
+    const nn::StateDict own = StateDict();
+    std::vector<std::string> faults;
+    for (const auto& [name, tensor] : own) {
+      const auto found = state.find(name);
+      if (found == state.end()) {
+        faults.push_back(absl::StrCat(name, " is missing"));
+      } else if (!found->second.defined()) {
+        faults.push_back(absl::StrCat(name, " is undefined"));
+      } else if (found->second.shape() != tensor.shape() ||
+                 found->second.dtype() != tensor.dtype()) {
+        faults.push_back(absl::StrCat(name, " is ", found->second.Describe(),
+                                      ", wanted ", tensor.Describe()));
+      }
     }
-  }
-  for (const auto& [name, tensor] : state) {
-    if (own.count(name) == 0) {
-      faults.push_back(absl::StrCat(name, " is unexpected"));
+    for (const auto& [name, tensor] : state) {
+      if (own.count(name) == 0) {
+        faults.push_back(absl::StrCat(name, " is unexpected"));
+      }
     }
-  }
-  if (faults.empty()) faults = TiedFaults(state);
-  if (!faults.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("LoadStateDict: ", absl::StrJoin(faults, "; ")));
-  }
-  for (const auto& [name, tensor] : own) tensor.CopyFrom(state.at(name));
-  return absl::OkStatus();
+    if (faults.empty()) faults = TiedFaults(state);
+    if (!faults.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("LoadStateDict: ", absl::StrJoin(faults, "; ")));
+    }
+    for (const auto& [name, tensor] : own) tensor.CopyFrom(state.at(name));
+    return absl::OkStatus();
+  });
 }
 
 void Module::Train(bool on) {
   is_training_ = on;
   for (const auto& [name, child] : children_) child->Train(on);
+}
+
+void Module::To(Device device) {
+  const std::vector<NamedParameter> all = NamedParameters();
+  for (const NamedParameter& named : all) {
+    const Leaf* const leaf = named.variable.leaf();
+    if (named.variable.value().device() == device) continue;
+    if (leaf != nullptr && leaf->sink() == nullptr) continue;
+    ThrowFailedPrecondition(
+        "Module::To: parameter ", named.name, " is ",
+        named.variable.value().Describe(), ", ",
+        leaf == nullptr
+            ? "added as a variable made without a gradient; make that on "
+            : "and its gradient is kept by another object, such as a "
+              "DistributedDataParallel; make that after the model is on ",
+        Name(device));
+  }
+  for (const NamedParameter& named : all) {
+    Leaf* const leaf = named.variable.leaf();
+    if (leaf != nullptr) leaf->MoveToDevice(device);
+  }
+  MoveBuffers(device);
+}
+
+void Module::MoveBuffers(Device device) {
+  for (OwnBuffer& own : buffers_) *own.tensor = own.tensor->To(device);
+  for (const auto& [name, child] : children_) child->MoveBuffers(device);
 }
 
 void Module::ClearGradients() const {
@@ -247,10 +278,11 @@ Variable Module::AddParameter(absl::string_view name, const Variable& shared) {
   return shared;
 }
 
-Tensor Module::AddBuffer(absl::string_view name, Tensor value, bool is_saved) {
+Buffer Module::AddBuffer(absl::string_view name, Tensor value, bool is_saved) {
   CheckName(name);
-  buffers_.push_back({std::string(name), value, is_saved});
-  return value;
+  auto tensor = std::make_shared<Tensor>(std::move(value));
+  buffers_.push_back({std::string(name), tensor, is_saved});
+  return Buffer(std::move(tensor));
 }
 
 void Module::AddModule(absl::string_view name, Module& child) {

@@ -56,6 +56,29 @@ struct NamedBuffer {
   bool is_saved = true;
 };
 
+// A buffer of a module, as its forward pass uses it: Module::To moves the
+// tensor, so that no copy of it may be kept from one pass to the next.
+//
+// Thread-safety: one thread at a time.
+class Buffer {
+ public:
+  Buffer() = default;  // none
+
+  bool defined() const { return tensor_ != nullptr; }
+  // Undefined if there is none.
+  const Tensor& tensor() const {
+    static const Tensor* const none = new Tensor();
+    return defined() ? *tensor_ : *none;
+  }
+
+ private:
+  friend class Module;
+  explicit Buffer(std::shared_ptr<Tensor> tensor)
+      : tensor_(std::move(tensor)) {}
+
+  std::shared_ptr<Tensor> tensor_;  // the module's
+};
+
 class Module;
 
 // Runs before a forward pass of `module`, and may put other variables in the
@@ -107,6 +130,15 @@ class Module {
 
   void ClearGradients() const;
 
+  // Moves all parameters, their gradients and all buffers, of children too, to
+  // `device`. Move a model before it is given to an optimizer or a
+  // DistributedDataParallel: their state stays where it is. Error
+  // kFailedPrecondition, with nothing moved, names a parameter whose gradient
+  // another object keeps (a DistributedDataParallel), or one that was added as
+  // a variable made without a gradient, which must be made on the device. The
+  // errors of Tensor::To: what was moved before stays there.
+  void To(Device device);
+
   // Hooks around each forward pass, in the order in which they were added; they
   // run again where it is computed again (Checkpoint). What a hook throws ends
   // the forward pass. A hook may add and remove hooks: that counts from the
@@ -148,7 +180,7 @@ class Module {
   Variable AddParameter(absl::string_view name, const Variable& shared);
   // State that is not trained. `is_saved`: whether a state dict has it; what is
   // made anew from the options of the module need not be.
-  Tensor AddBuffer(absl::string_view name, Tensor value, bool is_saved = true);
+  Buffer AddBuffer(absl::string_view name, Tensor value, bool is_saved = true);
   // `child` is borrowed: a member, or owned by this module in another way.
   void AddModule(absl::string_view name, Module& child);
 
@@ -158,6 +190,7 @@ class Module {
 
   void Visit(const std::string& prefix, Visitor visit) const;
   void SetRequiresGrad(bool on) const;
+  void MoveBuffers(Device device);
   // Under each of their names.
   std::vector<NamedParameter> AllNames() const;
   std::vector<std::string> TiedFaults(const nn::StateDict& state) const;
@@ -170,13 +203,19 @@ class Module {
   };
   using Hooks = std::vector<Hook>;
 
+  struct OwnBuffer {
+    std::string name;
+    std::shared_ptr<Tensor> tensor;
+    bool is_saved;
+  };
+
   HookId AddHook(Hook hook);
 
   // Null: none. Replaced as a whole, since a pass may be under way.
   std::shared_ptr<const Hooks> hooks_;
   HookId last_hook_ = 0;
   std::vector<NamedParameter> parameters_;
-  std::vector<NamedBuffer> buffers_;
+  std::vector<OwnBuffer> buffers_;
   std::vector<std::pair<std::string, Module*>> children_;
   bool is_training_ = true;
 };

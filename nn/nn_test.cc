@@ -279,7 +279,7 @@ class WithBuffer : public Module {
   using Module::AddModule;
   using Module::AddParameter;
   Variable scale;
-  Tensor count;
+  Buffer count;
   Linear child;
 };
 
@@ -296,10 +296,10 @@ TEST(Module, StateDictSharesStorageAndLoadCopies) {
   Generator random(kSeed);
   WithBuffer a(random), b(random);
   a.scale.value().Fill(4);
-  a.count.Fill(7);
+  a.count.tensor().Fill(7);
   ASSERT_THAT(b.LoadStateDict(a.StateDict()), IsOk());
   EXPECT_EQ(b.scale.value().item<float>(), 4);
-  EXPECT_EQ(b.count.item<int64_t>(), 7);
+  EXPECT_EQ(b.count.tensor().item<int64_t>(), 7);
   a.scale.value().Fill(5);
   EXPECT_EQ(a.StateDict()["scale"].item<float>(), 5);
   EXPECT_EQ(b.scale.value().item<float>(), 4);
@@ -483,19 +483,19 @@ TEST(Module, BufferThatIsNotSavedIsInNoStateDict) {
       mask = AddBuffer("mask", Tensor::Ones({2}), /*is_saved=*/false);
       count = AddBuffer("count", Tensor::Zeros({}, DType::kI64));
     }
-    Tensor mask, count;
+    Buffer mask, count;
   };
   Masked a, b;
   EXPECT_EQ(a.NamedBuffers().size(), 2u);
   EXPECT_EQ(a.StateDict().size(), 1u);
-  a.mask.Fill(7);
-  a.count.Fill(3);
+  a.mask.tensor().Fill(7);
+  a.count.tensor().Fill(3);
   EXPECT_THAT(b.LoadStateDict(a.StateDict()), IsOk());
-  EXPECT_EQ(b.count.item<int64_t>(), 3);
-  EXPECT_EQ(b.mask.ToVector<float>()[0], 1);
+  EXPECT_EQ(b.count.tensor().item<int64_t>(), 3);
+  EXPECT_EQ(b.mask.tensor().ToVector<float>()[0], 1);
   // As PyTorch's: one that a state dict has is unexpected.
   nn::StateDict with_mask = a.StateDict();
-  with_mask["mask"] = a.mask;
+  with_mask["mask"] = a.mask.tensor();
   EXPECT_THAT(
       b.LoadStateDict(with_mask),
       StatusIs(absl::StatusCode::kInvalidArgument, "mask is unexpected"));

@@ -69,10 +69,10 @@ Variable BatchNorm::Compute(const Variable& x) {
   if (is_training() && IsRecomputing()) {  // the statistics have moved
     return weft::BatchNorm(x, weight_, bias_, Tensor(), Tensor(), options);
   }
-  const Variable y = weft::BatchNorm(x, weight_, bias_, running_mean_,
-                                     running_variance_, options);
+  const Variable y = weft::BatchNorm(x, weight_, bias_, running_mean_.tensor(),
+                                     running_variance_.tensor(), options);
   // Counted after what may throw.
-  if (is_training() && batches_.defined()) Add_(batches_, 1);
+  if (is_training() && batches_.defined()) Add_(batches_.tensor(), 1);
   return y;
 }
 

@@ -75,9 +75,9 @@ class BatchNorm final : public Layer {
   const BatchNormLayerOptions options_;
   Variable weight_;
   Variable bias_;
-  Tensor running_mean_;  // undefined if none are kept, like the next two
-  Tensor running_variance_;
-  Tensor batches_;
+  Buffer running_mean_;  // none if none are kept, like the next two
+  Buffer running_variance_;
+  Buffer batches_;
 };
 
 }  // namespace weft::nn

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "weft/base/catch_to_status.h"
 #include "weft/base/status_macros.h"
 #include "weft/tensor/ops/elementwise.h"
 #include "weft/tensor/ops/embedding.h"
@@ -46,7 +47,7 @@ double GradientNorm(absl::Span<const Gradient> gradients, Norm norm) {
   double squares = 0, largest = 0, magnitudes = 0;
   for (const Gradient& gradient : gradients) {
     if (!gradient.defined()) continue;
-    const Tensor values = ValuesOf(gradient).Contiguous();
+    const Tensor values = ValuesOf(gradient).To(Device::Cpu()).Contiguous();
     VisitFloating(values.dtype(), "GradientNorm", [&](auto type) {
       using T = typename decltype(type)::Type;
       for (const T element : values.span<T>()) {
@@ -86,7 +87,9 @@ absl::StatusOr<double> ClipGradNorm(absl::Span<const Variable> parameters,
   for (const Variable& parameter : parameters) {
     gradients.push_back(parameter.gradient());
   }
-  const double found = GradientNorm(gradients, norm);
+  WEFT_ASSIGN_OR_RETURN(const double found, CatchToStatus([&] {
+                          return GradientNorm(gradients, norm);
+                        }));
   // Sole hold again, for what is changed in place.
   gradients.clear();
   WEFT_RETURN_IF_ERROR(ScaleGradientsTo(parameters, largest, found));
@@ -95,30 +98,34 @@ absl::StatusOr<double> ClipGradNorm(absl::Span<const Variable> parameters,
 
 absl::Status ScaleGradientsTo(absl::Span<const Variable> parameters,
                               double largest, double norm) {
-  WEFT_RETURN_IF_ERROR(CheckLargest(largest));
-  if (!std::isfinite(norm)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("ClipGradNorm: the norm of the gradients is ", norm,
-                     "; skip this step, or look for what made it so"));
-  }
-  const double factor = largest / (norm + 1e-6);
-  if (factor >= 1) return absl::OkStatus();
-  for (const Variable& parameter : parameters) {
-    ChangeGradient(parameter,
-                   [factor](const Tensor& values) { Mul_(values, factor); });
-  }
-  return absl::OkStatus();
+  return CatchToStatus([&]() -> absl::Status {
+    WEFT_RETURN_IF_ERROR(CheckLargest(largest));
+    if (!std::isfinite(norm)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("ClipGradNorm: the norm of the gradients is ", norm,
+                       "; skip this step, or look for what made it so"));
+    }
+    const double factor = largest / (norm + 1e-6);
+    if (factor >= 1) return absl::OkStatus();
+    for (const Variable& parameter : parameters) {
+      ChangeGradient(parameter,
+                     [factor](const Tensor& values) { Mul_(values, factor); });
+    }
+    return absl::OkStatus();
+  });
 }
 
 absl::Status ClipGradValue(absl::Span<const Variable> parameters,
                            double largest) {
-  WEFT_RETURN_IF_ERROR(CheckLargest(largest));
-  for (const Variable& parameter : parameters) {
-    ChangeGradient(parameter, [largest](const Tensor& values) {
-      values.CopyFrom(Clamp(values, -largest, largest));
-    });
-  }
-  return absl::OkStatus();
+  return CatchToStatus([&]() -> absl::Status {
+    WEFT_RETURN_IF_ERROR(CheckLargest(largest));
+    for (const Variable& parameter : parameters) {
+      ChangeGradient(parameter, [largest](const Tensor& values) {
+        values.CopyFrom(Clamp(values, -largest, largest));
+      });
+    }
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace weft::optimizer

@@ -147,6 +147,7 @@ absl::Status OptimizerShard::Begin(const std::vector<v1::RuleSpec>& rules,
     }
     if (groups.count(group) == 0) {
       WEFT_ASSIGN_OR_RETURN(groups[group].rule, FromSpec(rules[group]));
+      WEFT_ASSIGN_OR_RETURN(groups[group].clip, ClipFromSpec(rules[group]));
       groups[group].lazy = lazy[group] != 0;
     }
     WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Variable> variable,
@@ -337,8 +338,8 @@ DistributedOptimizer::Create(rpc::Agent& agent,
       by_owner[parameter.id().owner].emplace_back(number, i, parameter);
     }
     // Also that of a group without parameters, which no owner sees.
-    WEFT_RETURN_IF_ERROR(MakeRule(group.rule).status());
-    rules.push_back(ToSpec(group.rule));
+    WEFT_RETURN_IF_ERROR(MakeRule(group.rule, group.clip).status());
+    rules.push_back(ToSpec(group.rule, group.clip));
     lazy.push_back(group.lazy);
   }
   if (by_owner.empty()) {

@@ -64,6 +64,7 @@ struct DistributedGroup {
   RuleOptions rule;
   std::vector<rref::RRef<Variable>> parameters;
   bool lazy = false;
+  ClipOptions clip = {};
 };
 
 struct StepOptions {
@@ -86,7 +87,7 @@ struct StepReport {
 // Thread-safety: thread-safe.
 class OptimizerShard {
  public:
-  // Of each parameter: its group, its place in it, and where it is.
+  // A parameter's group, its place in it, and where it is.
   using Placed = std::tuple<int64_t, int64_t, rref::RRef<Variable>>;
   // What Check found: how many parameters have a gradient, and their norm.
   using Found = std::tuple<int64_t, double>;
@@ -116,7 +117,8 @@ class OptimizerShard {
                                       double learning_rate_scale,
                                       const Found& others);
 
-  // Of this owner: as Optimizer::StateDict, and "<name>/value", the weights.
+  // The state of this owner: as Optimizer::StateDict, and "<name>/value", the
+  // weights.
   absl::StatusOr<State> SaveState() ABSL_LOCKS_EXCLUDED(mu_);
   // Checks `state` and keeps it; LoadStaged puts it into place.
   absl::Status StageState(const State& state) ABSL_LOCKS_EXCLUDED(mu_);
@@ -134,7 +136,7 @@ class OptimizerShard {
   absl::Status status() const { return status_; }
 
  private:
-  // Of all shards of one worker: they may have parameters in common.
+  // All shards of one worker share it: they may have parameters in common.
   struct WeightsLock {
     Mutex mu;
   };
@@ -155,8 +157,9 @@ class OptimizerShard {
 // Thread-safety: thread-safe.
 class DistributedOptimizer {
  public:
-  // Of all owners: as OptimizerShard::State, by "group0.parameter3/momentum".
-  // Names count parameters in the order of Create, wherever they live.
+  // The state of all owners: as OptimizerShard::State, by
+  // "group0.parameter3/momentum". Names count parameters in the order of
+  // Create, wherever they live.
   using State = absl::btree_map<std::string, Tensor>;
 
   // Groups the parameters by owner and makes an optimizer at each, all at once.

@@ -100,8 +100,9 @@ class DistributedOptimizerTest : public ::testing::Test {
 
 const std::vector<RuleOptions>& Rules() {
   static const auto* const kRules = new std::vector<RuleOptions>{
-      SgdOptions{0.1, 0.9}, AdamOptions{0.05}, AdamWOptions{0.05},
-      AdagradOptions{0.1}, FtrlOptions{0.1}};
+      SgdOptions{0.1, 0.9}, AdamOptions{0.05},         AdamWOptions{0.05},
+      AdagradOptions{0.1},  FtrlOptions{0.1},          LambOptions{0.05},
+      LionOptions{0.01},    RowwiseAdagradOptions{0.1}};
   return *kRules;
 }
 
@@ -124,6 +125,8 @@ TEST_F(DistributedOptimizerTest, NumberThatIsNoNormIsRefusedAtTheOwner) {
 
 TEST_F(DistributedOptimizerTest, TrainsAsOneProcessDoesByEveryRule) {
   const Tensor x = InitialWeight(4, 3, 1.0);
+  // Some gradients are beyond these limits.
+  const ClipOptions clip = {0.5, 0.75};
   for (const RuleOptions& rule : Rules()) {
     SCOPED_TRACE(RuleName(rule));
     // Distributed: one layer at each server and one here.
@@ -132,10 +135,13 @@ TEST_F(DistributedOptimizerTest, TrainsAsOneProcessDoesByEveryRule) {
     const auto head =
         std::make_shared<Variable>(InitialWeight(5, 1, 0.7), true);
     auto optimizer = DistributedOptimizer::Create(
-        ranks_[0], rule,
-        {rref::Call(first, &Layer::Weight).value(),
-         rref::Call(second, &Layer::Weight).value(),
-         rref::MakeLocal(ranks_[0], head).value()});
+        ranks_[0],
+        {DistributedGroup{rule,
+                          {rref::Call(first, &Layer::Weight).value(),
+                           rref::Call(second, &Layer::Weight).value(),
+                           rref::MakeLocal(ranks_[0], head).value()},
+                          /*lazy=*/false,
+                          clip}});
     ASSERT_THAT(optimizer.status(), IsOk());
     EXPECT_EQ((*optimizer)->owners(), 3);
     // The same in one process.
@@ -143,7 +149,7 @@ TEST_F(DistributedOptimizerTest, TrainsAsOneProcessDoesByEveryRule) {
     const Variable w2(InitialWeight(5, 5, 0.3), true);
     const Variable w3(InitialWeight(5, 1, 0.7), true);
     auto local = Optimizer::Create(
-        {{rule, {{"w1", w1}, {"w2", w2}, {"w3", w3}}, /*lazy=*/false}});
+        {{rule, {{"w1", w1}, {"w2", w2}, {"w3", w3}}, /*lazy=*/false, clip}});
     ASSERT_THAT(local.status(), IsOk());
     for (int step = 0; step < 5; ++step) {
       const dist_autograd::Scope pass(*contexts_[0]);

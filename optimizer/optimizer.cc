@@ -8,8 +8,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "weft/base/catch_to_status.h"
 #include "weft/base/check.h"
 #include "weft/base/status_macros.h"
+#include "weft/optimizer/kernel_operation.h"
+#include "weft/tensor/on_device.h"
 #include "weft/tensor/ops/embedding.h"
 
 namespace weft::optimizer {
@@ -31,17 +34,46 @@ bool IsFrozen(const Parameter& parameter) {
   return !parameter.variable.requires_grad();
 }
 
-// Applies the rule to elements [begin, begin + n) of the parameter.
+int64_t RowsOf(const Tensor& value) {
+  return value.dim() == 0 ? 1 : value.size(0);
+}
+
+Shape SlotShape(const UpdateRule& rule, const Slot& slot, const Tensor& value) {
+  if (!slot.is_per_row) return value.shape();
+  return {rule.scope() == Scope::kParameter ? 1 : RowsOf(value)};
+}
+
+// Applies the rule to `gradient.size()` elements of the parameter, from `begin`
+// on; where its scope is a row, they are those of `row`.
 template <typename T>
 void Apply(const UpdateRule& rule, const StepContext& context,
-           const Tensor& value, const std::vector<Tensor>& slots, int64_t begin,
-           absl::Span<const T> gradient) {
+           const Tensor& value, const std::vector<Tensor>& slots, int64_t row,
+           int64_t begin, absl::Span<const T> gradient) {
   std::vector<absl::Span<T>> parts;
-  for (const Tensor& slot : slots) {
-    parts.push_back(slot.span<T>().subspan(begin, gradient.size()));
+  for (size_t s = 0; s < slots.size(); ++s) {
+    const absl::Span<T> all = slots[s].span<T>();
+    parts.push_back(rule.slots()[s].is_per_row
+                        ? all.subspan(row, 1)
+                        : all.subspan(begin, gradient.size()));
   }
   rule.Apply(context, value.span<T>().subspan(begin, gradient.size()), gradient,
              parts);
+}
+
+template <typename T>
+void ApplyDense(const UpdateRule& rule, const StepContext& context,
+                const Tensor& value, const std::vector<Tensor>& slots,
+                const Tensor& gradient) {
+  const absl::Span<const T> all = gradient.span<T>();
+  if (rule.scope() != Scope::kRow) {
+    return optimizer::Apply<T>(rule, context, value, slots, 0, 0, all);
+  }
+  const int64_t rows = RowsOf(value);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t width = value.numel() / rows;
+    optimizer::Apply<T>(rule, context, value, slots, row, row * width,
+                        all.subspan(row * width, width));
+  }
 }
 
 template <typename T>
@@ -56,15 +88,38 @@ void ApplyRows(const UpdateRule& rule, const StepContext& context,
   if (count == 0) return;
   const int64_t width = values.numel() / count;
   for (int64_t i = 0; i < count; ++i) {
+    const int64_t row = indices.data<int64_t>()[i];
     optimizer::Apply<T>(
-        rule, context, value, slots, indices.data<int64_t>()[i] * width,
+        rule, context, value, slots, row, row * width,
         absl::MakeConstSpan(values.data<T>() + i * width, width));
   }
 }
 
+// Calls apply(value, slots, gradient...) with tensors of the CPU: at once if
+// they are there, else as work of their device. `apply` holds by value what it
+// uses.
+template <typename Apply>
+void Enqueue(const KernelOperation& kernel, const Tensor& value,
+             const std::vector<Tensor>& slots,
+             const std::vector<Tensor>& gradient, Apply apply) {
+  if (value.device().is_cpu()) return apply(value, slots, gradient);
+  std::vector<const Tensor*> all = {&value};
+  for (const Tensor& slot : slots) all.push_back(&slot);
+  for (const Tensor& part : gradient) all.push_back(&part);
+  internal::Operation operation(kernel.name.c_str());
+  operation.numbers = kernel.numbers;
+  internal::EnqueueOnDevice(
+      operation, all,
+      [apply, slot_count = slots.size(),
+       gradient_count = gradient.size()](const Tensor* tensors) {
+        const Tensor* const first = tensors + 1 + slot_count;
+        apply(tensors[0], std::vector<Tensor>(tensors + 1, first),
+              std::vector<Tensor>(first, first + gradient_count));
+      });
+}
+
 absl::Status CheckIndices(const SparseRows& sparse, absl::string_view name) {
-  const Tensor indices = sparse.indices.Contiguous();
-  for (const int64_t row : indices.span<int64_t>()) {
+  for (const int64_t row : sparse.indices.ToVector<int64_t>()) {
     if (row < 0 || row >= sparse.rows) {
       return absl::InvalidArgumentError(
           absl::StrCat("Optimizer: the gradient of \"", name, "\" has row ",
@@ -74,9 +129,14 @@ absl::Status CheckIndices(const SparseRows& sparse, absl::string_view name) {
   return absl::OkStatus();
 }
 
+bool IsAlike(const Tensor& a, const Tensor& b) {
+  return a.shape() == b.shape() && a.dtype() == b.dtype();
+}
+
 bool IsFinite(const Gradient& gradient) {
   const Tensor values =
       (gradient.is_sparse() ? gradient.sparse().values : gradient.dense())
+          .To(Device::Cpu())
           .Contiguous();
   return VisitFloating(values.dtype(), "Optimizer", [&](auto type) {
     using T = typename decltype(type)::Type;
@@ -124,34 +184,46 @@ absl::Status Optimizer::CheckNew(const ParameterGroup& group) const {
 }
 
 absl::Status Optimizer::AddGroup(ParameterGroup group) {
-  Group made;
-  WEFT_ASSIGN_OR_RETURN(made.rule, MakeRule(group.rule));
-  WEFT_RETURN_IF_ERROR(CheckNew(group));
-  made.lazy = group.lazy;
-  for (Parameter& parameter : group.parameters) {
-    ParameterState state;
-    const Tensor value = parameter.variable.value();
-    for (const Slot& slot : made.rule->slots()) {
-      state.slots.push_back(
-          Tensor::Full(value.shape(), slot.initial_value, value.dtype()));
+  return CatchToStatus([&]() -> absl::Status {
+    Group made;
+    WEFT_ASSIGN_OR_RETURN(made.rule, MakeRule(group.rule, group.clip));
+    WEFT_RETURN_IF_ERROR(CheckNew(group));
+    made.lazy = group.lazy;
+    made.clip = group.clip;
+    for (Parameter& parameter : group.parameters) {
+      ParameterState state;
+      const Tensor value = parameter.variable.value();
+      for (const Slot& slot : made.rule->slots()) {
+        state.slots.push_back(Tensor::Full(SlotShape(*made.rule, slot, value),
+                                           slot.initial_value, value.dtype(),
+                                           value.device()));
+      }
+      value.storage()->KeepVersions();
+      state.device = value.device();
+      state.parameter = std::move(parameter);
+      made.states.push_back(std::move(state));
     }
-    value.storage()->KeepVersions();
-    state.parameter = std::move(parameter);
-    made.states.push_back(std::move(state));
-  }
-  groups_.push_back(std::move(made));
-  return absl::OkStatus();
+    groups_.push_back(std::move(made));
+    return absl::OkStatus();
+  });
 }
 
 absl::Status Optimizer::CheckGradient(const Group& group,
                                       const ParameterState& state,
                                       const Gradient& gradient, Finite finite) {
   const Tensor& value = state.parameter.variable.value();
-  if (gradient.shape() != value.shape() || gradient.dtype() != value.dtype()) {
+  if (gradient.shape() != value.shape() || gradient.dtype() != value.dtype() ||
+      gradient.device() != value.device()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Optimizer: the gradient of \"", state.parameter.name, "\" is ",
-        Name(gradient.dtype()), ShapeText(gradient.shape()), ", the parameter ",
-        value.Describe()));
+        Name(gradient.dtype()), ShapeText(gradient.shape()), " on ",
+        Name(gradient.device()), ", the parameter ", value.Describe()));
+  }
+  if (state.device != value.device()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Optimizer: \"", state.parameter.name, "\" is ", value.Describe(),
+        ", and its state was made on ", Name(state.device),
+        "; move the model before it is given to an optimizer"));
   }
   if (finite == Finite::kRequired && !IsFinite(gradient)) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -160,13 +232,20 @@ absl::Status Optimizer::CheckGradient(const Group& group,
         "before"));
   }
   if (!gradient.is_sparse()) return absl::OkStatus();
+  if (group.rule->scope() == Scope::kParameter) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Optimizer: the gradient of \"", state.parameter.name,
+        "\" is sparse, and ", RuleName(group.rule->options()),
+        " looks at whole parameters; give it a dense gradient, choose another "
+        "rule, or keep the rows in a sparse table, where each is a parameter"));
+  }
   if (!group.lazy && !group.rule->ignores_zero_gradient()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Optimizer: the gradient of \"", state.parameter.name,
         "\" is sparse, and ", RuleName(group.rule->options()),
         " with these options moves all rows; set ParameterGroup::lazy to move "
-        "only those, or choose sgd or adagrad without decay and momentum, or "
-        "ftrl"));
+        "only those, or choose sgd, adagrad or rowwise_adagrad without decay "
+        "and momentum, or ftrl"));
   }
   return CheckIndices(gradient.sparse(), state.parameter.name);
 }
@@ -176,32 +255,38 @@ absl::Status Optimizer::Step() {
 }
 
 absl::Status Optimizer::Check(GradientsOf gradients, Finite finite) const {
-  for (const Group& group : groups_) {
-    for (const ParameterState& state : group.states) {
-      const Gradient gradient = gradients(state.parameter);
-      if (!gradient.defined() || IsFrozen(state.parameter)) continue;
-      WEFT_RETURN_IF_ERROR(CheckGradient(group, state, gradient, finite));
+  return CatchToStatus([&]() -> absl::Status {
+    for (const Group& group : groups_) {
+      for (const ParameterState& state : group.states) {
+        const Gradient gradient = gradients(state.parameter);
+        if (!gradient.defined() || IsFrozen(state.parameter)) continue;
+        WEFT_RETURN_IF_ERROR(CheckGradient(group, state, gradient, finite));
+      }
     }
-  }
-  return absl::OkStatus();
+    return absl::OkStatus();
+  });
 }
 
 absl::Status Optimizer::Apply(GradientsOf gradients) {
-  // One pass to look, one to change, on the same gradients.
-  std::vector<Due> due;
-  for (Group& group : groups_) {
-    for (ParameterState& state : group.states) {
-      Gradient gradient = gradients(state.parameter);
-      if (!gradient.defined() || IsFrozen(state.parameter)) continue;
-      WEFT_RETURN_IF_ERROR(CheckGradient(group, state, gradient, Finite::kAny));
-      due.push_back({group.rule.get(), &state, std::move(gradient)});
+  return CatchToStatus([&]() -> absl::Status {
+    // One pass to look, one to change, on the same gradients.
+    std::vector<Due> due;
+    for (Group& group : groups_) {
+      for (ParameterState& state : group.states) {
+        Gradient gradient = gradients(state.parameter);
+        if (!gradient.defined() || IsFrozen(state.parameter)) continue;
+        WEFT_RETURN_IF_ERROR(
+            CheckGradient(group, state, gradient, Finite::kAny));
+        const bool is_clipped = group.clip.value != 0 || group.clip.norm != 0;
+        due.push_back({group.rule, &state, std::move(gradient), is_clipped});
+      }
     }
-  }
-  for (const Due& update : due) {
-    update.state->parameter.variable.value().BeginUpdate();
-  }
-  for (const Due& update : due) Update(update);
-  return absl::OkStatus();
+    for (const Due& update : due) {
+      update.state->parameter.variable.value().BeginUpdate();
+    }
+    for (const Due& update : due) Update(update);
+    return absl::OkStatus();
+  });
 }
 
 void Optimizer::Update(const Due& due) const {
@@ -211,15 +296,31 @@ void Optimizer::Update(const Due& due) const {
   StepContext context;
   context.step = ++state.step;
   context.lr_scale = lr_scale_;
+  const std::shared_ptr<const UpdateRule>& rule = due.rule;
+  KernelOperation kernel;
+  if (!value.device().is_cpu()) {
+    kernel = KernelOperationOf(rule->options(),
+                               {due.is_clipped, gradient.is_sparse()}, context);
+  }
   VisitFloating(value.dtype(), "Optimizer", [&](auto type) {
     using T = typename decltype(type)::Type;
     if (gradient.is_sparse()) {
-      ApplyRows<T>(*due.rule, context, value, state.slots, gradient.sparse());
-    } else {
-      const Tensor dense = gradient.dense().Contiguous();
-      optimizer::Apply<T>(*due.rule, context, value, state.slots, 0,
-                          absl::MakeConstSpan(dense.data<T>(), dense.numel()));
+      const SparseRows& sparse = gradient.sparse();
+      Enqueue(kernel, value, state.slots, {sparse.indices, sparse.values},
+              [rule, context, rows = sparse.rows](
+                  const Tensor& weights, const std::vector<Tensor>& slots,
+                  const std::vector<Tensor>& parts) {
+                ApplyRows<T>(*rule, context, weights, slots,
+                             {parts[0], parts[1], rows});
+              });
+      return;
     }
+    Enqueue(
+        kernel, value, state.slots, {gradient.dense().Contiguous()},
+        [rule, context](const Tensor& weights, const std::vector<Tensor>& slots,
+                        const std::vector<Tensor>& parts) {
+          ApplyDense<T>(*rule, context, weights, slots, parts[0]);
+        });
   });
 }
 
@@ -240,7 +341,8 @@ absl::Status Optimizer::SetLearningRate(int group, double lr) {
   WEFT_CHECK(group >= 0 && group < groups()) << group;
   RuleOptions options = groups_[group].rule->options();
   optimizer::SetLearningRate(options, lr);
-  WEFT_ASSIGN_OR_RETURN(groups_[group].rule, MakeRule(options));
+  WEFT_ASSIGN_OR_RETURN(groups_[group].rule,
+                        MakeRule(options, groups_[group].clip));
   return absl::OkStatus();
 }
 
@@ -271,42 +373,44 @@ absl::btree_map<std::string, Tensor> Optimizer::StateDict() const {
 
 absl::Status Optimizer::LoadStateDict(
     const absl::btree_map<std::string, Tensor>& state) {
-  const absl::btree_map<std::string, Tensor> ours = StateDict();
-  for (const auto& [name, tensor] : ours) {
-    const auto found = state.find(name);
-    if (found == state.end() || !found->second.defined() ||
-        found->second.Describe() != tensor.Describe()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("Optimizer: wanted state \"", name, "\" of ",
-                       tensor.Describe(), ", found ",
-                       found == state.end() || !found->second.defined()
-                           ? "none"
-                           : found->second.Describe()));
-    }
-    // Slots are floating: this is a step.
-    if (tensor.dtype() == DType::kI64 && found->second.item<int64_t>() < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("Optimizer: state \"", name, "\" is ",
-                       found->second.item<int64_t>(), ", wanted 0 or more"));
-    }
-  }
-  for (const auto& [name, tensor] : state) {
-    if (ours.count(name) == 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "Optimizer: state \"", name, "\" belongs to no parameter here"));
-    }
-  }
-  for (Group& group : groups_) {
-    for (ParameterState& mine : group.states) {
-      const std::string& name = mine.parameter.name;
-      mine.step = state.at(name + "/step").item<int64_t>();
-      for (size_t i = 0; i < mine.slots.size(); ++i) {
-        mine.slots[i].CopyFrom(
-            state.at(absl::StrCat(name, "/", group.rule->slots()[i].name)));
+  return CatchToStatus([&]() -> absl::Status {
+    const absl::btree_map<std::string, Tensor> ours = StateDict();
+    for (const auto& [name, tensor] : ours) {
+      const auto found = state.find(name);
+      if (found == state.end() || !found->second.defined() ||
+          !IsAlike(found->second, tensor)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("Optimizer: wanted state \"", name, "\" of ",
+                         tensor.Describe(), ", found ",
+                         found == state.end() || !found->second.defined()
+                             ? "none"
+                             : found->second.Describe()));
+      }
+      // Slots are floating: this is a step.
+      if (tensor.dtype() == DType::kI64 && found->second.item<int64_t>() < 0) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("Optimizer: state \"", name, "\" is ",
+                         found->second.item<int64_t>(), ", wanted 0 or more"));
       }
     }
-  }
-  return absl::OkStatus();
+    for (const auto& [name, tensor] : state) {
+      if (ours.count(name) == 0) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "Optimizer: state \"", name, "\" belongs to no parameter here"));
+      }
+    }
+    for (Group& group : groups_) {
+      for (ParameterState& mine : group.states) {
+        const std::string& name = mine.parameter.name;
+        mine.step = state.at(name + "/step").item<int64_t>();
+        for (size_t i = 0; i < mine.slots.size(); ++i) {
+          mine.slots[i].CopyFrom(
+              state.at(absl::StrCat(name, "/", group.rule->slots()[i].name)));
+        }
+      }
+    }
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace weft::optimizer

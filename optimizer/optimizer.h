@@ -20,6 +20,12 @@
 // result; with other rules decay and momentum of the other rows stand still,
 // which the group must allow with `lazy`.
 //
+// A rule that must see rows (Scope in rules/update_rule.h) sees each index of a
+// parameter's first dimension, as a sparse gradient names it; lamb sees whole
+// parameters, and so no sparse gradients. ParameterGroup::clip limits each
+// parameter's gradient by itself, as a table on servers does; for the norm of
+// all parameters see clip.h.
+//
 // Gradients may come from elsewhere than the parameters: from the context of a
 // distributed pass, a bucket, a table. Check tells whether Apply would take
 // them, so that several owners can agree before any of them changes a weight:
@@ -27,6 +33,10 @@
 //   WEFT_RETURN_IF_ERROR(optimizer->Check(gradients, Finite::kRequired));
 //   ...                                   // the others are ready too
 //   WEFT_RETURN_IF_ERROR(optimizer->Apply(gradients));
+//
+// State lies on the device of its parameter, and updates run there, on the
+// current stream of the thread: move a model (nn::Module::To) before it is
+// given to an optimizer.
 //
 // Thread-safety: one thread at a time.
 
@@ -57,6 +67,7 @@ struct ParameterGroup {
   RuleOptions rule;
   std::vector<Parameter> parameters;
   bool lazy = false;  // see above
+  ClipOptions clip = {};
 };
 
 // The gradient of a parameter; undefined if it has none. Called once for each
@@ -81,9 +92,11 @@ class Optimizer {
   // Updates each parameter by its own gradient: Apply(those).
   absl::Status Step();
 
-  // kInvalidArgument names the parameter if its gradient is of another shape or
-  // dtype, has a row outside of it, is sparse where the group does not allow
-  // that, or has an infinite or NaN element where that is not allowed. Changes
+  // kInvalidArgument names the parameter if its gradient is of another shape,
+  // dtype or device, has a row outside of it, is sparse where the group does
+  // not allow that, or has an infinite or NaN element where that is not allowed
+  // (on a device this waits for the gradient, and so does a sparse one); also
+  // if the parameter was moved to another device than its state. Changes
   // nothing.
   absl::Status Check(GradientsOf gradients, Finite finite = Finite::kAny) const;
 
@@ -106,7 +119,8 @@ class Optimizer {
   double learning_rate_scale() const { return lr_scale_; }
 
   // Per parameter "<name>/step" i64 [] and "<name>/<slot>" of the parameter's
-  // shape and dtype: clones, to be kept in a checkpoint.
+  // dtype and shape, or [rows] for a slot of one value for a row: clones, to be
+  // kept in a checkpoint.
   absl::btree_map<std::string, Tensor> StateDict() const;
 
   // Replaces the state. kInvalidArgument, with nothing changed, names what is
@@ -118,9 +132,12 @@ class Optimizer {
     Parameter parameter;
     std::vector<Tensor> slots;  // in the order of the rule's
     int64_t step = 0;
+    Device device;  // of the slots
   };
   struct Group {
-    std::unique_ptr<UpdateRule> rule;
+    // Shared with updates that a device has not run yet.
+    std::shared_ptr<const UpdateRule> rule;
+    ClipOptions clip;
     bool lazy = false;
     std::vector<ParameterState> states;
   };
@@ -129,9 +146,10 @@ class Optimizer {
 
   // A gradient that is there, and what it updates.
   struct Due {
-    const UpdateRule* rule;
+    std::shared_ptr<const UpdateRule> rule;
     ParameterState* state;
     Gradient gradient;
+    bool is_clipped;
   };
 
   static absl::Status CheckGradient(const Group& group,

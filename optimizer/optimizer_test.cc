@@ -59,7 +59,7 @@ void ExpectNear(const Tensor& found, const std::vector<double>& wanted) {
 }
 
 TEST(Optimizer, TwoGroupsEqualPyTorch) {
-  ASSERT_EQ(Golden()["dense"].size(), 7u);
+  ASSERT_EQ(Golden()["dense"].size(), 13u);
   for (const json& test : Golden()["dense"]) {
     std::vector<Variable> weights;
     std::vector<ParameterGroup> groups;
@@ -159,6 +159,121 @@ TEST(Optimizer, SparseGradientsNeedARuleThatAllowsThem) {
   EXPECT_NE(table.value().Select(0, 1).ToVector<double>()[0], 3.0);
 }
 
+// [3, 2, 2] in one parameter, and as three parameters of [1, 2, 2].
+TEST(Optimizer, RowIsAnIndexOfTheFirstDimension) {
+  const std::vector<double> initial = {1, 2, 3, 4, -1, 0, 2, 5, 3, 3, 0.5, 1};
+  const std::vector<std::pair<RuleOptions, ClipOptions>> rules = {
+      {RowwiseAdagradOptions{0.1, 1e-8, 0.1}, {}},
+      {AdamOptions{0.1}, {0, 1.5}},
+      {SgdOptions{0.1}, {2, 1.5}}};
+  for (const auto& [rule, clip] : rules) {
+    const Variable all = Leaf(initial, {3, 2, 2});
+    const auto together = Make({{rule, {{"all", all}}, false, clip}});
+    std::vector<Variable> rows;
+    std::vector<Parameter> parameters;
+    for (int row = 0; row < 3; ++row) {
+      rows.push_back(
+          Leaf({initial.begin() + 4 * row, initial.begin() + 4 * row + 4},
+               {1, 2, 2}));
+      parameters.push_back({"row" + std::to_string(row), rows.back()});
+    }
+    const auto alone = Make({{rule, parameters, false, clip}});
+    for (int step = 1; step <= 3; ++step) {
+      std::vector<double> gradient;
+      for (int i = 0; i < 12; ++i) gradient.push_back(i * 7 % 5 - 0.5 * step);
+      all.SetGradient(Tensor::FromVector<double>(gradient, {3, 2, 2}));
+      for (int row = 0; row < 3; ++row) {
+        rows[row].SetGradient(Tensor::FromVector<double>(
+            {gradient.begin() + 4 * row, gradient.begin() + 4 * row + 4},
+            {1, 2, 2}));
+      }
+      WEFT_ASSERT_OK(together->Step());
+      WEFT_ASSERT_OK(alone->Step());
+    }
+    for (int row = 0; row < 3; ++row) {
+      EXPECT_EQ(all.value().Select(0, row).ToVector<double>(),
+                rows[row].value().ToVector<double>())
+          << RuleName(rule);
+    }
+    if (RuleName(rule) == "rowwise_adagrad") {
+      EXPECT_EQ(together->StateDict().at("all/accumulator").shape(),
+                Shape({3}));
+    }
+  }
+}
+
+// A sparse gradient has the same rows, and of one dimension these have one
+// element: FBGEMM's rule is Adagrad then.
+TEST(Optimizer, RowsOfSparseGradientsAreThoseOfDenseOnes) {
+  const RuleOptions rule = RowwiseAdagradOptions{0.1, 1e-10};
+  const Variable dense = Leaf({1, 2, 3, 4, 5, 6}, {3, 2});
+  const Variable sparse = Leaf({1, 2, 3, 4, 5, 6}, {3, 2});
+  const auto optimizer =
+      Make({{rule, {{"dense", dense}, {"sparse", sparse}}, false, {0.0, 2.0}}});
+  for (int step = 1; step <= 3; ++step) {
+    dense.SetGradient(
+        Tensor::FromVector<double>({3, -1.0 * step, 0, 0, 0.5, 1}, {3, 2}));
+    sparse.SetGradient(SparseRows{
+        Tensor::FromVector<int64_t>({2, 0}),
+        Tensor::FromVector<double>({0.5, 1, 3, -1.0 * step}, {2, 2}), 3});
+    WEFT_ASSERT_OK(optimizer->Step());
+    EXPECT_EQ(sparse.value().ToVector<double>(),
+              dense.value().ToVector<double>());
+  }
+  const Variable bias = Leaf({1, 2}, {2}), scalar = Leaf({1}, {});
+  const Variable wanted = Leaf({1, 2, 1}, {3});
+  const auto rowwise = Make({{rule, {{"bias", bias}, {"scalar", scalar}}}});
+  const auto adagrad =
+      Make({{AdagradOptions{0.1, 0, 0, 0, 1e-10}, {{"w", wanted}}}});
+  bias.SetGradient(Tensor::FromVector<double>({3, -4}));
+  scalar.SetGradient(Tensor::Scalar<double>(0.25));
+  wanted.SetGradient(Tensor::FromVector<double>({3, -4, 0.25}));
+  WEFT_ASSERT_OK(rowwise->Step());
+  WEFT_ASSERT_OK(adagrad->Step());
+  std::vector<double> found = bias.value().ToVector<double>();
+  found.push_back(scalar.value().item<double>());
+  ExpectNear(wanted.value(), found);
+}
+
+// With |w| = 5 and no decay the first step has length lr * 5.
+TEST(Optimizer, LambSeesWholeParameters) {
+  const Variable table = Leaf({3, 0, 0, 4}, {2, 2});
+  LambOptions lamb;
+  lamb.lr = 0.1;
+  lamb.weight_decay = 0;
+  const auto optimizer = Make({{lamb, {{"table", table}}, /*lazy=*/true}});
+  table.SetGradient(Tensor::FromVector<double>({1, 1, 1, 1}, {2, 2}));
+  WEFT_ASSERT_OK(optimizer->Step());
+  double squares = 0;
+  const std::vector<double> before = {3, 0, 0, 4};
+  for (int i = 0; i < 4; ++i) {
+    squares += std::pow(table.value().ToVector<double>()[i] - before[i], 2);
+  }
+  EXPECT_NEAR(std::sqrt(squares), 0.5, 1e-6);  // of epsilon
+  table.SetGradient(SparseRows{Tensor::FromVector<int64_t>({1}),
+                               Tensor::FromVector<double>({1, 1}, {1, 2}), 2});
+  EXPECT_THAT(optimizer->Step(),
+              StatusIs(kInvalid, "lamb looks at whole parameters"));
+}
+
+TEST(Optimizer, GradientsStayWithinLimitsAlsoWhenTheRateHasChanged) {
+  const Variable w = Leaf({0, 0}, {1, 2});
+  const auto optimizer =
+      Make({{SgdOptions{1}, {{"w", w}}, false, {/*value=*/4, /*norm=*/5}}});
+  w.SetGradient(Tensor::FromVector<double>({30, -3}, {1, 2}));
+  WEFT_ASSERT_OK(optimizer->Step());
+  ExpectNear(w.value(), {-4, 3});
+  WEFT_ASSERT_OK(optimizer->SetLearningRate(0, 0.5));
+  w.SetGradient(Tensor::FromVector<double>({40, 40}, {1, 2}));
+  WEFT_ASSERT_OK(optimizer->Step());
+  ExpectNear(w.value(), {-4 - 2.5 * std::sqrt(0.5), 3 - 2.5 * std::sqrt(0.5)});
+  // The gradient itself is as it was.
+  EXPECT_EQ(w.grad().ToVector<double>(), (std::vector<double>{40, 40}));
+  EXPECT_THAT(
+      Optimizer::Create({{SgdOptions{1}, {{"w", w}}, false, {-1, 0}}}).status(),
+      StatusIs(kInvalid, "clip_value is -1"));
+}
+
 TEST(Optimizer, RefusesGradientsThatDoNotFit) {
   const Variable table = Leaf({1, 2, 3, 4}, {2, 2});
   const auto optimizer = Make({{SgdOptions{}, {{"table", table}}}});
@@ -189,7 +304,11 @@ TEST(Optimizer, ContinuesFromACheckpointBitForBit) {
   for (const RuleOptions& rule :
        {RuleOptions(SgdOptions{0.1, 0.9}), RuleOptions(AdamOptions{}),
         RuleOptions(AdamWOptions{}), RuleOptions(AdagradOptions{0.1, 0.1}),
-        RuleOptions(FtrlOptions{})}) {
+        RuleOptions(FtrlOptions{}),
+        RuleOptions(AdamOptions{0.1, 0.9, 0.5, 1e-8, 0, /*amsgrad=*/true}),
+        RuleOptions(RmspropOptions{0.1, 0.9, 1e-3, 0, 0.5, /*centered=*/true}),
+        RuleOptions(AdadeltaOptions{}), RuleOptions(LionOptions{}),
+        RuleOptions(LambOptions{}), RuleOptions(RowwiseAdagradOptions{})}) {
     const auto step = [](const Variable& w, Optimizer& optimizer, int i) {
       w.SetGradient(Tensor::FromVector<double>({0.1 * i, -0.3}));
       WEFT_EXPECT_OK(optimizer.Step());

@@ -75,7 +75,7 @@ const Op kEinsum("Einsum",
                      return Einsum("ijk->ki", in[0]);
                    }}});
 
-// Of a query and a key of `d` elements.
+// A query and a key have `d` elements.
 AttentionScores ScoresOf(const AttentionOptions& options, int64_t d) {
   AttentionScores scores;
   scores.scale = options.scale.value_or(
@@ -116,7 +116,7 @@ Variable ScaledDotProductAttention(const Variable& query, const Variable& key,
   const Tensor &q = query.value(), &k = key.value(), &v = value.value();
   const AttentionScores scores =
       ScoresOf(options, q.dim() > 0 ? q.size(-1) : 1);
-  const Tensor result = Tensor::Empty(ResultShape(q, v), q.dtype());
+  const Tensor result = Tensor::Empty(ResultShape(q, v), q.dtype(), q.device());
   const Tensor weights = AttentionInto(result, q, k, v, scores);
   return Record(
       kAttention, result, {&query, &key, &value},
@@ -144,11 +144,11 @@ Variable SelfAttention(const Variable& projected, int64_t heads,
   const Tensor all = x.Contiguous();
   const AttentionGradients in = PartsOf(all, heads);
   const AttentionScores scores = ScoresOf(options, in.q.size(-1));
-  const Tensor result =
-      Tensor::Empty({x.size(0), x.size(1), x.size(2) / 3}, x.dtype());
+  const Tensor result = Tensor::Empty({x.size(0), x.size(1), x.size(2) / 3},
+                                      x.dtype(), x.device());
   const Tensor weights =
       AttentionInto(HeadsOf(result, heads), in.q, in.k, in.v, scores);
-  // Of a leaf that is contiguous the leaf, not its memory.
+  // Saves a contiguous leaf itself, not its memory.
   const SavedTensor saved =
       all.storage() == x.storage() ? SavedTensor(projected) : SavedTensor(all);
   return Record(kSelfAttention, result, {&projected},

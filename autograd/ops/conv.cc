@@ -43,13 +43,14 @@ void PutGradients(BackwardCall& call, const Tensor& grad, const Tensor& x,
   const bool is_there =
       to.tensor.defined() && !to.add && to.tensor.is_contiguous();
   Conv2dGradients out;
-  if (call.needs(0)) out.x = Tensor::Empty(x.shape(), x.dtype());
+  if (call.needs(0)) out.x = Tensor::EmptyLike(x);
   if (is_there) {
     out.weight = to.tensor;
   } else if (call.needs(1)) {
-    out.weight = Tensor::Empty(weight.shape(), weight.dtype());
+    out.weight = Tensor::EmptyLike(weight);
   }
-  if (call.needs(2)) out.bias = Tensor::Empty({weight.size(0)}, x.dtype());
+  if (call.needs(2))
+    out.bias = Tensor::Empty({weight.size(0)}, x.dtype(), x.device());
   Conv2dBackwardInto(out, grad, x, weight, options);
   call.inputs[0] = std::move(out.x);
   if (is_there) {

@@ -220,7 +220,8 @@ Variable Where(const Tensor& condition, const Variable& a, const Variable& b) {
                 [condition = SavedTensor(condition), x = a.shape(),
                  y = b.shape()](BackwardCall& call) {
                   const Tensor grad = call.output();
-                  const Tensor zero = Tensor::Zeros({}, grad.dtype());
+                  const Tensor zero =
+                      Tensor::Zeros({}, grad.dtype(), grad.device());
                   const Tensor& chosen = condition.Get();
                   if (call.needs(0)) {
                     call.inputs[0] = SumTo(Where(chosen, grad, zero), x);

@@ -48,7 +48,8 @@ const Op kEmbedding("Embedding",
 
 OpCase BagCase(const char* name, BagMode mode, TableGradient gradient) {
   return {name, {{{6, 3}}, Indices({7}, 6)}, [=](Inputs in) {
-            const Tensor offsets = Tensor::FromVector<int64_t>({0, 2, 2, 5});
+            const Tensor offsets = Tensor::FromVector<int64_t>({0, 2, 2, 5})
+                                       .To(in[0].value().device());
             return EmbeddingBag(in[0], in[1].value(), offsets, mode, gradient);
           }};
 }
@@ -61,11 +62,11 @@ const Op kEmbeddingBag("EmbeddingBag",
 SparseRows WithoutRow(const SparseRows& sparse, int64_t row) {
   std::vector<int64_t> kept;
   const Tensor indices = sparse.indices.Contiguous();
-  const absl::Span<const int64_t> all = indices.span<int64_t>();
+  const std::vector<int64_t> all = indices.ToVector<int64_t>();
   for (size_t i = 0; i < all.size(); ++i) {
     if (all[i] != row) kept.push_back(static_cast<int64_t>(i));
   }
-  const Tensor places = Tensor::FromVector(kept);
+  const Tensor places = Tensor::FromVector(kept).To(indices.device());
   return {IndexSelect(indices, 0, places),
           IndexSelect(sparse.values, 0, places), sparse.rows};
 }
@@ -93,7 +94,7 @@ Variable IndexSelect(const Variable& x, int64_t dim, const Tensor& index) {
       kIndexSelect, IndexSelect(x.value(), dim, index), {&x},
       [shape = x.shape(), dim, index = SavedTensor(index)](BackwardCall& call) {
         const Tensor grad = call.output();
-        const Tensor whole = Tensor::Zeros(shape, grad.dtype());
+        const Tensor whole = Tensor::Zeros(shape, grad.dtype(), grad.device());
         IndexAdd_(whole, dim, index.Get(), grad);
         call.inputs[0] = whole;
       });
@@ -104,7 +105,7 @@ Variable Gather(const Variable& x, int64_t dim, const Tensor& index) {
       kGather, Gather(x.value(), dim, index), {&x},
       [shape = x.shape(), dim, index = SavedTensor(index)](BackwardCall& call) {
         const Tensor grad = call.output();
-        const Tensor whole = Tensor::Zeros(shape, grad.dtype());
+        const Tensor whole = Tensor::Zeros(shape, grad.dtype(), grad.device());
         ScatterAdd_(whole, dim, index.Get(), grad);
         call.inputs[0] = whole;
       });

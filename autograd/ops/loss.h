@@ -23,7 +23,7 @@ Variable CrossEntropy(const Variable& logits, const Tensor& targets,
 Variable CrossEntropy(const Variable& logits, const Tensor& targets,
                       const CrossEntropyOptions& options);
 
-// Of one shape; targets in [0, 1]. -> [], or that shape for kNone.
+// Both have one shape; targets are in [0, 1]. -> [], or that shape for kNone.
 Variable BceWithLogits(const Variable& logits, const Tensor& targets,
                        Reduction reduction = Reduction::kMean);
 Variable MseLoss(const Variable& x, const Tensor& targets,

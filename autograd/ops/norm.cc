@@ -70,7 +70,7 @@ const Op kBatchNorm(
                          Evaluating());
       }}});
 
-// Of LayerNorm and RmsNorm.
+// Records LayerNorm or RmsNorm.
 Variable RecordRows(const Op& op, RowNormResult forward, const Variable& x,
                     const Shape& normalized, const Variable& weight,
                     const Variable& bias) {

@@ -147,16 +147,16 @@ Variable Var(const Variable& x, absl::Span<const int64_t> dims,
 Variable Std(const Variable& x, absl::Span<const int64_t> dims,
              int64_t correction, bool keep_dims) {
   const Tensor y = Std(x.value(), dims, correction, keep_dims);
-  return Record(kStd, y, {&x},
-                [x = SavedTensor(x), y = SavedTensor(y), correction,
-                 dims = Shape(dims.begin(), dims.end())](BackwardCall& call) {
-                  const Tensor& deviation = y.Get();
-                  const Tensor slope = Div(call.output(), Mul(deviation, 2));
-                  const Tensor zero = Tensor::Zeros({}, slope.dtype());
-                  call.inputs[0] =
-                      VarBackward(Where(Equal(deviation, 0), zero, slope),
-                                  x.Get(), dims, correction);
-                });
+  return Record(
+      kStd, y, {&x},
+      [x = SavedTensor(x), y = SavedTensor(y), correction,
+       dims = Shape(dims.begin(), dims.end())](BackwardCall& call) {
+        const Tensor& deviation = y.Get();
+        const Tensor slope = Div(call.output(), Mul(deviation, 2));
+        const Tensor zero = Tensor::Zeros({}, slope.dtype(), slope.device());
+        call.inputs[0] = VarBackward(Where(Equal(deviation, 0), zero, slope),
+                                     x.Get(), dims, correction);
+      });
 }
 
 }  // namespace weft

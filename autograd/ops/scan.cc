@@ -34,15 +34,15 @@ Variable Cumsum(const Variable& x, int64_t dim) {
 
 TopKVariables TopK(const Variable& x, int64_t k, int64_t dim, bool is_largest) {
   const TopKResult best = TopK(x.value(), k, dim, is_largest);
-  Variable values =
-      Record(kTopK, best.values, {&x},
-             [shape = x.shape(), dim,
-              indices = SavedTensor(best.indices)](BackwardCall& call) {
-               const Tensor grad = call.output();
-               const Tensor whole = Tensor::Zeros(shape, grad.dtype());
-               ScatterAdd_(whole, dim, indices.Get(), grad);
-               call.inputs[0] = whole;
-             });
+  Variable values = Record(
+      kTopK, best.values, {&x},
+      [shape = x.shape(), dim,
+       indices = SavedTensor(best.indices)](BackwardCall& call) {
+        const Tensor grad = call.output();
+        const Tensor whole = Tensor::Zeros(shape, grad.dtype(), grad.device());
+        ScatterAdd_(whole, dim, indices.Get(), grad);
+        call.inputs[0] = whole;
+      });
   return {std::move(values), best.indices};
 }
 

@@ -68,7 +68,7 @@ Variable RecordReshaped(const Op& op, const Variable& x, Tensor y) {
 // Zeros of `shape`, and `grad` in the part that `part` views.
 template <typename Part>
 Tensor Embedded(const Tensor& grad, const Shape& shape, Part part) {
-  const Tensor whole = Tensor::Zeros(shape, grad.dtype());
+  const Tensor whole = Tensor::Zeros(shape, grad.dtype(), grad.device());
   part(whole).CopyFrom(grad);
   return whole;
 }

@@ -18,6 +18,7 @@ class Adagrad final : public OnBothTypes<Adagrad> {
   explicit Adagrad(const AdagradOptions& options);
 
   RuleOptions options() const override { return options_; }
+  Scope scope() const override { return Scope::kElement; }
   bool uses_step() const override { return options_.lr_decay != 0.0; }
   bool ignores_zero_gradient() const override {
     return options_.weight_decay == 0.0;

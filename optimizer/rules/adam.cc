@@ -1,13 +1,20 @@
 #include "weft/optimizer/rules/adam.h"
 
 #include <cmath>
+#include <vector>
 
 namespace weft::optimizer {
 namespace {
 
+std::vector<Slot> SlotsFor(bool amsgrad) {
+  std::vector<Slot> slots = {{"m", 0.0}, {"v", 0.0}};
+  if (amsgrad) slots.push_back({"v_max", 0.0});
+  return slots;
+}
+
 // What both share: `coupled` decay enters the gradient, `shrink` multiplies
 // the weights.
-template <typename T, typename Options>
+template <bool kAmsgrad, typename T, typename Options>
 void Step(const Options& options, const StepContext& context, double coupled,
           double shrink, int64_t n, T* __restrict weights,
           const T* __restrict gradient, absl::Span<const absl::Span<T>> slots) {
@@ -25,19 +32,34 @@ void Step(const Options& options, const StepContext& context, double coupled,
   const T keep = static_cast<T>(shrink);
   T* __restrict m = slots[0].data();
   T* __restrict v = slots[1].data();
+  T* __restrict v_max = kAmsgrad ? slots[2].data() : nullptr;
   for (int64_t i = 0; i < n; ++i) {
     const T g = gradient[i] + decay * weights[i];
     m[i] = beta1 * m[i] + rest1 * g;
     v[i] = beta2 * v[i] + rest2 * g * g;
-    const T scale = std::sqrt(v[i]) / root + epsilon;
+    T square = v[i];
+    if (kAmsgrad) {
+      square = v_max[i] < square ? square : v_max[i];
+      v_max[i] = square;
+    }
+    const T scale = std::sqrt(square) / root + epsilon;
     weights[i] = keep * weights[i] - size * (m[i] / scale);
   }
+}
+
+template <typename T, typename Options>
+void Step(const Options& options, const StepContext& context, double coupled,
+          double shrink, int64_t n, T* weights, const T* gradient,
+          absl::Span<const absl::Span<T>> slots) {
+  const auto step =
+      options.amsgrad ? &Step<true, T, Options> : &Step<false, T, Options>;
+  step(options, context, coupled, shrink, n, weights, gradient, slots);
 }
 
 }  // namespace
 
 Adam::Adam(const AdamOptions& options)
-    : OnBothTypes({{"m", 0.0}, {"v", 0.0}}), options_(options) {}
+    : OnBothTypes(SlotsFor(options.amsgrad)), options_(options) {}
 
 template <typename T>
 void Adam::Update(const StepContext& context, int64_t n, T* __restrict weights,
@@ -48,7 +70,7 @@ void Adam::Update(const StepContext& context, int64_t n, T* __restrict weights,
 }
 
 AdamW::AdamW(const AdamWOptions& options)
-    : OnBothTypes({{"m", 0.0}, {"v", 0.0}}), options_(options) {}
+    : OnBothTypes(SlotsFor(options.amsgrad)), options_(options) {}
 
 template <typename T>
 void AdamW::Update(const StepContext& context, int64_t n, T* __restrict weights,

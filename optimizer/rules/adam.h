@@ -4,9 +4,11 @@
 //   m = beta1 * m + (1 - beta1) * g;  v = beta2 * v + (1 - beta2) * g^2
 //   w -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
 // Adam adds weight_decay * w to g first; AdamW multiplies w by
-// 1 - lr * weight_decay instead.
+// 1 - lr * weight_decay instead. With amsgrad the root is that of the slot
+// "v_max", the largest v so far, as PyTorch has it (v, not v / (1 - beta2^t)).
 // Source: Kingma and Ba, "Adam", ICLR 2015; Loshchilov and Hutter, "Decoupled
-// weight decay regularization", ICLR 2019.
+// weight decay regularization", ICLR 2019; Reddi, Kale and Kumar, "On the
+// convergence of Adam and beyond", ICLR 2018.
 
 #ifndef WEFT_OPTIMIZER_RULES_ADAM_H_
 #define WEFT_OPTIMIZER_RULES_ADAM_H_
@@ -20,6 +22,7 @@ class Adam final : public OnBothTypes<Adam> {
   explicit Adam(const AdamOptions& options);
 
   RuleOptions options() const override { return options_; }
+  Scope scope() const override { return Scope::kElement; }
   bool uses_step() const override { return true; }
   bool ignores_zero_gradient() const override { return false; }
 
@@ -37,6 +40,7 @@ class AdamW final : public OnBothTypes<AdamW> {
   explicit AdamW(const AdamWOptions& options);
 
   RuleOptions options() const override { return options_; }
+  Scope scope() const override { return Scope::kElement; }
   bool uses_step() const override { return true; }
   bool ignores_zero_gradient() const override { return false; }
 

@@ -20,6 +20,7 @@ class Ftrl final : public OnBothTypes<Ftrl> {
   explicit Ftrl(const FtrlOptions& options);
 
   RuleOptions options() const override { return options_; }
+  Scope scope() const override { return Scope::kElement; }
   bool uses_step() const override { return false; }
   bool ignores_zero_gradient() const override { return true; }
 

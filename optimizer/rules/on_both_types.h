@@ -4,6 +4,7 @@
 #ifndef WEFT_OPTIMIZER_RULES_ON_BOTH_TYPES_H_
 #define WEFT_OPTIMIZER_RULES_ON_BOTH_TYPES_H_
 
+#include <cstddef>
 #include <utility>
 #include <vector>
 
@@ -13,7 +14,7 @@
 
 namespace weft::optimizer {
 
-// `Rule` derives from this and has
+// `Rule` derives from this and has, called with n > 0,
 //   template <typename T>
 //   void Update(const StepContext&, int64_t n, T* __restrict weights,
 //               const T* __restrict gradient,
@@ -44,9 +45,11 @@ class OnBothTypes : public UpdateRule {
     WEFT_CHECK_GE(context.step, 1);
     WEFT_CHECK_EQ(gradient.size(), weights.size());
     WEFT_CHECK_EQ(slots.size(), slots_.size());
-    for (const absl::Span<T>& slot : slots) {
-      WEFT_CHECK_EQ(slot.size(), weights.size());
+    for (size_t i = 0; i < slots.size(); ++i) {
+      WEFT_CHECK_EQ(slots[i].size(),
+                    slots_[i].is_per_row ? size_t{1} : weights.size());
     }
+    if (weights.empty()) return;
     static_cast<const Rule*>(this)->template Update<T>(
         context, static_cast<int64_t>(weights.size()), weights.data(),
         gradient.data(), slots);

@@ -1,10 +1,13 @@
 #include "weft/optimizer/rules/rule_options.h"
 
 #include <cmath>
+#include <cstddef>
+#include <iterator>
 #include <limits>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "weft/base/status_macros.h"
 
 namespace weft::optimizer {
@@ -68,16 +71,21 @@ absl::Status ValidateRule(const AdamWOptions& o) {
   return ValidateAdam("adamw", o);
 }
 
-absl::Status ValidateRule(const AdagradOptions& o) {
-  WEFT_RETURN_IF_ERROR(Check("adagrad", "lr", o.lr, kNotNegative));
-  WEFT_RETURN_IF_ERROR(Check("adagrad", "lr_decay", o.lr_decay, kNotNegative));
+template <typename AdagradLike>
+absl::Status ValidateAdagrad(absl::string_view rule, const AdagradLike& o) {
+  WEFT_RETURN_IF_ERROR(Check(rule, "lr", o.lr, kNotNegative));
   WEFT_RETURN_IF_ERROR(
-      Check("adagrad", "weight_decay", o.weight_decay, kNotNegative));
-  WEFT_RETURN_IF_ERROR(Check("adagrad", "initial_accumulator",
-                             o.initial_accumulator, kNotNegative));
+      Check(rule, "weight_decay", o.weight_decay, kNotNegative));
+  WEFT_RETURN_IF_ERROR(
+      Check(rule, "initial_accumulator", o.initial_accumulator, kNotNegative));
   // A first gradient of 0 would be 0 / sqrt(0).
-  return Check("adagrad", "epsilon", o.epsilon,
+  return Check(rule, "epsilon", o.epsilon,
                o.initial_accumulator > 0.0 ? kNotNegative : kPositive);
+}
+
+absl::Status ValidateRule(const AdagradOptions& o) {
+  WEFT_RETURN_IF_ERROR(Check("adagrad", "lr_decay", o.lr_decay, kNotNegative));
+  return ValidateAdagrad("adagrad", o);
 }
 
 absl::Status ValidateRule(const FtrlOptions& o) {
@@ -89,13 +97,63 @@ absl::Status ValidateRule(const FtrlOptions& o) {
                kNotNegative);
 }
 
+absl::Status ValidateRule(const RmspropOptions& o) {
+  WEFT_RETURN_IF_ERROR(Check("rmsprop", "lr", o.lr, kNotNegative));
+  WEFT_RETURN_IF_ERROR(Check("rmsprop", "alpha", o.alpha, kBelowOne));
+  WEFT_RETURN_IF_ERROR(Check("rmsprop", "epsilon", o.epsilon, kPositive));
+  WEFT_RETURN_IF_ERROR(Check("rmsprop", "momentum", o.momentum, kBelowOne));
+  return Check("rmsprop", "weight_decay", o.weight_decay, kNotNegative);
+}
+
+absl::Status ValidateRule(const AdadeltaOptions& o) {
+  WEFT_RETURN_IF_ERROR(Check("adadelta", "lr", o.lr, kNotNegative));
+  WEFT_RETURN_IF_ERROR(Check("adadelta", "rho", o.rho, kBelowOne));
+  WEFT_RETURN_IF_ERROR(Check("adadelta", "epsilon", o.epsilon, kPositive));
+  return Check("adadelta", "weight_decay", o.weight_decay, kNotNegative);
+}
+
+absl::Status ValidateRule(const LionOptions& o) {
+  WEFT_RETURN_IF_ERROR(Check("lion", "lr", o.lr, kNotNegative));
+  WEFT_RETURN_IF_ERROR(Check("lion", "beta1", o.beta1, kBelowOne));
+  WEFT_RETURN_IF_ERROR(Check("lion", "beta2", o.beta2, kBelowOne));
+  return Check("lion", "weight_decay", o.weight_decay, kNotNegative);
+}
+
+absl::Status ValidateRule(const LambOptions& o) {
+  return ValidateAdam("lamb", o);
+}
+
+absl::Status ValidateRule(const RowwiseAdagradOptions& o) {
+  return ValidateAdagrad("rowwise_adagrad", o);
+}
+
+constexpr absl::string_view kNames[] = {
+    "sgd",     "adam",     "adamw", "adagrad", "ftrl",
+    "rmsprop", "adadelta", "lion",  "lamb",    "rowwise_adagrad"};
+static_assert(std::size(kNames) == std::variant_size_v<RuleOptions>);
+
+// The alternative of that index.
+template <size_t kIndex = 0>
+RuleOptions DefaultsOf(size_t index) {
+  if constexpr (kIndex + 1 < std::variant_size_v<RuleOptions>) {
+    if (index != kIndex) return DefaultsOf<kIndex + 1>(index);
+  }
+  return std::variant_alternative_t<kIndex, RuleOptions>();
+}
+
 }  // namespace
 
 absl::string_view RuleName(const RuleOptions& options) {
-  static constexpr absl::string_view kNames[] = {"sgd", "adam", "adamw",
-                                                 "adagrad", "ftrl"};
-  static_assert(std::size(kNames) == std::variant_size_v<RuleOptions>);
   return kNames[options.index()];
+}
+
+absl::StatusOr<RuleOptions> RuleNamed(absl::string_view name) {
+  for (size_t i = 0; i < std::size(kNames); ++i) {
+    if (kNames[i] == name) return DefaultsOf(i);
+  }
+  return absl::InvalidArgumentError(absl::StrCat("there is no update rule '",
+                                                 name, "'; allowed are ",
+                                                 absl::StrJoin(kNames, ", ")));
 }
 
 double LearningRate(const RuleOptions& options) {
@@ -108,6 +166,12 @@ void SetLearningRate(RuleOptions& options, double lr) {
 
 absl::Status Validate(const RuleOptions& options) {
   return std::visit([](const auto& o) { return ValidateRule(o); }, options);
+}
+
+absl::Status Validate(const ClipOptions& clip) {
+  WEFT_RETURN_IF_ERROR(
+      Check("RuleSpec", "clip_value", clip.value, kNotNegative));
+  return Check("RuleSpec", "clip_norm", clip.norm, kNotNegative);
 }
 
 }  // namespace weft::optimizer

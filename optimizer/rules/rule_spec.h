@@ -14,13 +14,16 @@
 
 namespace weft::optimizer {
 
-v1::RuleSpec ToSpec(const RuleOptions& options);
+v1::RuleSpec ToSpec(const RuleOptions& options, const ClipOptions& clip = {});
 
-// kInvalidArgument if no rule is set, if it is one that this build does not
-// know, or as Validate().
+// The rule, without the limits of its gradient. kInvalidArgument if no rule is
+// set, if it is one that this build does not know, or as Validate().
 absl::StatusOr<RuleOptions> FromSpec(const v1::RuleSpec& spec);
 
-// FromSpec, then MakeRule: what a server does with a peer's message.
+// The limits of the gradient. kInvalidArgument as Validate().
+absl::StatusOr<ClipOptions> ClipFromSpec(const v1::RuleSpec& spec);
+
+// Both, then MakeRule: what a server does with a peer's message.
 absl::StatusOr<std::unique_ptr<UpdateRule>> MakeRule(const v1::RuleSpec& spec);
 
 }  // namespace weft::optimizer

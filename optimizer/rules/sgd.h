@@ -19,6 +19,7 @@ class Sgd final : public OnBothTypes<Sgd> {
   explicit Sgd(const SgdOptions& options);
 
   RuleOptions options() const override { return options_; }
+  Scope scope() const override { return Scope::kElement; }
   // The momentum starts at 0, so that only dampening knows the first step.
   bool uses_step() const override {
     return options_.momentum != 0.0 && options_.dampening != 0.0;

@@ -7,6 +7,19 @@
 // Only + - * / and sqrt are used, in a fixed order and without fused
 // multiply-add, so that equal inputs give equal bits on every machine.
 //
+// A rule says what it must see whole (Scope), and its caller never cuts that:
+//
+//   Scope       Optimizer            sparse table        dense table
+//   kElement    any cut              any cut             any cut
+//   kRow        index of the first   row                 refused
+//               dimension
+//   kParameter  parameter            row: each key's is  refused
+//                                    a parameter
+//
+// What a sparse gradient names is a row of either: so a parameter of one
+// dimension has rows of one element, and a scalar is one row. A dense table has
+// no rows, only slices, whose length follows from the table's.
+//
 // Thread-safety: thread-safe.
 
 #ifndef WEFT_OPTIMIZER_RULES_UPDATE_RULE_H_
@@ -24,10 +37,19 @@
 
 namespace weft::optimizer {
 
-// An array that a rule keeps beside the weights, as long as they are.
+// What a rule must be given whole, for its result to be defined.
+enum class Scope {
+  kElement,    // nothing: any cut of the weights gives the same bits
+  kRow,        // a row: it looks at a norm, or keeps one value for all of it
+  kParameter,  // a parameter
+};
+
+// An array that a rule keeps beside the weights: as long as they are, or one
+// value for a row, where its scope is one.
 struct Slot {
   std::string name;
   double initial_value = 0.0;
+  bool is_per_row = false;
 };
 
 struct StepContext {
@@ -44,6 +66,7 @@ class UpdateRule {
 
   virtual RuleOptions options() const = 0;
   virtual absl::Span<const Slot> slots() const = 0;
+  virtual Scope scope() const = 0;
 
   // True if results depend on StepContext::step. If not, nobody need count.
   virtual bool uses_step() const = 0;
@@ -58,9 +81,10 @@ class UpdateRule {
   template <typename T>
   void Init(absl::Span<const absl::Span<T>> slots) const;
 
-  // Updates `weights` [n] and each of `slots` [n] by `gradient` [n]. They must
-  // not overlap. REQUIRES: context.step >= 1, as many slots as slots(), all of
-  // one length.
+  // Updates `weights` [n] and each of `slots`, [n] or per row [1], by
+  // `gradient` [n]. They must not overlap. Of a rule whose scope is not
+  // kElement these are one row, or one parameter. REQUIRES: context.step >= 1,
+  // as many slots as slots(), of these lengths.
   virtual void Apply(const StepContext& context, absl::Span<float> weights,
                      absl::Span<const float> gradient,
                      absl::Span<const absl::Span<float>> slots) const = 0;
@@ -69,9 +93,11 @@ class UpdateRule {
                      absl::Span<const absl::Span<double>> slots) const = 0;
 };
 
-// kInvalidArgument names the option, its value and the allowed range.
+// The rule, which sees gradients clipped if `clip` says so: a limit of the norm
+// makes its scope kRow at least. kInvalidArgument names the option, its value
+// and the allowed range.
 absl::StatusOr<std::unique_ptr<UpdateRule>> MakeRule(
-    const RuleOptions& options);
+    const RuleOptions& options, const ClipOptions& clip = {});
 
 template <typename T>
 void UpdateRule::Init(absl::Span<const absl::Span<T>> slots) const {
