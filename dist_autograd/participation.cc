@@ -7,7 +7,6 @@
 #include "absl/strings/str_join.h"
 #include "weft/base/error.h"
 #include "weft/base/status_macros.h"
-#include "weft/dist_autograd/contexts_calls.h"
 #include "weft/dist_autograd/pass_calls.h"
 
 namespace weft::dist_autograd {
@@ -41,13 +40,15 @@ absl::Status CheckFits(const Slot& slot, uint64_t message, size_t number,
 
 }  // namespace
 
-Participation::Participation(std::shared_ptr<Contexts> contexts,
+Participation::Participation(std::shared_ptr<WeakAgent> agent,
+                             std::shared_ptr<Executor> executor,
                              std::shared_ptr<Context> context, PassId pass)
-    : contexts_(std::move(contexts)),
+    : agent_(std::move(agent)),
+      executor_(std::move(executor)),
       context_(std::move(context)),
       pass_(pass),
-      strand_(contexts_->executor_),
-      part_(contexts_->self_) {}
+      strand_(*executor_),
+      part_(agent_->key()) {}
 
 void Participation::Post(std::function<void(Participation&)> task) {
   strand_.Schedule(
@@ -67,7 +68,7 @@ Future<uint64_t> Participation::Prepare(const PassRequest& request,
                        request.participants.end());
   participants_.insert(pass_.root);
   decision_ =
-      std::make_unique<Decision>(contexts_->self_, pass_.root, participants_);
+      std::make_unique<Decision>(agent_->key(), pass_.root, participants_);
   done_.emplace();
   Future<uint64_t> done = done_->future();
   if (absl::Status begun = BeginPass(request.live, roots); !begun.ok()) {
@@ -103,9 +104,9 @@ MessageIntervals Participation::Resolve(const MessageIntervals& live) const {
   if (live.empty() || live.back().last != kLastMessage) return live;
   MessageSet own;
   for (const uint64_t number : context_->Sends()) {
-    own.Add({contexts_->self_, number});
+    own.Add({agent_->key(), number});
   }
-  return own.Of(contexts_->self_);
+  return own.Of(agent_->key());
 }
 
 absl::Status Participation::ExpectAll(const MessageIntervals& live,
@@ -137,7 +138,7 @@ absl::Status Participation::OnGradients(const rpc::Worker& from,
     return absl::PermissionDeniedError(
         absl::StrCat("worker ", from.name, " sends gradients for message ",
                      message, " of ", context_->id().ToString(),
-                     ", which went to worker ", contexts_->NameOf(label.to)));
+                     ", which went to worker ", agent_->NameOf(label.to)));
   }
   if (is_over_) return absl::OkStatus();  // they come late
   switch (part_.OnGradient(message)) {
@@ -224,7 +225,7 @@ void Participation::SendGradients(ContextId context, const MessageId& message,
                      ", whose producer has no part in it")));
   }
   part_.OnSent();
-  contexts_
+  agent_
       ->CallOnce(message.producer, absl::InfiniteDuration(),
                  internal::TakeGradients, context_->id(), pass_, message.number,
                  slots)
@@ -301,7 +302,7 @@ std::vector<std::string> Participation::AwaitedMessages() const {
         absl::StrCat("the gradients of message ", number, " (the ",
                      label.is_reply ? "result" : "arguments", " of ",
                      label.function.empty() ? "a call" : label.function, " to ",
-                     contexts_->NameOf(label.to), ")"));
+                     agent_->NameOf(label.to), ")"));
   }
   if (part_.in_flight() > 0) {
     awaited.push_back(absl::StrCat(
@@ -313,7 +314,7 @@ std::vector<std::string> Participation::AwaitedMessages() const {
 std::string Participation::Describe() const {
   std::vector<std::string> others;
   for (const WorkerKey worker : participants_) {
-    if (worker != contexts_->self_) others.push_back(contexts_->NameOf(worker));
+    if (worker != agent_->key()) others.push_back(agent_->NameOf(worker));
   }
   const std::vector<std::string> awaited = AwaitedMessages();
   const absl::Duration age =
@@ -346,10 +347,10 @@ void Participation::OnNotTaken(const absl::Status& why) {
   if (decision_->state() != Decision::State::kDone) return Fail(why);
   // The reply that this part is done has left, so that it must not abort alone.
   // The root can: whoever waits for the gradient is not done.
-  contexts_->CallUntilAnswered(
-      pass_.root, internal::FailPass, [](const absl::Status&) {},
-      context_->id(), pass_, static_cast<int64_t>(why.code()),
-      std::string(why.message()));
+  agent_->CallUntilAnswered(
+      pass_.root, kControlAttempt, internal::FailPass,
+      [](const absl::Status&) {}, context_->id(), pass_,
+      static_cast<int64_t>(why.code()), std::string(why.message()));
 }
 
 void Participation::Tell(const Decision::Event& event) {
@@ -373,8 +374,8 @@ void Participation::Do(const Decision::Action& action) {
 }
 
 void Participation::Ask(WorkerKey peer) {
-  contexts_->CallUntilAnswered(
-      peer, internal::AskOutcome,
+  agent_->CallUntilAnswered(
+      peer, kControlAttempt, internal::AskOutcome,
       [self = shared_from_this(), peer](const Result<int64_t>& state) {
         self->Post([peer, state](Participation& part) {
           // Without an answer the peer, or its part of the context, is gone.

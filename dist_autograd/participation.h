@@ -21,14 +21,15 @@
 #include "weft/autograd/graph_task.h"
 #include "weft/autograd/variable.h"
 #include "weft/base/clock.h"
+#include "weft/base/executor.h"
 #include "weft/base/future.h"
 #include "weft/base/strand.h"
 #include "weft/dist_autograd/context.h"
-#include "weft/dist_autograd/contexts.h"
 #include "weft/dist_autograd/core/pass_part.h"
 #include "weft/dist_autograd/pass_calls.h"
 #include "weft/dist_autograd/receive_node.h"
 #include "weft/rendezvous/core/decision.h"
+#include "weft/rpc/extension/weak_agent.h"
 
 namespace weft::dist_autograd {
 
@@ -42,7 +43,10 @@ class Participation final : public PassStore,
     Gradient seed;
   };
 
-  Participation(std::shared_ptr<Contexts> contexts,
+  using WeakAgent = rpc::extension::WeakAgent;
+
+  Participation(std::shared_ptr<WeakAgent> agent,
+                std::shared_ptr<Executor> executor,
                 std::shared_ptr<Context> context, PassId pass);
 
   // The pass has ended here, or never begins. Thread-safe.
@@ -104,7 +108,8 @@ class Participation final : public PassStore,
   void Ask(WorkerKey peer);
   void Apply(const absl::Status& outcome);
 
-  const std::shared_ptr<Contexts> contexts_;
+  const std::shared_ptr<WeakAgent> agent_;
+  const std::shared_ptr<Executor> executor_;
   const std::shared_ptr<Context> context_;
   const PassId pass_;
   const Instant began_ = SteadyClock().Now();

@@ -7,12 +7,18 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
-#include "weft/dist_autograd/contexts.h"
-#include "weft/dist_autograd/participation.h"
+#include "weft/dist_autograd/passes.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/function.h"
 
 namespace weft::dist_autograd {
+
+absl::Status NoContexts(const rpc::Agent& agent) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "worker ", agent.name(),
+      " has no distributed contexts: call dist_autograd::Contexts::Open(agent) "
+      "when it starts"));
+}
 
 namespace internal {
 
@@ -23,11 +29,9 @@ namespace {
 template <typename R, typename Task>
 Future<R> OnPart(rpc::CallContext& context, ContextId id, PassId pass,
                  Task task) {
-  const absl::StatusOr<std::shared_ptr<Contexts>> contexts =
-      Contexts::Of(context.agent());
-  if (!contexts.ok()) return MakeReady<R>(contexts.status());
-  absl::StatusOr<std::shared_ptr<Participation>> part =
-      (*contexts)->Join(id, pass);
+  Passes* const passes = context.Local<Passes>();
+  if (passes == nullptr) return MakeReady<R>(NoContexts(context.agent()));
+  absl::StatusOr<std::shared_ptr<Participation>> part = passes->Join(id, pass);
   if (!part.ok()) return MakeReady<R>(part.status());
   auto promise = std::make_shared<Promise<R>>();
   Future<R> result = promise->future();
@@ -83,11 +87,19 @@ WEFT_RPC_INLINE(TakeGradients);
 absl::Status FailPass(rpc::CallContext& context, ContextId id, PassId pass,
                       int64_t code, const std::string& message) {
   WEFT_RETURN_IF_ERROR(CheckCode(pass, code, /*first=*/1));
-  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Contexts> contexts,
-                        Contexts::Of(context.agent()));
-  return contexts->ServeFailure(
-      context.peer(), id, pass,
-      absl::Status(static_cast<absl::StatusCode>(code), message));
+  Passes* const passes = context.Local<Passes>();
+  if (passes == nullptr) return NoContexts(context.agent());
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<RootPass> root,
+                        passes->FindRoot(id, pass));
+  const rpc::Worker& from = context.peer();
+  if (!root->HasParticipant(from.key)) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("worker ", from.name, " reports a failure of ",
+                     pass.ToString(), ", in which it has no part"));
+  }
+  const absl::Status why(static_cast<absl::StatusCode>(code), message);
+  root->Post([key = from.key, why](RootPass& p) { p.OnFailed(key, why); });
+  return absl::OkStatus();
 }
 WEFT_RPC_IDEMPOTENT(FailPass);
 
@@ -136,31 +148,17 @@ Future<std::vector<std::string>> AskAwaited(rpc::CallContext& context,
 WEFT_RPC_INLINE(AskAwaited);
 
 Future<void> AwaitEnd(rpc::CallContext& context, ContextId id, PassId pass) {
-  const auto contexts = Contexts::Of(context.agent());
-  if (!contexts.ok()) return MakeReady<void>(contexts.status());
+  Passes* const passes = context.Local<Passes>();
+  if (passes == nullptr) return MakeReady<void>(NoContexts(context.agent()));
   if (context.peer().key != context.agent().key()) {
     return MakeReady<void>(absl::PermissionDeniedError(
         absl::StrCat(context.peer().name, " waits for the end of ",
                      pass.ToString(), "; only its root does")));
   }
-  return (*contexts)->EndOf(id, pass);
+  const auto root = passes->FindRoot(id, pass);
+  return root.ok() ? (*root)->end() : MakeReady<void>(root.status());
 }
 WEFT_RPC_INLINE(AwaitEnd);
-
-// The graph's nodes end in it, with what user code kept in them: not inline.
-absl::Status ReleaseContext(rpc::CallContext& context, ContextId id) {
-  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Contexts> contexts,
-                        Contexts::Of(context.agent()));
-  return contexts->ServeRelease(context.peer(), id);
-}
-WEFT_RPC_IDEMPOTENT(ReleaseContext);
-
-absl::Status JoinContext(rpc::CallContext& context, ContextId id) {
-  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Contexts> contexts,
-                        Contexts::Of(context.agent()));
-  return contexts->ServeJoin(context.peer(), id);
-}
-WEFT_RPC_IDEMPOTENT(JoinContext);
 
 }  // namespace internal
 

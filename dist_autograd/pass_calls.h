@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "weft/autograd/gradient.h"
 #include "weft/base/future.h"
 #include "weft/dist_autograd/context.h"
@@ -30,6 +31,12 @@ struct PassRequest {
   bool retain = false;
   bool deterministic = false;
 };
+
+// How long a control call waits for its answer before it is made again.
+inline constexpr absl::Duration kControlAttempt = absl::Seconds(10);
+
+// kFailedPrecondition: what to do at a worker without Contexts.
+absl::Status NoContexts(const rpc::Agent& agent);
 
 namespace internal {
 
@@ -66,6 +73,9 @@ Future<std::vector<std::string>> AskAwaited(rpc::CallContext& context,
                                             ContextId id, PassId pass);
 // From an agent to itself: ends with the pass. Its time-out is the deadline.
 Future<void> AwaitEnd(rpc::CallContext& context, ContextId id, PassId pass);
+
+// The ends of contexts; contexts.cc has them.
+
 // From the creator: the context is of no use any more. kPermissionDenied from
 // anybody else.
 absl::Status ReleaseContext(rpc::CallContext& context, ContextId id);

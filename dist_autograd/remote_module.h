@@ -42,6 +42,7 @@
 #include "weft/rpc/call.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/class.h"
+#include "weft/rpc/extension/calls.h"
 #include "weft/rpc/function.h"
 #include "weft/rref/rref.h"
 
@@ -143,7 +144,7 @@ namespace weft::rpc {
 template <typename M>
 struct Codec<dist_autograd::RemoteModule<M>> {
   static std::string TypeName() {
-    return absl::StrCat("weft.RemoteModule<", internal::NameOfType<M>(), ">");
+    return absl::StrCat("weft.RemoteModule<", extension::NameOfType<M>(), ">");
   }
   static void Encode(const dist_autograd::RemoteModule<M>& module, Encoder& e) {
     e.Write(module.reference());

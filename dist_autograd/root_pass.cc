@@ -7,7 +7,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "weft/base/reworded.h"
-#include "weft/dist_autograd/contexts_calls.h"
 
 namespace weft::dist_autograd {
 
@@ -20,17 +19,26 @@ constexpr absl::Duration kOutcomeTimeout = absl::Seconds(10);
 
 }  // namespace
 
-RootPass::RootPass(std::shared_ptr<Contexts> contexts,
+absl::Status GraphLost(ContextId context, WorkerKey worker) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "Backward: the graph of ", context.ToString(), " at worker ",
+      worker.ToString(),
+      " is lost, since that incarnation is gone; run the forward again"));
+}
+
+RootPass::RootPass(std::shared_ptr<WeakAgent> agent,
+                   std::shared_ptr<Executor> executor,
                    std::shared_ptr<Context> context, PassId pass,
                    MessageSet live, const PassOptions& options,
                    std::vector<WorkerKey> participants,
                    std::vector<WorkerKey> shortened)
-    : contexts_(std::move(contexts)),
+    : agent_(std::move(agent)),
+      executor_(std::move(executor)),
       context_(std::move(context)),
       pass_(pass),
       live_(std::move(live)),
       options_(options),
-      strand_(contexts_->executor_),
+      strand_(*executor_),
       participants_(std::move(participants)),
       shortened_(std::move(shortened)),
       decision_({participants_.begin(), participants_.end()}) {}
@@ -52,7 +60,7 @@ Future<PassReport> RootPass::Start(std::shared_ptr<Participation> own,
     }
   });
   for (const WorkerKey worker : participants_) {
-    if (worker != contexts_->self_) PrepareAt(worker);
+    if (worker != agent_->key()) PrepareAt(worker);
   }
   PrepareOwn(std::move(roots));
   return result;
@@ -61,8 +69,8 @@ Future<PassReport> RootPass::Start(std::shared_ptr<Participation> own,
 // A call of this agent to itself ends at its time-out: the agent's own timers,
 // and its clock, also in simulations.
 void RootPass::WatchDeadline() {
-  deadline_ = contexts_->CallOnce(contexts_->self_, options_.timeout,
-                                  internal::AwaitEnd, context_->id(), pass_);
+  deadline_ = agent_->CallOnce(agent_->key(), options_.timeout,
+                               internal::AwaitEnd, context_->id(), pass_);
   deadline_->OnReady([weak = weak_from_this()](const absl::Status& ended) {
     const auto self = weak.lock();
     if (self == nullptr || ended.ok()) return;
@@ -83,7 +91,7 @@ PassRequest RootPass::RequestTo(WorkerKey worker) const {
 void RootPass::PrepareOwn(std::vector<Participation::Root> roots) {
   own_->Post([root = shared_from_this(),
               roots = std::move(roots)](Participation& part) {
-    const WorkerKey self = root->contexts_->self_;
+    const WorkerKey self = root->agent_->key();
     part.Prepare(root->RequestTo(self), roots)
         .OnReady([root, self](const Result<uint64_t>& done) {
           root->Post([self, done](RootPass& pass) { pass.OnDone(self, done); });
@@ -93,7 +101,7 @@ void RootPass::PrepareOwn(std::vector<Participation::Root> roots) {
 
 void RootPass::PrepareAt(WorkerKey worker) {
   const PassRequest request = RequestTo(worker);
-  contexts_
+  agent_
       ->CallOnce(worker, absl::InfiniteDuration(), internal::TakePart,
                  context_->id(), pass_, request.live, request.participants,
                  request.retain, request.deterministic)
@@ -146,10 +154,10 @@ void RootPass::OnDeadline() {
         pass.OnAwaited(worker, awaited);
       });
     };
-    if (worker == contexts_->self_) {
+    if (worker == agent_->key()) {
       own_->Post([tell](Participation& part) { tell(part.AwaitedMessages()); });
     } else {
-      contexts_
+      agent_
           ->CallOnce(worker, kReportTimeout, internal::AskAwaited,
                      context_->id(), pass_)
           .OnReady(tell);
@@ -161,7 +169,7 @@ void RootPass::OnDeadline() {
 void RootPass::OnAwaited(WorkerKey worker,
                          const Result<std::vector<std::string>>& awaited) {
   asked_.erase(worker);
-  const std::string name = contexts_->NameOf(worker);
+  const std::string name = agent_->NameOf(worker);
   if (!awaited.ok()) {
     awaited_.push_back(absl::StrCat("worker ", name, " did not say (",
                                     awaited.status().message(), ")"));
@@ -189,7 +197,7 @@ void RootPass::GiveUp() {
         "waited for every message of ",
         absl::StrJoin(shortened_, ", ",
                       [this](std::string* out, WorkerKey worker) {
-                        absl::StrAppend(out, contexts_->NameOf(worker));
+                        absl::StrAppend(out, agent_->NameOf(worker));
                       }),
         ", as in FAST mode: raise ContextsOptions::max_lineage_intervals");
   }
@@ -216,7 +224,7 @@ void RootPass::SendOutcome(WorkerKey to, const absl::Status& outcome) {
       pass.Tell(Decision::PeerGone{to});
     });
   };
-  if (to == contexts_->self_) {
+  if (to == agent_->key()) {
     own_->Post([outcome, settle](Participation& part) {
       part.OnOutcome(outcome);
       // After the graph's task has ended: the next pass may use its graph.
@@ -226,7 +234,7 @@ void RootPass::SendOutcome(WorkerKey to, const absl::Status& outcome) {
   }
   const auto code = static_cast<int64_t>(outcome.code());
   const std::string message(outcome.message());
-  contexts_
+  agent_
       ->CallOnce(to, kOutcomeTimeout, internal::TakeOutcome, context_->id(),
                  pass_, code, message)
       .OnReady([self = shared_from_this(), to, code, message,
@@ -237,9 +245,9 @@ void RootPass::SendOutcome(WorkerKey to, const absl::Status& outcome) {
             !absl::IsDeadlineExceeded(applied)) {
           return settle(applied);
         }
-        self->contexts_->CallUntilAnswered(to, internal::RepeatOutcome, settle,
-                                           self->context_->id(), self->pass_,
-                                           code, message);
+        self->agent_->CallUntilAnswered(
+            to, kControlAttempt, internal::RepeatOutcome, settle,
+            self->context_->id(), self->pass_, code, message);
       });
 }
 
@@ -252,7 +260,7 @@ void RootPass::Finish(const Decision::Finished& finished) {
       report.lost.push_back(worker.ToString());
     }
     for (const WorkerKey worker : shortened_) {
-      report.fast_participants.push_back(contexts_->NameOf(worker));
+      report.fast_participants.push_back(agent_->NameOf(worker));
     }
     result_.Set(std::move(report));
   } else {
@@ -262,7 +270,6 @@ void RootPass::Finish(const Decision::Finished& finished) {
                               " of ", context_->id().ToString(),
                               "): ", finished.outcome.message())));
   }
-  contexts_->RootEnded({context_->id(), pass_});
   end_.Set(absl::OkStatus());
 }
 

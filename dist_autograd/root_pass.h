@@ -15,28 +15,34 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "weft/base/executor.h"
 #include "weft/base/future.h"
 #include "weft/base/strand.h"
 #include "weft/dist_autograd/context.h"
-#include "weft/dist_autograd/contexts.h"
 #include "weft/dist_autograd/core/message_set.h"
 #include "weft/dist_autograd/participation.h"
 #include "weft/dist_autograd/pass_calls.h"
+#include "weft/dist_autograd/pass_options.h"
 #include "weft/rendezvous/core/decision.h"
+#include "weft/rpc/extension/weak_agent.h"
 
 namespace weft::dist_autograd {
+
+// kFailedPrecondition: what a pass needs is gone with a worker.
+absl::Status GraphLost(ContextId context, WorkerKey worker);
 
 // Thread-safety: Post, end and HasParticipant are thread-safe; the rest runs in
 // what was posted.
 class RootPass final : public std::enable_shared_from_this<RootPass> {
  public:
   using Decision = rendezvous::DecisionCoordinator;
+  using WeakAgent = rpc::extension::WeakAgent;
 
   // `live`: the messages that the participants wait for. `shortened`: the
   // workers all of whose messages it has because a lineage was shortened.
-  RootPass(std::shared_ptr<Contexts> contexts, std::shared_ptr<Context> context,
-           PassId pass, MessageSet live, const PassOptions& options,
-           std::vector<WorkerKey> participants,
+  RootPass(std::shared_ptr<WeakAgent> agent, std::shared_ptr<Executor> executor,
+           std::shared_ptr<Context> context, PassId pass, MessageSet live,
+           const PassOptions& options, std::vector<WorkerKey> participants,
            std::vector<WorkerKey> shortened);
 
   // Ends with the pass; cancelling it aborts the pass. Once, before the rest.
@@ -66,7 +72,8 @@ class RootPass final : public std::enable_shared_from_this<RootPass> {
   void SendOutcome(WorkerKey to, const absl::Status& outcome);
   void Finish(const Decision::Finished& finished);
 
-  const std::shared_ptr<Contexts> contexts_;
+  const std::shared_ptr<WeakAgent> agent_;
+  const std::shared_ptr<Executor> executor_;
   const std::shared_ptr<Context> context_;
   const PassId pass_;
   const MessageSet live_;

@@ -4,6 +4,7 @@
 
 #include "weft/autograd/leaf.h"
 #include "weft/base/status_macros.h"
+#include "weft/dist_autograd/recording.h"
 #include "weft/rpc/class.h"
 
 namespace weft {
@@ -17,18 +18,16 @@ namespace weft::dist_autograd {
 absl::StatusOr<Scope> Scope::Within(const rpc::CallContext& call) {
   WEFT_ASSIGN_OR_RETURN(std::shared_ptr<Contexts> contexts,
                         Contexts::Of(call.agent()));
-  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<Context> context,
-                        contexts->ContextOf(call));
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<Context> context, ContextOf(call));
   return Scope(std::move(contexts), std::move(context));
 }
 
 rpc::Target Scope::Recorded(const rpc::Target& target,
                             std::string function) const {
   return target.WithAttachment(
-      Contexts::kKind,
-      [contexts = contexts_, context = context_,
-       function = std::move(function)](const rpc::CodecContext& message) {
-        return contexts->StageRequest(context, message.peer, function);
+      kRecordedKind, [context = context_, function = std::move(function)](
+                         const rpc::CodecContext& message) {
+        return StageRequest(context, message.peer, function);
       });
 }
 
@@ -43,8 +42,7 @@ Future<Tensor> ValueOfAsync(const rref::RRef<Variable>& variable) {
 }
 
 Result<Tensor> ValueOf(const rref::RRef<Variable>& variable) {
-  return rref::internal::WaitThrough(variable,
-                                     [&] { return ValueOfAsync(variable); });
+  return rref::WaitThrough(variable, [&] { return ValueOfAsync(variable); });
 }
 
 absl::StatusOr<Gradient> GradientOf(const rpc::CallContext& call, ContextId id,

@@ -41,6 +41,7 @@
 #include "weft/rpc/agent.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/call_context.h"
+#include "weft/rpc/extension/calls.h"
 #include "weft/rref/rref.h"
 #include "weft/tensor/tensor.h"
 
@@ -75,22 +76,25 @@ class Scope {
   template <typename F, typename... A>
   auto CallAsync(const rpc::Target& target, F function,
                  A&&... arguments) const {
-    return rpc::CallAsync(Recorded(target, NameOf(target, function)), function,
-                          std::forward<A>(arguments)...);
+    return rpc::CallAsync(
+        Recorded(target, rpc::extension::NameOfFunction(target, function)),
+        function, std::forward<A>(arguments)...);
   }
   template <typename F, typename... A>
   auto Call(const rpc::Target& target, F function, A&&... arguments) const {
-    return rpc::Call(Recorded(target, NameOf(target, function)), function,
-                     std::forward<A>(arguments)...);
+    return rpc::Call(
+        Recorded(target, rpc::extension::NameOfFunction(target, function)),
+        function, std::forward<A>(arguments)...);
   }
   // A method of a remote object, as rref::CallAsync and rref::Call.
   template <typename T, typename Method, typename... A>
   auto CallAsync(const rref::RRef<T>& object, Method method,
                  A&&... arguments) const {
-    return rref::internal::StartThrough(
+    return rref::StartThrough(
         object,
         [&](const rpc::Target& owner) {
-          return Recorded(owner, NameOf<T>(owner, method));
+          return Recorded(owner,
+                          rpc::extension::NameOfMethod<T>(owner, method));
         },
         [&](const rpc::Handle<T>& handle) {
           return rpc::CallAsync(handle, method, std::forward<A>(arguments)...);
@@ -99,22 +103,21 @@ class Scope {
   template <typename T, typename Method, typename... A>
   auto Call(const rref::RRef<T>& object, Method method,
             A&&... arguments) const {
-    return rref::internal::WaitThrough(object, [&] {
+    return rref::WaitThrough(object, [&] {
       return CallAsync(object, method, std::forward<A>(arguments)...);
     });
   }
   // A copy of a remote value, whose history goes on at its owner.
   template <typename T>
   Future<T> FetchAsync(const rref::RRef<T>& object) const {
-    return rref::internal::StartThrough(
+    return rref::StartThrough(
         object,
         [&](const rpc::Target& owner) { return Recorded(owner, "Fetch"); },
         [](const rpc::Handle<T>& handle) { return rpc::FetchAsync(handle); });
   }
   template <typename T>
   Result<T> Fetch(const rref::RRef<T>& object) const {
-    return rref::internal::WaitThrough(object,
-                                       [&] { return FetchAsync(object); });
+    return rref::WaitThrough(object, [&] { return FetchAsync(object); });
   }
 
   // The gradients of all leaves behind `roots`, into the contexts of their
@@ -127,7 +130,7 @@ class Scope {
   // gradients are as before, and the pass may be repeated.
   Future<PassReport> BackwardAsync(absl::Span<const Variable> roots,
                                    const PassOptions& options = {}) const {
-    return contexts_->Backward(context_, roots, options);
+    return contexts_->passes().Begin(context_, roots, options);
   }
   absl::Status Backward(absl::Span<const Variable> roots,
                         const PassOptions& options = {}) const {
@@ -146,19 +149,6 @@ class Scope {
   void ClearGradients() const { context_->ClearGradients(); }
 
  private:
-  template <typename R, typename... P>
-  static std::string NameOf(const rpc::Target& target, R (*function)(P...)) {
-    const auto found = rpc::internal::FindFunction(
-        target, reinterpret_cast<rpc::Function::Address>(function));
-    return found.ok() ? (*found)->name : "";
-  }
-  template <typename T, typename Method>
-  static std::string NameOf(const rpc::Target& owner, Method method) {
-    const auto found =
-        rpc::internal::FindMethod(owner, rpc::internal::MethodKey<T>(method));
-    return found.ok() ? (*found)->name : "";
-  }
-
   Scope(std::shared_ptr<Contexts> contexts, std::shared_ptr<Context> context)
       : contexts_(std::move(contexts)),
         context_(std::move(context)),

@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "weft/autograd/ops.h"
 #include "weft/dist_autograd/pass_calls.h"
+#include "weft/dist_autograd/recording.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/class.h"
 #include "weft/rpc/testing/agent_fixture.h"
@@ -351,8 +352,8 @@ TEST_F(DistAutogradTest, RecordedCallInAContextOfADeadWorkerIsRefused) {
   const auto refused = rpc::Call(
       ranks_[1].To("w2").WithAttachment(Contexts::kKind,
                                         [&](const rpc::CodecContext& message) {
-                                          return contexts_[1]->StageRequest(
-                                              context, message.peer, "");
+                                          return StageRequest(context,
+                                                              message.peer, "");
                                         }),
       Square2, x);
   EXPECT_THAT(refused.status(),

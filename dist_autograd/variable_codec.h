@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "weft/autograd/variable.h"
 #include "weft/base/status_macros.h"
-#include "weft/dist_autograd/contexts.h"
+#include "weft/dist_autograd/recording.h"
 #include "weft/rpc/codec/codec.h"
 #include "weft/rpc/codec/tensor_codec.h"
 
@@ -22,12 +22,12 @@ struct Codec<Variable> {
   static std::string TypeName() { return "weft.Variable"; }
   static void Encode(const Variable& variable, Encoder& e) {
     e.Write(variable.value());
-    dist_autograd::Contexts::EncodeSlot(variable, e);
+    dist_autograd::EncodeSlot(variable, e);
   }
   static absl::Status Decode(Decoder& d, Variable& variable) {
     Tensor value;
     WEFT_RETURN_IF_ERROR(d.Read(value));
-    return dist_autograd::Contexts::DecodeSlot(d, std::move(value), variable);
+    return dist_autograd::DecodeSlot(d, std::move(value), variable);
   }
 };
 

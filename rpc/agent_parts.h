@@ -9,6 +9,7 @@
 #include "weft/rpc/diagnostics/leaks.h"
 #include "weft/rpc/object_table.h"
 #include "weft/rpc/session/directory.h"
+#include "weft/rpc/session/limits.h"
 #include "weft/rpc/stream_table.h"
 
 namespace weft::rpc::internal {
@@ -16,13 +17,18 @@ namespace weft::rpc::internal {
 // Thread-safety: thread-safe.
 class AgentParts {
  public:
-  virtual ~AgentParts() = default;
-  virtual WorkerKey key() const = 0;  // the agent's own
-  virtual Driver& driver() const = 0;
-  virtual ObjectTable& objects() = 0;
-  virtual StreamTable& streams() = 0;
+  AgentParts(WorkerKey own_key, Driver& own_driver, const Limits& limits)
+      : key(own_key),
+        driver(own_driver),
+        objects(own_key, limits.objects),
+        streams(limits.streams) {}
+
+  const WorkerKey key;  // the agent's own
+  Driver& driver;
+  ObjectTable objects;
+  StreamTable streams;
   // Calls that end hold it, perhaps after the agent.
-  virtual const std::shared_ptr<OpenHandles>& handles() const = 0;
+  const std::shared_ptr<OpenHandles> handles = std::make_shared<OpenHandles>();
 };
 
 }  // namespace weft::rpc::internal

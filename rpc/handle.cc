@@ -39,14 +39,14 @@ const bool registered_release =
 
 }  // namespace
 
-ObjectTable& ObjectsOf(const Agent& agent) { return PartsOf(agent).objects(); }
+ObjectTable& ObjectsOf(const Agent& agent) { return PartsOf(agent).objects; }
 
 const std::shared_ptr<OpenHandles>& HandlesOf(const Target& target) {
-  return PartsOf(target).handles();
+  return PartsOf(target).handles;
 }
 
 ObjectId MadeBy(const Target& target, uint64_t call) {
-  return {WorkerOf(target).key, PartsOf(target).key(), call};
+  return {WorkerOf(target).key, PartsOf(target).key, call};
 }
 
 void ForgetHandle(const Target& target, uint64_t id) {

@@ -8,9 +8,9 @@
 
 namespace weft::rpc::internal {
 
-Driver& DriverOf(const Agent& agent) { return PartsOf(agent).driver(); }
+Driver& DriverOf(const Agent& agent) { return PartsOf(agent).driver; }
 
-StreamTable& StreamsOf(const Agent& agent) { return PartsOf(agent).streams(); }
+StreamTable& StreamsOf(const Agent& agent) { return PartsOf(agent).streams; }
 
 StartedStream StartStreamCall(const Target& target, const Function& function,
                               const std::shared_ptr<Request>& request,

@@ -9,8 +9,7 @@
 #include "weft/rpc/call.h"
 #include "weft/rpc/codec/codec.h"
 #include "weft/rpc/codec/worker_codec.h"
-#include "weft/rpc/handle.h"
-#include "weft/rref/control_calls.h"
+#include "weft/rpc/extension/calls.h"
 #include "weft/rref/references.h"
 
 namespace weft::rref {
@@ -24,9 +23,7 @@ Future<void> AskCreator(rpc::CallContext& context, rpc::ObjectId object) {
   if (references == nullptr) return MakeReady();
   return references->ServeAskCreator(context.peer(), object);
 }
-[[maybe_unused]] const bool kAskIsServed =
-    rpc::internal::Register(rpc::internal::Idempotent(
-        rpc::internal::Describe<&AskCreator>(rpc::RunsOn::kTransport)));
+WEFT_RPC_INLINE_IDEMPOTENT(AskCreator);
 
 }  // namespace internal
 
@@ -99,19 +96,6 @@ class References::CreationReceipt final : public rpc::ReceivedAttachment {
   const Token token_;
 };
 
-class References::CreationReceiver final : public rpc::AttachmentReceiver {
- public:
-  explicit CreationReceiver(std::shared_ptr<References> references)
-      : references_(std::move(references)) {}
-  absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> Take(
-      const rpc::CodecContext& context, const Bytes& bytes) override {
-    return references_->TakeCreation(context, bytes);
-  }
-
- private:
-  const std::shared_ptr<References> references_;
-};
-
 // A call that waits for its object, which is not made yet.
 class References::AwaitReceipt final : public rpc::ReceivedAttachment {
  public:
@@ -131,30 +115,9 @@ class References::AwaitReceipt final : public rpc::ReceivedAttachment {
   const Future<void> made_;
 };
 
-class References::AwaitReceiver final : public rpc::AttachmentReceiver {
- public:
-  explicit AwaitReceiver(std::shared_ptr<References> references)
-      : references_(std::move(references)) {}
-  absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> Take(
-      const rpc::CodecContext& context, const Bytes& bytes) override {
-    return references_->TakeAwait(context, bytes);
-  }
-
- private:
-  const std::shared_ptr<References> references_;
-};
-
-absl::Status References::TakeCreations() {
-  WEFT_RETURN_IF_ERROR(agent_.SetAttachmentReceiver(
-      kCreationKind, std::make_shared<CreationReceiver>(shared_from_this())));
-  return agent_.SetAttachmentReceiver(
-      kAwaitKind, std::make_shared<AwaitReceiver>(shared_from_this()));
-}
-
 // ------------------------------------------------------------ the creator
 
-absl::StatusOr<References::Creation> References::PrepareCreation() {
-  WEFT_RETURN_IF_ERROR(CheckOpen());
+References::Creation References::PrepareCreation() {
   Creation creation;
   MutexLock lock(mu_);
   creation.fork = NewFork();
@@ -169,6 +132,7 @@ std::shared_ptr<Reference> References::BeginCreation(
     const ForkId& fork, const rpc::ObjectId& object, const Future<void>& made) {
   std::shared_ptr<Reference> reference;
   {
+    Tasks tasks;
     MutexLock lock(mu_);
     OpenCreation& open = creations_[fork];
     open.has_begun = true;
@@ -176,8 +140,7 @@ std::shared_ptr<Reference> References::BeginCreation(
     creation_of_[object] = fork;
     const Token token{object, fork, open.secret};
     ready_.try_emplace(fork, driver_);
-    Tasks none;
-    Tell(UserTable::Creating{token}, &none);
+    Tell(UserTable::Creating{token}, &tasks);
     reference = MakeReference(token);
   }
   made.OnReady([books = shared_from_this(), fork](const absl::Status& status) {
@@ -188,40 +151,34 @@ std::shared_ptr<Reference> References::BeginCreation(
 
 void References::CreationSettled(const ForkId& fork, uint64_t call,
                                  rpc::AttachmentOutcome outcome) {
-  const Use agent(this);
-  if (!agent) return;
+  const WeakAgent::Use use(*weak_agent());
+  if (!use) return;
   Tasks tasks;
-  {
-    MutexLock lock(mu_);
-    const auto it = creations_.find(fork);
-    if (it == creations_.end()) return;
-    it->second.is_settled = true;
-    it->second.outcome = outcome;
-    // It was never numbered: there is no object, and nobody has a reference.
-    if (call == 0 && !it->second.has_begun) {
-      creations_.erase(it);
-    } else {
-      EndCreation(fork, &tasks);
-    }
+  MutexLock lock(mu_);
+  const auto it = creations_.find(fork);
+  if (it == creations_.end()) return;
+  it->second.is_settled = true;
+  it->second.outcome = outcome;
+  // It was never numbered: there is no object, and nobody has a reference.
+  if (call == 0 && !it->second.has_begun) {
+    creations_.erase(it);
+  } else {
+    EndCreation(fork, &tasks);
   }
-  for (const auto& task : tasks) task();
 }
 
 void References::CreationEnded(const ForkId& fork, const absl::Status& status) {
-  const Use agent(this);
-  if (!agent) return;
+  const WeakAgent::Use use(*weak_agent());
+  if (!use) return;
   Tasks tasks;
-  {
-    MutexLock lock(mu_);
-    Tell(UserTable::Event(UserTable::Created{fork, status}), &tasks);
-    const auto it = creations_.find(fork);
-    if (it != creations_.end()) {
-      it->second.has_ended = true;
-      it->second.has_failed = !status.ok();
-      EndCreation(fork, &tasks);
-    }
+  MutexLock lock(mu_);
+  Tell(UserTable::Event(UserTable::Created{fork, status}), &tasks);
+  const auto it = creations_.find(fork);
+  if (it != creations_.end()) {
+    it->second.has_ended = true;
+    it->second.has_failed = !status.ok();
+    EndCreation(fork, &tasks);
   }
-  for (const auto& task : tasks) task();
 }
 
 // Once the call has ended here and it is known whether the owner has seen it.
@@ -237,8 +194,7 @@ void References::EndCreation(const ForkId& fork, Tasks* tasks) {
     SendDeletions(owner, tasks);
   }
   for (Promise<void>& asked : open.asked) {
-    tasks->push_back([asked = std::make_shared<Promise<void>>(
-                          std::move(asked))] { asked->Set(absl::OkStatus()); });
+    tasks->Set<void>(std::move(asked), absl::OkStatus());
   }
   creation_of_.erase(open.object);
   creations_.erase(it);
@@ -262,7 +218,7 @@ Future<void> References::ServeAskCreator(const rpc::Worker& owner,
 
 bool References::IsMade(const rpc::ObjectId& object,
                         rpc::ObjectTable::Object* found) const {
-  auto held = agent_.objects().Find(object, object.creator, nullptr);
+  auto held = agent().objects().Find(object, object.creator, nullptr);
   if (!held.ok()) return owner_.Contains(object);
   *found = *std::move(held);
   return true;
@@ -274,76 +230,71 @@ References::TakeCreation(const rpc::CodecContext& context, const Bytes& bytes) {
   const rpc::Received received{Slices{bytes}};
   rpc::Decoder d(received);
   Token token;
-  token.object = {key_, context.peer, context.call};
+  token.object = {key(), context.peer, context.call};
   token.fork.parent = context.peer;
   WEFT_RETURN_IF_ERROR(d.Read(token.fork.number, token.secret));
   WEFT_RETURN_IF_ERROR(d.AtEnd());
   WEFT_RETURN_IF_ERROR(CheckToken(token));
   {
+    Tasks tasks;
     MutexLock lock(mu_);
     if (is_closed_) {
       return absl::FailedPreconditionError(
-          absl::StrCat("worker ", name_, " has closed its references"));
+          absl::StrCat("worker ", name(), " has closed its references"));
     }
-    Tasks none;
-    Tell(OwnerTable::Event(OwnerTable::Expected{token}), &none);
+    Tell(OwnerTable::Event(OwnerTable::Expected{token}), &tasks);
   }
   return std::make_unique<CreationReceipt>(shared_from_this(), token);
 }
 
 void References::CreatingCallEnded(const Token& token) {
-  const Use agent(this);
-  if (!agent) return;
+  const WeakAgent::Use use(*weak_agent());
+  if (!use) return;
   Tasks tasks;
   const WorkerKey creator = token.object.creator;
   rpc::ObjectTable::Object found;
-  {
-    MutexLock lock(mu_);
-    // It is not there either once its creator is gone.
-    if (!IsMade(token.object, &found)) {
-      const absl::Status why = absl::NotFoundError("its creation has failed");
-      Tell(OwnerTable::Event(OwnerTable::NotMade{token.object, why}), &tasks);
-      EndAwaiting(token.object, why, &tasks);
-    } else {
-      Register(token, NameOf(creator));
-      Tell(OwnerTable::Event(OwnerTable::Made{token}), &tasks);
-      if (!owner_.Holds(token.object, token.fork, creator)) {
-        registered_.erase({token.object, token.fork});
-        tasks.push_back([this, object = token.object, creator] {
-          agent_.objects().Release(object, creator).IgnoreError();
-        });
-      }
-      EndAwaiting(token.object, absl::OkStatus(), &tasks);
+  MutexLock lock(mu_);
+  // It is not there either once its creator is gone.
+  if (!IsMade(token.object, &found)) {
+    const absl::Status why = absl::NotFoundError("its creation has failed");
+    Tell(OwnerTable::Event(OwnerTable::NotMade{token.object, why}), &tasks);
+    EndAwaiting(token.object, why, &tasks);
+  } else {
+    Register(token, weak_agent()->NameOf(creator));
+    Tell(OwnerTable::Event(OwnerTable::Made{token}), &tasks);
+    if (!owner_.Holds(token.object, token.fork, creator)) {
+      registered_.erase({token.object, token.fork});
+      tasks.Add([this, object = token.object, creator] {
+        agent().objects().Release(object, creator).IgnoreError();
+      });
     }
+    EndAwaiting(token.object, absl::OkStatus(), &tasks);
   }
-  for (const auto& task : tasks) task();
 }
 
 void References::AskCreator(const rpc::ObjectId& object) {
-  const rpc::Target creator = agent_.To(object.creator);
-  if (!creator.status().ok()) return CreatorAnswered(object);
-  rpc::CallAsync(internal::UntilAnswered(creator), internal::AskCreator, object)
-      .OnReady([books = shared_from_this(), object](const absl::Status&) {
+  if (!agent().To(object.creator).status().ok()) return CreatorAnswered(object);
+  weak_agent()->CallUntilAnswered(
+      object.creator, absl::InfiniteDuration(), internal::AskCreator,
+      [books = shared_from_this(), object](const absl::Status&) {
         books->CreatorAnswered(object);
-      });
+      },
+      object);
 }
 
 // The creating call has come by now, or never will.
 void References::CreatorAnswered(const rpc::ObjectId& object) {
-  const Use agent(this);
-  if (!agent) return;
+  const WeakAgent::Use use(*weak_agent());
+  if (!use) return;
   Tasks tasks;
   rpc::ObjectTable::Object found;
-  {
-    MutexLock lock(mu_);
-    if (owner_.Expects(object) || IsMade(object, &found)) return;
-    Tell(OwnerTable::Event(OwnerTable::NotMade{
-             object, absl::NotFoundError(
-                         "its creating call failed, or its last reference "
-                         "ended before this one was registered")}),
-         &tasks);
-  }
-  for (const auto& task : tasks) task();
+  MutexLock lock(mu_);
+  if (owner_.Expects(object) || IsMade(object, &found)) return;
+  Tell(OwnerTable::Event(OwnerTable::NotMade{
+           object, absl::NotFoundError(
+                       "its creating call failed, or its last reference "
+                       "ended before this one was registered")}),
+       &tasks);
 }
 
 // ------------------------------------------------------------ calls that wait
@@ -361,10 +312,10 @@ absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> References::TakeAwait(
   rpc::ObjectId object;
   WEFT_RETURN_IF_ERROR(d.Read(object));
   WEFT_RETURN_IF_ERROR(d.AtEnd());
-  if (object.owner != key_ || object.creator != context.peer) {
+  if (object.owner != key() || object.creator != context.peer) {
     return absl::PermissionDeniedError(
         absl::StrCat("object ", object.ToString(), " is not one that ",
-                     context.peer.ToString(), " makes at ", name_));
+                     context.peer.ToString(), " makes at ", name()));
   }
   Promise<void> promise;
   Future<void> made = promise.future();
@@ -385,9 +336,7 @@ void References::EndAwaiting(const rpc::ObjectId& object,
   const auto it = awaiting_.find(object);
   if (it == awaiting_.end()) return;
   for (Awaiting& call : it->second) {
-    tasks->push_back(
-        [promise = std::make_shared<Promise<void>>(std::move(call.promise)),
-         status] { promise->Set(status); });
+    tasks->Set<void>(std::move(call.promise), status);
   }
   awaiting_.erase(it);
 }

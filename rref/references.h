@@ -37,6 +37,8 @@
 #include "weft/base/mutex.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/attachment.h"
+#include "weft/rpc/extension/library.h"
+#include "weft/rpc/extension/tasks.h"
 #include "weft/rpc/object_table.h"
 #include "weft/rref/core/owner_table.h"
 #include "weft/rref/core/token.h"
@@ -54,7 +56,8 @@ struct ReferencesOptions {
 
 // Thread-safety: thread-safe. Handles may outlive Close() and the agent: calls
 // through them fail with kFailedPrecondition, and dropping one does nothing.
-class References final : public std::enable_shared_from_this<References> {
+class References final : public rpc::extension::Library,
+                         public std::enable_shared_from_this<References> {
  public:
   // The kinds of attachments: of a message with references, of a call that
   // makes an object, and of one that waits until an object is made.
@@ -114,11 +117,6 @@ class References final : public std::enable_shared_from_this<References> {
   // For a status page: counts(), and ExplainLeaks().
   telemetry::Fields Describe() const;
 
-  // REQUIRES: the agent lives.
-  rpc::Agent& agent() const { return agent_; }
-  rpc::WorkerKey key() const { return key_; }
-  const std::string& name() const { return name_; }
-
   // ---- For rref.h.
 
   // Shares an object that `agent` has made at `owner` by rpc::Make or Remote,
@@ -132,7 +130,7 @@ class References final : public std::enable_shared_from_this<References> {
     ForkId fork;
     std::unique_ptr<rpc::Attachment> attachment;
   };
-  absl::StatusOr<Creation> PrepareCreation() ABSL_LOCKS_EXCLUDED(mu_);
+  Creation PrepareCreation() ABSL_LOCKS_EXCLUDED(mu_);
   // It has left, and makes `object`: the reference that its creator holds.
   // `made` is how the call ends.
   std::shared_ptr<Reference> BeginCreation(const ForkId& fork,
@@ -142,14 +140,6 @@ class References final : public std::enable_shared_from_this<References> {
   // Of kind kAwaitKind: the call that carries it runs once `object` is made.
   static std::unique_ptr<rpc::Attachment> AwaitObject(
       const rpc::ObjectId& object);
-  // One T for each agent, made when it is first asked for: for libraries above.
-  template <typename T>
-  std::shared_ptr<T> OnceFor() ABSL_LOCKS_EXCLUDED(mu_) {
-    MutexLock lock(mu_);
-    std::shared_ptr<void>& one = once_[&rpc::internal::kTypeKey<T>];
-    if (one == nullptr) one = std::make_shared<T>();
-    return std::static_pointer_cast<T>(one);
-  }
   // Keeps `object` here, shared.
   absl::StatusOr<std::shared_ptr<Reference>> Keep(
       rpc::ObjectTable::Object object) ABSL_LOCKS_EXCLUDED(mu_);
@@ -159,18 +149,6 @@ class References final : public std::enable_shared_from_this<References> {
   // The reference that a value of a message names.
   static absl::StatusOr<std::shared_ptr<Reference>> Decode(
       rpc::Decoder& decoder);
-
-  absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> Take(
-      const rpc::CodecContext& context, const Bytes& bytes)
-      ABSL_LOCKS_EXCLUDED(mu_);
-  absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> TakeCreation(
-      const rpc::CodecContext& context, const Bytes& bytes)
-      ABSL_LOCKS_EXCLUDED(mu_);
-  absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> TakeAwait(
-      const rpc::CodecContext& context, const Bytes& bytes)
-      ABSL_LOCKS_EXCLUDED(mu_);
-  // The agent ends: nothing of it is used from now on. Waits for what uses it.
-  void AgentEnds() ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- For Reference, and for the functions that peers call.
 
@@ -194,33 +172,16 @@ class References final : public std::enable_shared_from_this<References> {
  private:
   class Staged;
   class Receipt;
-  class Receiver;
   class CreationStaged;  // creations.cc has these
   class CreationReceipt;
-  class CreationReceiver;
   class AwaitReceipt;
-  class AwaitReceiver;
-  // While one lives, the agent does; false if it has ended.
-  class Use {
-   public:
-    explicit Use(References* references);
-    ~Use();
-    Use(const Use&) = delete;
-    Use& operator=(const Use&) = delete;
-    explicit operator bool() const { return has_agent_; }
-
-   private:
-    References& references_;
-    bool has_agent_ = false;
-  };
+  using Tasks = rpc::extension::Tasks;
+  using WeakAgent = rpc::extension::WeakAgent;
   struct Fork {
     std::string holder;
     absl::Time since;
     std::string function;
   };
-  // What is to be done once the lock is free.
-  using Tasks = std::vector<std::function<void()>>;
-
   // Which fork of which object: a peer may give one number to forks of several.
   using ForkOf = std::pair<rpc::ObjectId, ForkId>;
   // A holder that asks for a fork, and is not answered yet.
@@ -253,7 +214,22 @@ class References final : public std::enable_shared_from_this<References> {
     Promise<void> promise;
   };
 
-  absl::Status TakeCreations();
+  absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> Take(
+      absl::string_view kind, const rpc::CodecContext& message,
+      const Bytes& bytes) override;
+  void OnPeerGone(const rpc::Agent::GonePeer& peer) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void OnAgentEnd() override ABSL_LOCKS_EXCLUDED(mu_);
+
+  absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> TakeReferences(
+      const rpc::CodecContext& context, const Bytes& bytes)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> TakeCreation(
+      const rpc::CodecContext& context, const Bytes& bytes)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> TakeAwait(
+      const rpc::CodecContext& context, const Bytes& bytes)
+      ABSL_LOCKS_EXCLUDED(mu_);
   void CreationSettled(const ForkId& fork, uint64_t call,
                        rpc::AttachmentOutcome outcome) ABSL_LOCKS_EXCLUDED(mu_);
   void CreationEnded(const ForkId& fork, const absl::Status& status)
@@ -314,21 +290,13 @@ class References final : public std::enable_shared_from_this<References> {
                                    bool* registered) ABSL_LOCKS_EXCLUDED(mu_);
   void SettleChild(const Token& child, rpc::WorkerKey to,
                    rpc::AttachmentOutcome outcome) ABSL_LOCKS_EXCLUDED(mu_);
-  void PeerGone(const rpc::Agent::GonePeer& peer) ABSL_LOCKS_EXCLUDED(mu_);
   static absl::Status CheckToken(const Token& token);
   rpc::Target OwnerOf(const rpc::ObjectId& object);
-  std::string NameOf(rpc::WorkerKey key) const;
 
-  rpc::Agent& agent_;
-  const rpc::WorkerKey key_;
-  const std::string name_;
-  Driver& driver_;  // of the Futures that users wait for
-  rpc::Agent::PeerGoneRegistration peer_gone_;
+  Driver& driver_;                      // of the Futures that users wait for
   std::atomic<bool> is_closed_{false};  // written under mu_
   mutable Mutex mu_;
   CondVar changed_;
-  bool agent_has_ended_ ABSL_GUARDED_BY(mu_) = false;
-  int64_t uses_ ABSL_GUARDED_BY(mu_) = 0;  // of the agent
   UserTable user_ ABSL_GUARDED_BY(mu_);
   OwnerTable owner_ ABSL_GUARDED_BY(mu_);
   uint64_t forks_made_ ABSL_GUARDED_BY(mu_) = 0;
@@ -348,8 +316,6 @@ class References final : public std::enable_shared_from_this<References> {
   // more, too.
   absl::flat_hash_map<ForkId, absl::Status> failures_ ABSL_GUARDED_BY(mu_);
   std::atomic<bool> has_failures_{false};
-  absl::flat_hash_map<const void*, std::shared_ptr<void>> once_
-      ABSL_GUARDED_BY(mu_);
   // When each fork that is held here came; some that are not any more, too.
   absl::flat_hash_map<ForkId, absl::Time> held_since_ ABSL_GUARDED_BY(mu_);
 };

@@ -97,8 +97,8 @@ std::vector<std::string> References::ExplainHeld(size_t most) const {
     all.emplace_back(
         age,
         absl::StrCat("object ", held.token.object.ToString(), " of ",
-                     NameOf(held.token.object.owner), " is held here for ",
-                     AgeOf(age),
+                     weak_agent()->NameOf(held.token.object.owner),
+                     " is held here for ", AgeOf(age),
                      WhyHeld(held.state, user_.HasHandle(held.token.fork))));
   }
   std::vector<std::string> children;
@@ -130,7 +130,7 @@ std::vector<std::string> References::ExplainOwned(size_t most) const {
 std::vector<std::string> References::ExplainLeaks(size_t most) const {
   MutexLock lock(mu_);
   std::vector<std::string> lines = ExplainOwned(most);
-  if (agent_has_ended_) return lines;
+  if (weak_agent()->has_ended()) return lines;
   for (std::string& line : ExplainHeld(most)) lines.push_back(std::move(line));
   return lines;
 }

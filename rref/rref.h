@@ -32,7 +32,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "weft/base/catch_to_status.h"
 #include "weft/base/driver.h"
 #include "weft/base/error.h"
 #include "weft/base/future.h"
@@ -40,11 +39,10 @@
 #include "weft/rpc/agent.h"
 #include "weft/rpc/attachment.h"
 #include "weft/rpc/call.h"
-#include "weft/rpc/class.h"
 #include "weft/rpc/codec/codec.h"
-#include "weft/rpc/function.h"
+#include "weft/rpc/extension/calls.h"
+#include "weft/rpc/extension/objects.h"
 #include "weft/rpc/handle.h"
-#include "weft/rpc/session/message.h"
 #include "weft/rref/references.h"
 
 namespace weft::rref {
@@ -105,10 +103,8 @@ class RRef {
                        ", not at ", reference_->references().name(),
                        ": fetch it, or call a method of it"));
     }
-    WEFT_ASSIGN_OR_RETURN(const rpc::ObjectTable::Object object,
-                          reference_->references().agent().objects().Find(
-                              id(), id().owner, &rpc::internal::kTypeKey<T>));
-    return std::static_pointer_cast<T>(object.value);
+    return rpc::extension::FindObject<T>(reference_->references().agent(), id(),
+                                         id().owner);
   }
 
   // For the functions below and Codec.
@@ -166,6 +162,12 @@ Future<R> Through(const RRef<T>& ref, Future<R> request) {
   return waiting->promise.future();
 }
 
+inline const rpc::Target& AsItIs(const rpc::Target& owner) { return owner; }
+
+}  // namespace internal
+
+// ---- For libraries above.
+
 // A request through `ref`, which start(handle) sends: the only way from a
 // reference to a Handle of it. `dress(owner)` is the target with what else the
 // request carries. One that may come before the object is made waits for it at
@@ -184,18 +186,20 @@ auto StartThrough(const RRef<T>& ref, Dress dress, Start start)
           return References::AwaitObject(object);
         });
   }
-  return Through(ref, start(ref.handle(target)));
+  return internal::Through(ref, start(ref.handle(target)));
 }
-
-inline const rpc::Target& AsItIs(const rpc::Target& owner) { return owner; }
 
 // The result of the request through `ref` that start() starts.
 template <typename T, typename Start>
 auto WaitThrough(const RRef<T>& ref, Start start)
     -> decltype(start().Wait(absl::Duration())) {
   if (absl::Status bad = ref.status(); !bad.ok()) return bad;
-  return rpc::internal::StartAndWait(ref.owner(), start);
+  return rpc::extension::WaitFor(ref.owner(), start);
 }
+
+// ----
+
+namespace internal {
 
 // A creating call that has left: the reference to what it makes, and how it
 // ends.
@@ -205,101 +209,41 @@ struct Begun {
   Future<void> made;
 };
 
-// The arguments of a creating call, with the token of its creator.
-template <typename... P, typename... A>
-absl::StatusOr<std::shared_ptr<rpc::Request>> EncodeCreation(
-    const rpc::Target& target, std::unique_ptr<rpc::Attachment> token,
-    rpc::internal::Types<P...>, A&&... arguments) {
-  static_assert(sizeof...(A) == sizeof...(P), "wrong number of arguments");
-  return CatchToStatus([&]() -> absl::StatusOr<std::shared_ptr<rpc::Request>> {
-    auto request = std::make_shared<rpc::Request>();
-    std::shared_ptr<rpc::StagedAttachments> staged;
-    rpc::Encoder encoder = rpc::internal::RequestEncoder(target, &staged);
-    rpc::internal::StageAttached(target, encoder);
-    encoder.Stage(References::kCreationKind, [&] { return std::move(token); });
-    (rpc::internal::EncodeArgument<P>(encoder, request->borrowed,
-                                      std::forward<A>(arguments)),
-     ...);
-    WEFT_ASSIGN_OR_RETURN(request->body, std::move(encoder).Finish());
-    WEFT_RETURN_IF_ERROR(
-        rpc::internal::FreezeAttachments(std::move(staged), request.get()));
-    request->keeps_result = true;
-    return request;
-  });
-}
-
-// Starts the call of the function at `address`, whose parameters are
-// `parameters`, with its result, a T, left behind.
-template <typename T, typename Parameters, typename... A>
-absl::StatusOr<Begun<T>> Begin(const rpc::Target& to,
-                               rpc::Function::Address address,
-                               Parameters parameters, A&&... arguments) {
-  const rpc::Target target = to.Pinned();
-  const absl::StatusOr<const rpc::Function*> function =
-      rpc::internal::FindFunction(target, address);
-  absl::Status bad = function.status();
-  bad.Update(rpc::internal::CheckFixed(target));
-  bad.Update(rpc::internal::CheckNotSerialized(
-      target, rpc::internal::kObjectsAreNotSerialized));
-  if (!bad.ok()) return rpc::internal::NotBegun(target, function, bad);
+// Starts the call begin(target) that makes a T, with the token of its creator.
+template <typename T, typename Start>
+absl::StatusOr<Begun<T>> Begin(const rpc::Target& target, Start begin) {
   WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<References> references,
                         References::Of(*target.agent()));
-  WEFT_ASSIGN_OR_RETURN(References::Creation creation,
-                        references->PrepareCreation());
-  const auto request =
-      EncodeCreation(target, std::move(creation.attachment), parameters,
-                     std::forward<A>(arguments)...);
-  if (!request.ok()) {
-    return rpc::internal::NotBegun(target, function, request.status());
-  }
-  const Future<void> made = rpc::internal::StartTyped<void>(
-      target, function, request,
-      [](uint64_t, const absl::StatusOr<rpc::Received>& reply) {
-        return reply.status();
-      });
-  const uint64_t call = (*request)->id;
-  if (call == 0) return *made.Peek();  // it did not leave
+  WEFT_RETURN_IF_ERROR(references->CheckOpen());
+  // Made while the arguments are written, in begin().
+  const auto fork = std::make_shared<ForkId>();
+  WEFT_ASSIGN_OR_RETURN(
+      const rpc::extension::Creation call,
+      begin(target.WithAttachment(
+          References::kCreationKind, [references, fork](const auto&) {
+            References::Creation creation = references->PrepareCreation();
+            *fork = creation.fork;
+            return std::move(creation.attachment);
+          })));
   return Begun<T>{
-      RRef<T>(references->BeginCreation(
-          creation.fork, rpc::internal::MadeBy(target, call), made)),
-      made};
+      RRef<T>(references->BeginCreation(*fork, call.object, call.made)),
+      call.made};
 }
 
 template <typename T, typename... A>
 absl::StatusOr<Begun<T>> BeginMake(const rpc::Target& target,
                                    A&&... arguments) {
-  static_assert(rpc::internal::kIsClass<T>,
-                "T has no WEFT_RPC_CLASS; it stands in T's namespace, before "
-                "this (docs/rpc.md)");
-  using Constructor = typename rpc::internal::ConstructorOf<T>::type;
-  return Begin<T>(
-      target, reinterpret_cast<rpc::Function::Address>(&Constructor::Serve),
-      typename Constructor::Parameters(), std::forward<A>(arguments)...);
+  return Begin<T>(target, [&](const rpc::Target& to) {
+    return rpc::extension::BeginMake<T>(to, std::forward<A>(arguments)...);
+  });
 }
 
-// What `function` leaves behind.
-template <typename F>
-struct LeftBy;
-template <typename R, typename... P>
-struct LeftBy<R(P...)> {
-  using Value = rpc::internal::ValueOf<R>;
-  using Parameters = rpc::internal::Types<P...>;
-};
-template <typename R, typename... P>
-struct LeftBy<R(rpc::CallContext&, P...)> {
-  using Value = rpc::internal::ValueOf<R>;
-  using Parameters = rpc::internal::Types<P...>;
-};
-
 template <typename F, typename... A>
-absl::StatusOr<Begun<typename LeftBy<F>::Value>> BeginRemote(
-    const rpc::Target& target, F* function, A&&... arguments) {
-  using Left = LeftBy<F>;
-  static_assert(!std::is_void_v<typename Left::Value>,
-                "the function has no result to be kept");
-  return Begin<typename Left::Value>(
-      target, reinterpret_cast<rpc::Function::Address>(function),
-      typename Left::Parameters(), std::forward<A>(arguments)...);
+auto BeginRemote(const rpc::Target& target, F* function, A&&... arguments) {
+  return Begin<rpc::extension::ResultOf<F>>(target, [&](const rpc::Target& to) {
+    return rpc::extension::BeginRemote(to, function,
+                                       std::forward<A>(arguments)...);
+  });
 }
 
 // The reference once its object is made.
@@ -336,13 +280,13 @@ template <typename T, typename... A>
 Future<RRef<T>> MakeAsync(const rpc::Target& target, A&&... arguments) {
   return internal::WhenMade(
       internal::BeginMake<T>(target, std::forward<A>(arguments)...),
-      rpc::internal::DriverOf(target));
+      rpc::extension::DriverOf(target));
 }
 template <typename T, typename... A>
 Result<RRef<T>> Make(const rpc::Target& target, A&&... arguments) {
-  if (InlineScope::IsActive()) return rpc::internal::NotHere(target.name());
-  return rref::MakeAsync<T>(target, std::forward<A>(arguments)...)
-      .Wait(target.timeout() + absl::Seconds(1));
+  return rpc::extension::WaitFor(target, [&] {
+    return rref::MakeAsync<T>(target, std::forward<A>(arguments)...);
+  });
 }
 
 // The same without waiting for the object (PyTorch's remote()). The reference
@@ -361,16 +305,16 @@ template <typename F, typename... A>
 auto RemoteAsync(const rpc::Target& target, F* function, A&&... arguments) {
   return internal::WhenMade(
       internal::BeginRemote(target, function, std::forward<A>(arguments)...),
-      rpc::internal::DriverOf(target));
+      rpc::extension::DriverOf(target));
 }
 template <typename F, typename... A>
 auto Remote(const rpc::Target& target, F* function, A&&... arguments)
     -> decltype(rref::RemoteAsync(target, function,
                                   std::forward<A>(arguments)...)
                     .Wait(absl::Duration())) {
-  if (InlineScope::IsActive()) return rpc::internal::NotHere(target.name());
-  return rref::RemoteAsync(target, function, std::forward<A>(arguments)...)
-      .Wait(target.timeout() + absl::Seconds(1));
+  return rpc::extension::WaitFor(target, [&] {
+    return rref::RemoteAsync(target, function, std::forward<A>(arguments)...);
+  });
 }
 template <typename F, typename... A>
 auto BeginRemote(const rpc::Target& target, F* function, A&&... arguments) {
@@ -387,15 +331,9 @@ absl::StatusOr<RRef<T>> MakeLocal(rpc::Agent& agent, std::shared_ptr<T> value) {
   }
   WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<References> references,
                         References::Of(agent));
-  rpc::ObjectTable::Object object;
-  object.value = std::move(value);
-  object.type = &rpc::internal::kTypeKey<T>;
-  object.function = "weft::rref::MakeLocal";
-  if constexpr (rpc::internal::kHasCodec<T>) {
-    object.encode = &rpc::internal::EncodeObject<T>;
-  }
   WEFT_ASSIGN_OR_RETURN(std::shared_ptr<Reference> reference,
-                        references->Keep(std::move(object)));
+                        references->Keep(rpc::extension::AsObject(
+                            std::move(value), "weft::rref::MakeLocal")));
   return RRef<T>(std::move(reference));
 }
 
@@ -406,7 +344,7 @@ template <typename T, typename Method, typename... A>
 auto CallAsync(const RRef<T>& ref, Method method, A&&... arguments)
     -> decltype(rpc::CallAsync(std::declval<const rpc::Handle<T>&>(), method,
                                std::forward<A>(arguments)...)) {
-  return internal::StartThrough(
+  return rref::StartThrough(
       ref, internal::AsItIs, [&](const rpc::Handle<T>& object) {
         return rpc::CallAsync(object, method, std::forward<A>(arguments)...);
       });
@@ -415,7 +353,7 @@ template <typename T, typename Method, typename... A>
 auto Call(const RRef<T>& ref, Method method, A&&... arguments)
     -> decltype(CallAsync(ref, method, std::forward<A>(arguments)...)
                     .Wait(absl::Duration())) {
-  return internal::WaitThrough(ref, [&] {
+  return rref::WaitThrough(ref, [&] {
     return CallAsync(ref, method, std::forward<A>(arguments)...);
   });
 }
@@ -423,13 +361,13 @@ auto Call(const RRef<T>& ref, Method method, A&&... arguments)
 // A copy of the value, as it is then (PyTorch's to_here).
 template <typename T>
 Future<T> FetchAsync(const RRef<T>& ref) {
-  return internal::StartThrough(
+  return rref::StartThrough(
       ref, internal::AsItIs,
       [](const rpc::Handle<T>& object) { return rpc::FetchAsync(object); });
 }
 template <typename T>
 Result<T> Fetch(const RRef<T>& ref) {
-  return internal::WaitThrough(ref, [&] { return FetchAsync(ref); });
+  return rref::WaitThrough(ref, [&] { return FetchAsync(ref); });
 }
 
 }  // namespace weft::rref
@@ -440,7 +378,7 @@ namespace weft::rpc {
 template <typename T>
 struct Codec<rref::RRef<T>> {
   static std::string TypeName() {
-    return absl::StrCat("weft.RRef<", internal::NameOfType<T>(), ">");
+    return absl::StrCat("weft.RRef<", extension::NameOfType<T>(), ">");
   }
   static void Encode(const rref::RRef<T>& ref, Encoder& e) {
     e.Write(ref.has_value());

@@ -52,7 +52,7 @@ class FaultPlan {
     static constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 
     Fault fault = Fault::kReset;  // of a message
-    // Of which it is, as its network names them; empty: of any.
+    // Which messages it strikes, as its network names them; empty: any.
     std::string kind = {};
     std::string function = {};
     int64_t first = kAll;       // so many times
@@ -72,13 +72,13 @@ class FaultPlan {
   };
 
   struct Options {
-    // Of each kind, its probability at each opportunity.
+    // The probability of each kind at each opportunity.
     std::array<double, kFaultKinds> rate{};
     // Each kind with a rate strikes at least this often...
     int min_hits = 0;
     // ...at opportunities among its first `within`, which the seed picks.
     int within = 100;
-    // Of those that a message matches, the first that is not used up strikes.
+    // The first of those that match a message and are not used up strikes.
     std::vector<Rule> rules;
 
     // `rate` for each of `kinds`.

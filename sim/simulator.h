@@ -74,7 +74,7 @@ class Simulator {
 
   // Adds a line to the trace, as each event does with its label.
   void Note(absl::string_view what);
-  // Of all lines with their times. Equal hashes: equal runs.
+  // The hash of all lines with their times. Equal hashes: equal runs.
   uint64_t trace_hash() const { return trace_hash_; }
   // The last kTraceLines of them.
   const std::deque<std::string>& trace() const { return trace_; }

@@ -80,7 +80,7 @@ bool IsOneWord(absl::string_view text) {
 std::string Quoted(absl::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
-    if (c == '"') out.push_back('\\');
+    if (c == '"' || c == '\\') out.push_back('\\');
     out.push_back(c);
   }
   out.push_back('"');
@@ -117,7 +117,8 @@ std::string ToText(const Field& field) {
   std::string value;
   if (const auto* text = std::get_if<std::string>(&field.value)) {
     value = Printable(*text);
-    if (!IsOneWord(value)) value = Quoted(value);
+    // Escaped before what Printable adds, so that a reader finds each end.
+    if (!IsOneWord(value)) value = Printable(Quoted(*text));
   } else if (const auto* number = std::get_if<double>(&field.value)) {
     value = absl::StrCat(*number);
   } else {

@@ -34,7 +34,8 @@ Json Metadata(const char* kind, int rank, int track, const std::string& name) {
           {"args", {{"name", name}}}};
 }
 
-// Of the events of a rank: files of several ranks may be joined in one view.
+// The process of a rank's events: files of several ranks may be joined in one
+// view.
 int ProcessOf(const Spans::Options& options) {
   const std::string rank =
       absl::StrCat(options.job, "/", options.role, "/", options.rank);

@@ -13,7 +13,8 @@
 
 namespace weft::telemetry {
 
-// Of the whole process, from now on. Thread-safety: thread-safe.
+// Sets the format of the whole process, from now on. Thread-safety:
+// thread-safe.
 void SetStderrFormat(LogFormat format);
 LogFormat StderrFormat();  // text, if nothing was set
 

@@ -25,8 +25,8 @@ struct GrpcTransportOptions {
   // addresses only those share memory whose memory sockets are in it too.
   // Empty: none.
   std::string memory_directory = {};
-  // Of the memory that its connections share, with that of others; a connection
-  // for which there is none left uses its stream. Null: no bound.
+  // Bounds the memory that its connections share, with that of others; a
+  // connection for which there is none left uses its stream. Null: no bound.
   std::shared_ptr<MemoryBudget> memory_budget = nullptr;
 };
 

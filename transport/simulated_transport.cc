@@ -12,7 +12,7 @@
 namespace weft::transport {
 namespace {
 
-// Of what a message says: the same in each run of a seed.
+// The hash of what a message says: the same in each run of a seed.
 std::string FingerprintOf(const Slices& message) {
   uint64_t hash = 0;
   for (const Bytes& slice : message) {

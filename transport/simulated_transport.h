@@ -51,7 +51,8 @@ class SimulatedNetwork {
     absl::Duration max_delay = absl::Milliseconds(50);
     // How long a dead connection goes unnoticed.
     absl::Duration silence = absl::Milliseconds(100);
-    // Of each direction of a connection; 0: a message takes no time to leave.
+    // Each direction of a connection has this rate; 0: a message takes no time
+    // to leave.
     double bytes_per_second = 0;
     // How often a message breaks the connection that it travels on.
     double breaks = 0;

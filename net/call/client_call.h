@@ -109,7 +109,7 @@ class ClientStream final : public Stream,
   Peer peer_;
   const Metadata metadata_;  // none at this end
 
-  // Of the thread that polls; see GrpcQueue::NoteMessage.
+  // Only the thread that polls uses these; see GrpcQueue::NoteMessage.
   uint64_t looks_ = 0;
   bool in_burst_ = false;
 

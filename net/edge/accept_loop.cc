@@ -2,15 +2,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/tcp.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,6 +20,7 @@
 #include "weft/base/start_thread.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/edge/client_hello_check.h"
+#include "weft/net/edge/peer_socket.h"
 #include "weft/net/edge/tls_frames.h"
 
 namespace weft::net {
@@ -65,22 +62,12 @@ constexpr int kWatchesOfBodies = 5;
 // How often to look which connections are gone, if nothing else asks.
 constexpr absl::Duration kForgetEvery = absl::Seconds(5);
 
-// Of the metric of floods; others count together.
+// The metric of floods has so many peers of its own; others count together.
 constexpr size_t kMostFlooders = 64;
-
-constexpr char kUnix[] = "unix";  // the address of all unix sockets
 
 // Advice to an operator about a limit; `kind` is its name.
 std::string RaiseBy(const char* kind) {
   return absl::StrCat("; raise it by --limits=", kind, "=VALUE");
-}
-
-// That came over the connection so far.
-int64_t BytesHeard(int fd) {
-  tcp_info info = {};
-  socklen_t length = sizeof info;
-  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
-  return static_cast<int64_t>(info.tcpi_bytes_received);
 }
 
 void WakeBy(int eventfd) {
@@ -90,64 +77,6 @@ void WakeBy(int eventfd) {
 }
 
 int OpenReserve() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
-
-std::optional<ino_t> InodeOf(int fd) {
-  struct stat found;
-  if (fstat(fd, &found) != 0 || !S_ISSOCK(found.st_mode)) return std::nullopt;
-  return found.st_ino;
-}
-
-// A listener of all addresses sees ::ffff:10.0.0.7, gRPC calls it 10.0.0.7.
-void ToIpv4IfMapped(sockaddr_storage* name, socklen_t* length) {
-  const auto mapped = *reinterpret_cast<const sockaddr_in6*>(name);
-  if (name->ss_family != AF_INET6 || !IN6_IS_ADDR_V4MAPPED(&mapped.sin6_addr))
-    return;
-  sockaddr_in plain = {};
-  plain.sin_family = AF_INET;
-  plain.sin_port = mapped.sin6_port;
-  memcpy(&plain.sin_addr, &mapped.sin6_addr.s6_addr[12], sizeof plain.sin_addr);
-  memcpy(name, &plain, sizeof plain);
-  *length = sizeof plain;
-}
-
-// Host number and port of the other end; "unix" and nothing for a unix socket.
-std::pair<std::string, std::string> PeerOf(int fd) {
-  sockaddr_storage name = {};
-  socklen_t length = sizeof name;
-  if (getpeername(fd, reinterpret_cast<sockaddr*>(&name), &length) != 0)
-    return {"", ""};
-  if (name.ss_family == AF_UNIX) return {kUnix, ""};
-  ToIpv4IfMapped(&name, &length);
-  char host[NI_MAXHOST];
-  char port[NI_MAXSERV];
-  if (getnameinfo(reinterpret_cast<sockaddr*>(&name), length, host, sizeof host,
-                  port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
-    return {"", ""};
-  }
-  return {host, port};
-}
-
-bool IsSameUser(int fd) {
-  ucred credentials = {};
-  socklen_t length = sizeof credentials;
-  return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 &&
-         credentials.uid == geteuid();
-}
-
-// Else bytes that came before the end would still be read and obeyed. Discards
-// before the end too, as a peer whose buffer is full would not learn of it.
-void EndAndDiscard(int fd) {
-  const linger at_once = {1, 0};
-  setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
-  char unwanted[64 << 10];
-  constexpr int kMost = 1 << 10;  // more than any buffer holds
-  for (const bool is_ended : {false, true}) {
-    if (is_ended) shutdown(fd, SHUT_RDWR);
-    for (int i = 0; i < kMost; ++i) {
-      if (recv(fd, unwanted, sizeof unwanted, MSG_DONTWAIT) <= 0) break;
-    }
-  }
-}
 
 // Half of the descriptors at most: gRPC and the job's files need the others.
 int WithinDescriptorLimit(int connections) {
@@ -352,7 +281,7 @@ void AcceptLoop::CutOff(Connection& connection, const Refusal& refusal,
   Refuse(refusal, who.empty() ? connection.peer
                               : absl::StrCat(who, " (", connection.peer, ")"));
   CountFlood(connection, who);
-  Cut(connection);
+  CutSocket(connection.fd, connection.inode);
   // Other pending connections have time left for their handshakes.
   pending_.HoldBack(
       connection.address,
@@ -413,7 +342,9 @@ std::set<std::string> AcceptLoop::FindBusyPeers() {
   const bool bodies_too = ++watches_ % kWatchesOfBodies == 0;
   std::set<std::string> peers;
   for (auto& [id, connection] : connections_) {
-    if (connection.cut_off) Cut(connection);  // until gRPC has closed it
+    if (connection.cut_off) {  // until gRPC has closed it
+      CutSocket(connection.fd, connection.inode);
+    }
     if (!IsWatched(connection)) continue;
     const int64_t heard = BytesHeard(connection.fd);
     const int64_t more = heard - std::exchange(connection.heard, heard);
@@ -711,7 +642,8 @@ void AcceptLoop::Expire() {
 bool AcceptLoop::Evict(std::optional<Id> victim, const char* limit) {
   if (!victim.has_value()) return false;
   const Connection& connection = connections_.at(*victim);
-  if (connection.handed_over && !Cut(connection)) return false;
+  if (connection.handed_over && !CutSocket(connection.fd, connection.inode))
+    return false;
   Refuse({limit, "made no call yet, and its place was needed"},
          connection.peer);
   if (connection.handed_over) {
@@ -719,16 +651,6 @@ bool AcceptLoop::Evict(std::optional<Id> victim, const char* limit) {
   } else {
     Close(*victim);
   }
-  return true;
-}
-
-// gRPC may close its descriptor at any moment: a copy keeps what it names now,
-// and for no longer than this, as gRPC's poller would see a copy's events too.
-bool AcceptLoop::Cut(const Connection& connection) {
-  const int copy = fcntl(connection.fd, F_DUPFD_CLOEXEC, 0);
-  if (copy < 0) return errno == EBADF;  // closed
-  if (InodeOf(copy) == connection.inode) EndAndDiscard(copy);
-  close(copy);
   return true;
 }
 

@@ -53,7 +53,7 @@ struct AcceptLoopOptions {
   std::function<std::map<std::string, int64_t>(const std::set<std::string>&)>
       open_streams = nullptr;
   int max_calls_per_connection = 256;
-  // Of the peers over TLS: floods of frames end their connection.
+  // Limits of peers over TLS: a flood of frames ends their connection.
   FrameGuard::Options frames = {};
   // These must outlive the loop.
   telemetry::Telemetry* telemetry = nullptr;  // null: silent
@@ -117,7 +117,7 @@ class AcceptLoop {
     bool handed_over = false;
     bool cut_off = false;
     int64_t heard = 0;  // bytes, at the last look
-    // Of TLS, once handed over.
+    // What TLS reads and writes, once the connection is handed over.
     std::shared_ptr<const TlsFrames> frames = nullptr;
   };
   struct Source {
@@ -174,7 +174,6 @@ class AcceptLoop {
   // another.
   bool Evict(std::optional<Id> victim, const char* limit)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool Cut(const Connection& connection);
   void Close(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Forget(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Refuse(const Refusal& refusal, const std::string& peer);

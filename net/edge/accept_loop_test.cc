@@ -123,7 +123,7 @@ class AcceptLoopTest : public ::testing::Test {
     EXPECT_GE(socket.fd(), 0) << strerror(errno);
     return socket;
   }
-  // Of 127.0.0.2 rather than 127.0.0.1.
+  // Connects from 127.0.0.2 rather than 127.0.0.1.
   Socket ConnectFromAnotherAddress() const {
     sockaddr_in own = {};
     own.sin_family = AF_INET;

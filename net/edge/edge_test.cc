@@ -116,7 +116,7 @@ class Edge : public ::testing::Test {
     if (!kind.empty()) labels["kind"] = kind;
     return telemetry_->metrics().CounterFor(name, labels).Value();
   }
-  // Of those who flooded it, for whichever of two reasons was seen first.
+  // Counts those who flooded it, for whichever of two reasons was seen first.
   double CountCutOff() {
     return Count("weft_net_refused_total", "max_calls_per_connection") +
            Count("weft_net_refused_total", "max_wasted_calls_per_peer");
@@ -896,7 +896,7 @@ class FloodOfCalls {
     stream_ = 1;
     if (!peer.Write(Requests(kOpen))) return false;
     while (!done_.load()) {
-      // Of a refusal, which ends its call.
+      // The HEADERS frame is that of a refusal, which ends its call.
       if (!peer.AwaitFrame(kHeadersFrame) || !peer.Write(Requests(1)))
         return false;
     }
@@ -1186,7 +1186,7 @@ class FloodOfHandshakes : public Edge {
     limit.rlim_cur = limit.rlim_max;
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
   }
-  // Of which a handshake has a fifth before it makes room.
+  // A handshake has a fifth of this before it makes room.
   static constexpr absl::Duration kTime = absl::Seconds(40);
   static_assert(kTime > kSoon);
   const std::string hello_ = ClientHello();

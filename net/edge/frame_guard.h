@@ -70,7 +70,8 @@ class FrameReader {
 class FrameGuard {
  public:
   struct Options {
-    // Of the HEADERS and CONTINUATION frames of one header block.
+    // The HEADERS and CONTINUATION frames of one header block have no more
+    // together.
     int64_t max_header_bytes = 64 << 10;
     // The budget at the beginning, and the most that time alone brings it to.
     int64_t frames_at_once = 2'000;

@@ -202,7 +202,7 @@ TEST_F(FrameGuardTest, ReaderOfOurDataMayAcknowledgeEachFrameOfIt) {
     guard_.OnSent(ours);
     ASSERT_EQ(Hear(answer), "");
   }
-  // Of a long stream at once, as far as its window goes.
+  // A long stream sends so much at once, as far as its window goes.
   for (int i = 0; i < 1'024; ++i) guard_.OnSent(ours);
   EXPECT_EQ(Hear(Times(1'024, answer)), "");
 }

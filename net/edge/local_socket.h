@@ -30,12 +30,12 @@ namespace weft::net {
 // Thread-safety: thread-safe.
 class LocalSocket {
  public:
-  // Of one message.
+  // One message carries no more.
   static constexpr size_t kMaxDescriptors = 3;
   // Messages received and not taken yet, and connections without a message;
   // beyond it the oldest is dropped.
   static constexpr size_t kMaxUntaken = 128;
-  // Of a path, in bytes.
+  // The most bytes of a path.
   static constexpr size_t kMaxPath = 107;
 
   // Binds `path`, which nobody else uses; a file left there by a process that

@@ -109,8 +109,8 @@ bool PendingConnections::IsReady(Id id) const {
   return found != connections_.end() && found->second.state == State::kReady;
 }
 
-// Of the crowds that have something ready; the one whose last turn is longest
-// ago among equals.
+// Chooses among the crowds that have something ready; among equals the one
+// whose last turn is longest ago.
 const PendingConnections::Crowd* PendingConnections::FewestHandshakes(
     Instant now) const {
   const Crowd* fewest = nullptr;

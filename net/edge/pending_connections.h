@@ -27,7 +27,7 @@ namespace weft::net {
 // Thread-safety: one thread at a time.
 class PendingConnections {
  public:
-  // Of a connection; rises in the order in which they came.
+  // Names a connection; rises in the order in which they came.
   using Id = int64_t;
 
   PendingConnections(int max_handshakes, absl::Duration handshake_timeout);

@@ -25,7 +25,7 @@ void Release(void*, void* held, CRYPTO_EX_DATA*, int, long, void*) {
   delete static_cast<Held*>(held);
 }
 
-// Of the TlsFrames among the data of an SSL.
+// The index of the TlsFrames among the data of an SSL.
 int HeldIndex() {
   static const int index =
       SSL_get_ex_new_index(0, nullptr, nullptr, nullptr, Release);

@@ -126,7 +126,8 @@ class GrpcQueue final : public EventQueue {
   void EndBurst();
 
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
-  // Of the thread that polls; the poller orders one after the other.
+  // Only the thread that polls uses these; the poller orders one after the
+  // other.
   Tag* taken_ = nullptr;
   bool taken_ok_ = false;
   absl::Duration slept_;
@@ -184,7 +185,7 @@ class Loop::Core : public MemoryWatch,
   Driver& driver() { return driver_; }
   grpc::ServerCompletionQueue* queue() { return queue_.get(); }
   absl::Duration slept() const { return queue_.slept(); }
-  // Of the thread that polls.
+  // Called on the thread that polls.
   void BeforeNextEvent(absl::AnyInvocable<void() &&> fn) {
     queue_.BeforeNext(std::move(fn));
   }

@@ -104,7 +104,8 @@ class MemoryQueue final : public EventQueue {
   std::vector<std::shared_ptr<MemorySource>> sources_ ABSL_GUARDED_BY(mu_);
   std::atomic<uint64_t> version_{0};  // of sources_
 
-  // Of the thread that polls; the poller orders one after the other.
+  // Only the thread that polls uses these; the poller orders one after the
+  // other.
   std::vector<std::shared_ptr<MemorySource>> seen_;
   uint64_t seen_version_ = 0;
   size_t next_ = 0;  // index of the source to be polled first

@@ -198,7 +198,7 @@ class Poller final : public Driver {
   Instant series_began_ ABSL_GUARDED_BY(mu_);
   Instant alarm_at_ ABSL_GUARDED_BY(mu_) = Instant::Infinite();
 
-  // Of whoever holds the queue.
+  // Whoever holds the queue uses these.
   bool core_wanted_ = false;  // somebody else ran when it last yielded
   int without_yields_ = 0;    // events to come before it yields again
   int asleep_for_ = 1;        // the last value given to without_yields_

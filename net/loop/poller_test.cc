@@ -82,7 +82,7 @@ class FakeQueue final : public EventQueue {
     return all_wakes_;
   }
 
-  // Of the thread that polls.
+  // The thread that polls uses these.
   bool in_burst = false;
   int left = 0;  // how often Leave was called
 

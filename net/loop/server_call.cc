@@ -293,7 +293,7 @@ void ServerCall::OnDone(bool) {
     MutexLock lock(mu_);
     done_ = true;
     cancelled_ = grpc_->context.IsCancelled();
-    // Of a stream the read fails first, and its observer may close it then: so
+    // The read of a stream fails first, and its observer may close it then: so
     // whether it was closed says nothing.
     taken_back_ = cancelled_ && SteadyClock().Now() < deadline_;
     // Even a call that was cancelled must be finished, once the write in flight

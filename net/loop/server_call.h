@@ -79,7 +79,7 @@ class ServerCall final : public Stream,
   Messages messages_ = Messages::kAll;
   absl::AnyInvocable<void() &&> ended_;
 
-  // Of the thread that polls; see GrpcQueue::NoteMessage.
+  // Only the thread that polls uses these; see GrpcQueue::NoteMessage.
   uint64_t looks_ = 0;
   bool in_burst_ = false;
 

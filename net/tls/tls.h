@@ -90,7 +90,7 @@ class Tls {
   std::unique_ptr<PemInMemory> identity_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<PemInMemory> authorities_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<grpc::experimental::CertificateProviderInterface> provider_;
-  // Of the watching thread: the files that are in use, and those that cannot
+  // The watching thread keeps the files that are in use, and those that cannot
   // be.
   std::string seen_;
   std::string refused_;

@@ -184,7 +184,7 @@ absl::Status Agent::SetAttachmentReceiver(
   return state_->receivers()->Add(kind, std::move(receiver));
 }
 
-ObjectTable& Agent::objects() { return state_->objects(); }
+ObjectTable& Agent::objects() { return state_->parts().objects; }
 
 void Agent::OutOfJob(const absl::Status& why) { state_->OutOfJob(why); }
 
@@ -248,7 +248,7 @@ absl::StatusOr<void*> CallContext::FindObject(const ObjectId& id,
                                               const void* type_key) const {
   WEFT_ASSIGN_OR_RETURN(
       ObjectTable::Object object,
-      agent_->state_->objects().Find(id, peer_->key, type_key));
+      agent_->state_->parts().objects.Find(id, peer_->key, type_key));
   return Hold(std::move(object.value));
 }
 

@@ -139,10 +139,10 @@ std::shared_ptr<Inbound> AgentState::Admit(Link& link, const Hello& hello,
 // Objects of a member belong to its incarnation, and stay. A stranger is
 // identified by its session only.
 void AgentState::SessionEnded(const Worker& peer) {
-  streams_.RemoveAll(peer.key);
+  parts_.streams.RemoveAll(peer.key);
   const absl::StatusOr<Worker> member = options_.directory->Find(peer.key);
   if (member.ok() && member->name == peer.name) return;
-  objects_.SessionEnded(peer.key);
+  parts_.objects.SessionEnded(peer.key);
 }
 
 absl::Status AgentState::CheckHello(const Hello& hello, const Proof& proof) {

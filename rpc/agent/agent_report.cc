@@ -74,8 +74,8 @@ std::vector<std::string> AgentState::CutCalls() const {
 
 std::vector<Leak> AgentState::Leaks() const {
   LeakList all;
-  handles_->AddTo(&all);
-  objects_.AddTo(&all);
+  parts_.handles->AddTo(&all);
+  parts_.objects.AddTo(&all);
   MutexLock lock(mu_);
   all.Add(leaks_);
   return all.Sorted();

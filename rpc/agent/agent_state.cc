@@ -136,8 +136,8 @@ void AgentState::Stop() {
   transport().AwaitTimers();  // one may look at the pool
   threads_->EndPool();
   transport().AwaitTimers();  // one may have begun, and hold a session
-  objects_.Clear();
-  streams_.Clear();
+  parts_.objects.Clear();
+  parts_.streams.Clear();
   receivers_->Clear();
   // Sessions share this core as the one that runs their calls; release them, or
   // neither ends.
@@ -467,10 +467,10 @@ void AgentState::PeerGone(WorkerKey key, absl::string_view why, bool left) {
   for (const auto& inbound : inbounds) {
     const WorkerKey peer = inbound->peer().key;
     inbound->PeerGone(Gone(peer, key, why));
-    streams_.RemoveAll(peer);
+    parts_.streams.RemoveAll(peer);
   }
-  handles_->KeeperGone(key, left);
-  objects_.HolderGone(key, left);  // what is held later is refused
+  parts_.handles->KeeperGone(key, left);
+  parts_.objects.HolderGone(key, left);  // what is held later is refused
   std::vector<std::shared_ptr<Agent::PeerGoneCallback>> told;
   {
     MutexLock lock(mu_);
@@ -507,8 +507,8 @@ void AgentState::ClientVanished(const std::shared_ptr<Inbound>& caller) {
   caller->PeerGone(absl::CancelledError(absl::StrCat(
       "the client ", caller->peer().name, " is gone: it was not connected for ",
       absl::FormatDuration(kClientPatience))));
-  objects_.SessionEnded(key);
-  streams_.RemoveAll(key);
+  parts_.objects.SessionEnded(key);
+  parts_.streams.RemoveAll(key);
 }
 
 void AgentState::SetLocal(const void* type_key, std::shared_ptr<void> object) {

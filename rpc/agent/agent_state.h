@@ -46,7 +46,6 @@
 #include "weft/rpc/diagnostics/pending_source.h"
 #include "weft/rpc/diagnostics/traffic.h"
 #include "weft/rpc/session/gone_epochs.h"
-#include "weft/rpc/stream_table.h"
 #include "weft/telemetry/telemetry.h"
 
 namespace weft::rpc {
@@ -110,15 +109,13 @@ void SortByPeer(std::vector<std::shared_ptr<T>>* all) {
 // transport still holds it; nothing of the options is used then.
 class AgentState final : public Dispatcher,
                          public SessionlessServer,
-                         public internal::AgentParts,
                          public std::enable_shared_from_this<AgentState> {
  public:
   explicit AgentState(AgentOptions options, const Registry* registry)
       : options_(std::move(options)),
         registry_(*registry),
         telemetry_(telemetry::OrSilent(options_.telemetry)),
-        objects_(options_.key, options_.limits.objects),
-        streams_(options_.limits.streams) {
+        parts_(options_.key, options_.transport->driver(), options_.limits) {
     SetDefaultTimeout(options_.default_timeout);
   }
 
@@ -191,13 +188,7 @@ class AgentState final : public Dispatcher,
   const std::shared_ptr<AttachmentReceivers>& receivers() const override {
     return receivers_;
   }
-  WorkerKey key() const override { return options_.key; }
-  Driver& driver() const override { return transport().driver(); }
-  ObjectTable& objects() override { return objects_; }
-  StreamTable& streams() override { return streams_; }
-  const std::shared_ptr<OpenHandles>& handles() const override {
-    return handles_;
-  }
+  internal::AgentParts& parts() { return parts_; }
   std::vector<Leak> Leaks() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Hears a connection that somebody opened.
@@ -290,12 +281,9 @@ class AgentState final : public Dispatcher,
   telemetry::Telemetry& telemetry_;
   net::RefusalLog refusal_log_{telemetry_};
   FunctionAccess access_{options_, registry_, refusal_log_};
-  ObjectTable objects_;
-  StreamTable streams_;
+  internal::AgentParts parts_;
   const std::shared_ptr<AttachmentReceivers> receivers_ =
       std::make_shared<AttachmentReceivers>();
-  // Calls that end hold it, perhaps after the agent.
-  const std::shared_ptr<OpenHandles> handles_ = std::make_shared<OpenHandles>();
   Agent* agent_ = nullptr;
   std::shared_ptr<HandlerThreads> threads_;  // timers hold it
   telemetry::StatusPage::Registration status_page_;

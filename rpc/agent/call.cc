@@ -306,13 +306,15 @@ Target Target::Serialized() const {
 
 namespace internal {
 
-AgentParts& PartsOf(const Agent& agent) { return CallStarter::StateOf(agent); }
-
-AgentParts& PartsOf(const Target& target) {
-  return CallStarter::StateOf(target);
+AgentParts& PartsOf(const Agent& agent) {
+  return CallStarter::StateOf(agent).parts();
 }
 
-Driver& DriverOf(const Target& target) { return PartsOf(target).driver(); }
+AgentParts& PartsOf(const Target& target) {
+  return CallStarter::StateOf(target).parts();
+}
+
+Driver& DriverOf(const Target& target) { return PartsOf(target).driver; }
 
 Target PartOf(const Target& target, const Request& request,
               CancelToken cancel) {

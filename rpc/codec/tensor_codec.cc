@@ -90,10 +90,17 @@ absl::Status DecodeDefined(Decoder& decoder, DType dtype, Tensor& tensor) {
   return CheckElements(tensor);
 }
 
+// Where it would land is not for the sender to guess.
+absl::Status NotSentFrom(const Tensor& tensor) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "cannot send ", tensor.Describe(), "; send To(Device::Cpu())"));
+}
+
 }  // namespace
 
 void Codec<Tensor>::Encode(const Tensor& tensor, Encoder& encoder) {
   if (!tensor.defined()) return encoder.Varint(kUndefined);
+  if (!tensor.device().is_cpu()) return encoder.Fail(NotSentFrom(tensor));
   EncodeHeader(tensor, encoder);
   if (tensor.is_contiguous()) {
     encoder.AttachCopy(tensor.raw(), tensor.bytes());
@@ -106,7 +113,7 @@ void Codec<Tensor>::Encode(const Tensor& tensor, Encoder& encoder) {
 
 void Codec<Tensor>::Encode(Tensor&& tensor, Encoder& encoder) {
   if (!tensor.defined() || !tensor.is_contiguous() ||
-      !tensor.is_sole_handle()) {
+      !tensor.is_sole_handle() || !tensor.device().is_cpu()) {
     return Encode(static_cast<const Tensor&>(tensor), encoder);
   }
   EncodeHeader(tensor, encoder);
@@ -119,7 +126,8 @@ namespace internal {
 
 void EncodeBorrowed(const Tensor& tensor, Encoder& encoder,
                     std::vector<Payload>& borrowed) {
-  if (!tensor.defined() || !tensor.is_contiguous() || IsSmall(tensor)) {
+  if (!tensor.defined() || !tensor.is_contiguous() || IsSmall(tensor) ||
+      !tensor.device().is_cpu()) {
     return Codec<Tensor>::Encode(tensor, encoder);
   }
   EncodeHeader(tensor, encoder);

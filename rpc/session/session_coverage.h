@@ -16,7 +16,7 @@
 namespace weft::rpc {
 
 // The tables are in the .cc: which transitions there are, and where each of
-// them must be seen. They are all that session.cc can do.
+// them must be seen. They are all that a session can do.
 //
 // Thread-safety: one thread at a time.
 class SessionCoverage final : public SessionHook {

@@ -21,7 +21,8 @@ namespace {
 
 constexpr char kFile[] = "/memory.budget";
 
-// Of attempts beside another process that has not checked its own yet.
+// So often it tries again beside another process that has not checked its own
+// yet.
 constexpr int kAttempts = 64;
 constexpr absl::Duration kBetweenTrials = absl::Microseconds(50);
 
@@ -165,7 +166,7 @@ absl::StatusOr<std::shared_ptr<const void>> MemoryBudget::Reserve(
       " more are wanted; raise --shared-memory-budget of all of them"));
 }
 
-// Of two that write their trials before either reads, each sees the other's:
+// If two write their trials before either reads, each sees the other's:
 // together they never pass what the budget has. Where both found too little,
 // each withdraws and tries again; nobody is refused because of a trial that may
 // be withdrawn, unless its process stopped in the middle.

@@ -55,7 +55,7 @@ class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
   absl::StatusOr<std::shared_ptr<const void>> Reserve(int64_t bytes)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Of all processes.
+  // What all processes use.
   int64_t used_bytes() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

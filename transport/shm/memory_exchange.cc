@@ -16,7 +16,7 @@
 namespace weft::transport {
 namespace {
 
-// Of the names of sockets that take memory.
+// The names of sockets that take memory end so.
 constexpr absl::string_view kSuffix = ".mem";
 
 // Null: not a unix socket.

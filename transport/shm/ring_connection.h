@@ -42,7 +42,7 @@ namespace weft::transport {
 // and behind them memory for bodies, which has no pages at first.
 struct SharedRings {
   static constexpr uint64_t kCapacity = 256 << 10;  // of each direction
-  // Of the rings, up to a page's end.
+  // The bytes of the rings, up to a page's end.
   static constexpr int64_t kRingBytes =
       (2 * RingMemory::BytesFor(kCapacity) + 4095) / 4096 * 4096;
   static constexpr int64_t kBytes = kRingBytes + 2 * BodyMemory::kBytes;
@@ -123,7 +123,7 @@ class RingConnection final
   SharedRings rings_;  // its memory, guarded by mu_, is null once refused
   const std::shared_ptr<net::MemoryWatch> watch_;
 
-  // Of the events, one at a time.
+  // Events use these, one at a time.
   std::shared_ptr<ConnectionObserver> observer_;
   MessageReader reader_;
   bool answered_ = false;  // the other end has said something

@@ -14,7 +14,8 @@
 
 namespace weft::transport {
 
-// Of all transports that count here. A message may carry several frames.
+// Counts the messages of all transports that count here. A message may carry
+// several frames.
 //
 // Thread-safety: thread-safe.
 struct MessageCounts {

@@ -182,7 +182,7 @@ class SharingTransport final : public Transport {
     const std::shared_ptr<std::atomic<uint64_t>> id_;
   };
 
-  // Of the end that accepted.
+  // Hears for the end that accepted.
   class Ears final : public ConnectionObserver {
    public:
     Ears(std::shared_ptr<ConnectionObserver> observer,
