@@ -32,6 +32,12 @@ class AbortSource {
     for (Backend* backend : backends_) AbortOne(*backend);
   }
 
+  // OK: nothing has aborted them.
+  absl::Status reason() const ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return reason_;
+  }
+
   // `backend` must live until it is removed.
   void Add(Backend& backend) ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
@@ -49,7 +55,7 @@ class AbortSource {
                                                  reason_.message())));
   }
 
-  Mutex mu_;
+  mutable Mutex mu_;
   absl::Status reason_ ABSL_GUARDED_BY(mu_);
   std::set<Backend*> backends_ ABSL_GUARDED_BY(mu_);
 };

@@ -4,14 +4,19 @@
 #ifndef WEFT_COLLECTIVES_BACKEND_H_
 #define WEFT_COLLECTIVES_BACKEND_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/types/span.h"
+#include "absl/types/optional.h"
 #include "weft/base/clock.h"
 #include "weft/base/driver.h"
 #include "weft/collectives/operation.h"
@@ -27,6 +32,27 @@ struct Transfer {
   DType dtype = DType::kU8;
   Block block;
   int64_t moved_bytes = 0;  // the backend's
+};
+
+// A group to be made of some ranks of another.
+struct SubgroupSpec {
+  // Ranks of the other group, in the order of the new ranks.
+  std::vector<int> members;
+  std::string name;  // which no other group made from that one has
+  Instant deadline;  // how long to wait for the members
+  // Looked at while they are waited for, where the backend can end that: an
+  // error does, within 2 s, and is its result. May be null. Not called once
+  // Subgroup has returned.
+  std::function<absl::Status()> check_wait = nullptr;
+  // Of memory for Allocate on each rank, where the backend has such memory;
+  // none: as much as the other group.
+  absl::optional<int64_t> arena_bytes;
+
+  // The place of `rank` of the other group among the members.
+  int PlaceOf(int rank) const {
+    return static_cast<int>(std::find(members.begin(), members.end(), rank) -
+                            members.begin());
+  }
 };
 
 // Its end is this rank's leaving: the other ranks go on until they wait for it.
@@ -55,6 +81,19 @@ class Backend {
   // All but the first abort the group.
   virtual absl::Status Run(const Operation& operation) = 0;
 
+  // Whether operations are begun by Enqueue, and end by an event, as a device's
+  // do: then Run is not called.
+  virtual bool enqueues() const { return false; }
+  // Begins `operation` after those enqueued before, without waiting for it.
+  // `done` is called once, with what Run would return: on any thread, perhaps
+  // before this returns, and before those of earlier operations; not in Abort.
+  // `operation` and its blocks live until then. Each ends at its deadline, and
+  // soon once the group is aborted. Called by one thread at a time.
+  using Done = absl::AnyInvocable<void(absl::Status) &&>;
+  virtual void Enqueue(const Operation& operation, Done done) {
+    std::move(done)(Run(operation));
+  }
+
   // Takes the place of Run where this rank refuses its arguments: the other
   // ranks' Run of this sequence number ends in kAborted with `why`. Does not
   // wait.
@@ -66,10 +105,18 @@ class Backend {
   // OK, or why the group was aborted. Any thread.
   virtual absl::Status health() const = 0;
 
+  // Tells all ranks of an aborted group, without waiting, that the making of a
+  // group of some of them, which `key` names, is to end with `why`.
+  virtual void EndShrink(uint64_t /*key*/, const absl::Status& /*why*/) {}
+  // What any rank has told so of `key`; OK: none has.
+  virtual absl::Status CheckShrink(uint64_t /*key*/) const {
+    return absl::OkStatus();
+  }
+
   // Moves what can be moved without waiting. True once it is complete.
   // kInvalidArgument if what has arrived is of another dtype or count than
-  // wanted: then it is dropped. kResourceExhausted where as much of that peer as
-  // may be kept (max_unasked_bytes) has other tags: no more is taken from it
+  // wanted: then it is dropped. kResourceExhausted where as much of that peer
+  // as may be kept (max_unasked_bytes) has other tags: no more is taken from it
   // until that is received. Of transfers with one peer, tag and direction, the
   // oldest is advanced until it is complete.
   virtual absl::StatusOr<bool> Advance(Transfer& transfer) = 0;
@@ -81,13 +128,10 @@ class Backend {
   // Memory in which this backend's operations need no copies.
   virtual absl::StatusOr<Tensor> Allocate(const Shape& shape, DType dtype) = 0;
 
-  // A backend for `members`, ranks of this one in the order of the new ranks,
-  // of which this rank is one. Called on all of them with the same `name`,
-  // which no other group ever had. Waits for them until `deadline`. Also of an
-  // aborted group.
+  // A backend for `spec.members`, of which this rank is one. Called on all of
+  // them with the same `spec`, and waits for them. Also of an aborted group.
   virtual absl::StatusOr<std::unique_ptr<Backend>> Subgroup(
-      absl::Span<const int> members, absl::string_view name,
-      Instant deadline) = 0;
+      const SubgroupSpec& spec) = 0;
 };
 
 }  // namespace weft::collectives

@@ -17,6 +17,15 @@ struct CallOptions {
   uint64_t label = 0;
 };
 
+// Of a call that makes a group: the members give the same, but for `timeout`
+// and `label`.
+struct SubgroupOptions : CallOptions {
+  // What ProcessGroup::Allocate of the new group may hand out on each rank, at
+  // the backends that have memory for it (HostOptions::arena_bytes); none: as
+  // much as in the group that it is made from. 0: nothing.
+  absl::optional<int64_t> arena_bytes;
+};
+
 }  // namespace weft::collectives
 
 #endif  // WEFT_COLLECTIVES_CALL_OPTIONS_H_

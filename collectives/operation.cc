@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace weft::collectives {
 namespace {
@@ -70,8 +71,29 @@ absl::string_view Name(Verb verb) {
       return "Send";
     case Verb::kReceive:
       return "Receive";
+    case Verb::kSplit:
+      return "Split";
+    case Verb::kSubgroup:
+      return "Subgroup";
   }
   return "unknown";
+}
+
+const Operation& WholeOf(const Operation& operation) {
+  return operation.whole == nullptr ? operation : WholeOf(*operation.whole);
+}
+
+std::string DescribeList(const std::vector<int>& list) {
+  std::string text = absl::StrCat("[", absl::StrJoin(list, ", "), "]");
+  constexpr size_t kMostBytes = 40;
+  if (text.size() <= kMostBytes) return text;
+  // Of whole numbers, and not of half of one.
+  text.resize(text.rfind(',', kMostBytes / 2) + 1);
+  return absl::StrCat(
+      text, " ... of ", list.size(), ", #",
+      absl::Hex(XXH3_64bits(list.data(), list.size() * sizeof(int)),
+                absl::kZeroPad16),
+      "]");
 }
 
 void CopyBlock(const Operation& operation, const Block& from, const Block& to) {
@@ -97,6 +119,9 @@ std::string Describe(const Operation& operation) {
         HasRoot(operation.verb) ? absl::StrCat(", root ", operation.root) : "",
         ")");
   }
+  if (!operation.detail.empty()) {
+    absl::StrAppend(&text, " (", operation.detail, ")");
+  }
   if (operation.label != 0) {
     absl::StrAppend(&text, " labelled ", operation.label);
   }
@@ -117,6 +142,10 @@ uint64_t Fingerprint(const Operation& operation) {
   if (HasRoot(operation.verb)) words.push_back(operation.root);
   if (const Blocks* blocks = CommonBlocks(operation); blocks != nullptr) {
     for (const Block& block : *blocks) words.push_back(block.elements);
+  }
+  if (!operation.detail.empty()) {
+    words.push_back(
+        XXH3_64bits(operation.detail.data(), operation.detail.size()));
   }
   // Equal on all machines, which a hash of Abseil's is not.
   return XXH3_64bits(words.data(), words.size() * sizeof(uint64_t));

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/string_view.h"
@@ -30,8 +31,9 @@ enum class Verb : uint8_t {
   kBarrier,
   kSend,
   kReceive,
+  kSplit,     // as a whole (Operation::whole)
+  kSubgroup,  // the same
 };
-inline constexpr int kNumVerbs = 11;
 
 // "AllReduce", ...
 absl::string_view Name(Verb verb);
@@ -71,11 +73,22 @@ struct Operation {
   // What the user called, where this is only a step of it: what is described,
   // and compared between ranks too. Must outlive this.
   const Operation* whole = nullptr;
+  // What else it was given that must be equal on all ranks, for people: at most
+  // kMostDetailBytes.
+  std::string detail;
+  static constexpr size_t kMostDetailBytes = 63;
 
   int64_t BytesOf(const Block& block) const {
     return block.elements * ItemSize(dtype);
   }
 };
+
+// `operation`, or what it is a step of.
+const Operation& WholeOf(const Operation& operation);
+
+// A list for Operation::detail: "[2, 0, 1]", or "[0, 1, 2, ... of 70,
+// #5f3a9c0112345678]" with a fingerprint of all.
+std::string DescribeList(const std::vector<int>& list);
 
 // Copies input to output, where both are there and not the same memory.
 void CopyBlock(const Operation& operation, const Block& from, const Block& to);
@@ -84,7 +97,8 @@ void CopyBlock(const Operation& operation, const Block& from, const Block& to);
 std::string Describe(const Operation& operation);
 
 // What must be equal on all ranks for the operation to make sense: verb, dtype,
-// reduction operation, root, label, and the counts where all ranks know them.
+// reduction operation, root, label, detail, and the counts where all ranks know
+// them.
 // Not the call site, and not counts of which a rank knows only its own.
 uint64_t Fingerprint(const Operation& operation);
 

@@ -1,6 +1,7 @@
 #include "weft/collectives/process_group.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -10,16 +11,18 @@
 #include "weft/base/mutex.h"
 #include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
-#include "weft/collectives/generation.h"
-#include "weft/collectives/linked_backends.h"
+#include "weft/collectives/run/calls.h"
+#include "weft/collectives/run/generation.h"
 
 namespace weft::collectives {
 
 // The state that survives a change of the members.
 class ProcessGroup::Core {
  public:
-  Core(std::unique_ptr<Backend> backend, GroupOptions options)
-      : options_(std::move(options)), now_(Make(std::move(backend))) {}
+  Core(std::unique_ptr<Backend> backend, GroupOptions options,
+       std::vector<int> parent_ranks)
+      : options_(std::move(options)),
+        now_(Make(std::move(backend), std::move(parent_ranks))) {}
 
   const GroupOptions& options() const { return options_; }
 
@@ -27,190 +30,48 @@ class ProcessGroup::Core {
     MutexLock lock(mu_);
     return now_;
   }
-  void Replace(std::unique_ptr<Backend> backend) ABSL_LOCKS_EXCLUDED(mu_) {
-    std::shared_ptr<Generation> next = Make(std::move(backend));
+  void Replace(std::unique_ptr<Backend> backend, std::vector<int> parent_ranks)
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    std::shared_ptr<Generation> next =
+        Make(std::move(backend), std::move(parent_ranks));
     MutexLock lock(mu_);
     now_.swap(next);
   }
-  // Of the groups made from this one, each with a name of its own.
-  int NextChild() ABSL_LOCKS_EXCLUDED(mu_) {
-    MutexLock lock(mu_);
-    return children_++;
-  }
 
  private:
-  std::shared_ptr<Generation> Make(std::unique_ptr<Backend> backend) const {
-    return std::make_shared<Generation>(std::move(backend), options_);
+  std::shared_ptr<Generation> Make(std::unique_ptr<Backend> backend,
+                                   std::vector<int> parent_ranks) const {
+    return std::make_shared<Generation>(std::move(backend), options_,
+                                        std::move(parent_ranks), staging_);
   }
 
   const GroupOptions options_;
+  const std::shared_ptr<DeviceStaging> staging_ =
+      std::make_shared<DeviceStaging>();
   mutable Mutex mu_;
   std::shared_ptr<Generation> now_ ABSL_GUARDED_BY(mu_);
-  int children_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 namespace {
 
-// A Call of `verb`: what `fill` returns or throws is why it is refused.
-template <typename Fill>
-Call Prepare(Generation& group, Verb verb, CallSite site, Fill fill) {
-  Call call = {Preparation(verb, group.backend().size(), site), {}};
-  call.refusal = CatchToStatus([&]() -> absl::Status {
-    WEFT_RETURN_IF_ERROR(fill(call.preparation));
-    return call.preparation.CheckOverlap();
-  });
-  return call;
+// Of a kArena.
+std::string WordsOf(int64_t arena_bytes) {
+  return arena_bytes < 0 ? "none" : absl::StrCat(arena_bytes);
 }
 
-Call AllReduceCall(Generation& group, const Tensor& tensor,
-                   const Reduction& reduction, CallSite site) {
-  return Prepare(group, Verb::kAllReduce, site, [&](Preparation& p) {
-    WEFT_RETURN_IF_ERROR(p.AddInPlace(tensor));
-    return p.SetReduction(reduction);
-  });
+// Begins one.
+Future<int> MoveOne(Generation& group, Generation::Movement movement,
+                    const CallOptions& options) {
+  std::vector<Generation::Movement> one;
+  one.push_back(std::move(movement));
+  return std::move(group.Move(std::move(one), options)[0]);
 }
 
-Call AllReduceIntoCall(Generation& group, const Tensor& input,
-                       const Tensor& output, const Reduction& reduction,
-                       CallSite site) {
-  return Prepare(group, Verb::kAllReduce, site, [&](Preparation& p) {
-    WEFT_RETURN_IF_ERROR(p.AddInput(input));
-    WEFT_RETURN_IF_ERROR(p.AddOutput(output));
-    WEFT_RETURN_IF_ERROR(p.CheckSameCount(0, 0));
-    return p.SetReduction(reduction);
-  });
-}
-
-Call BroadcastCall(Generation& group, const Tensor& tensor, int root,
-                   CallSite site) {
-  return Prepare(group, Verb::kBroadcast, site, [&](Preparation& p) {
-    WEFT_RETURN_IF_ERROR(p.SetRoot(root));
-    return p.AddInPlace(tensor, /*as_input=*/false);
-  });
-}
-
-Call ReduceCall(Generation& group, const Tensor& tensor, int root,
-                const Reduction& reduction, CallSite site) {
-  return Prepare(group, Verb::kReduce, site, [&](Preparation& p) {
-    WEFT_RETURN_IF_ERROR(p.SetRoot(root));
-    WEFT_RETURN_IF_ERROR(group.backend().rank() == root ? p.AddInPlace(tensor)
-                                                        : p.AddInput(tensor));
-    return p.SetReduction(reduction);
-  });
-}
-
-Call AllGatherCall(Generation& group, const Tensor& input, const Tensor& output,
-                   CallSite site) {
-  return Prepare(group, Verb::kAllGather, site, [&](Preparation& p) {
-    WEFT_RETURN_IF_ERROR(p.AddInput(input));
-    WEFT_RETURN_IF_ERROR(p.AddOutputParts(output));
-    return p.CheckSameCount(0, group.backend().rank());
-  });
-}
-
-Call AllGatherListCall(Generation& group, const Tensor& input,
-                       const std::vector<Tensor>& outputs, CallSite site) {
-  return Prepare(group, Verb::kAllGather, site, [&](Preparation& p) {
-    WEFT_RETURN_IF_ERROR(p.AddInput(input));
-    WEFT_RETURN_IF_ERROR(p.AddOutputs(outputs));
-    return p.CheckSameCount(0, group.backend().rank());
-  });
-}
-
-absl::Status CheckEmpty(const std::vector<Tensor>& tensors, int root) {
-  if (tensors.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("wants the list of tensors at the root, rank ", root,
-                   ", only; found ", tensors.size(), " tensors here"));
-}
-
-Call GatherCall(Generation& group, const Tensor& input,
-                const std::vector<Tensor>& outputs, int root, CallSite site) {
-  return Prepare(group, Verb::kGather, site, [&](Preparation& p) {
-    WEFT_RETURN_IF_ERROR(p.SetRoot(root));
-    WEFT_RETURN_IF_ERROR(p.AddInput(input));
-    if (group.backend().rank() != root) return CheckEmpty(outputs, root);
-    WEFT_RETURN_IF_ERROR(p.AddOutputs(outputs));
-    return p.CheckSameCount(0, root);
-  });
-}
-
-Call ScatterCall(Generation& group, const std::vector<Tensor>& inputs,
-                 const Tensor& output, int root, CallSite site) {
-  return Prepare(group, Verb::kScatter, site, [&](Preparation& p) {
-    WEFT_RETURN_IF_ERROR(p.SetRoot(root));
-    WEFT_RETURN_IF_ERROR(p.AddOutput(output));
-    if (group.backend().rank() != root) return CheckEmpty(inputs, root);
-    WEFT_RETURN_IF_ERROR(p.AddInputs(inputs));
-    return p.CheckSameCount(root, 0);
-  });
-}
-
-Call ReduceScatterCall(Generation& group, const Tensor& input,
-                       const Tensor& output, const Reduction& reduction,
-                       CallSite site) {
-  return Prepare(group, Verb::kReduceScatter, site, [&](Preparation& p) {
-    WEFT_RETURN_IF_ERROR(p.AddInputParts(input));
-    WEFT_RETURN_IF_ERROR(p.AddOutput(output));
-    WEFT_RETURN_IF_ERROR(p.CheckSameCount(group.backend().rank(), 0));
-    return p.SetReduction(reduction);
-  });
-}
-
-Call ReduceScatterListCall(Generation& group, const std::vector<Tensor>& inputs,
-                           const Tensor& output, const Reduction& reduction,
-                           CallSite site) {
-  return Prepare(group, Verb::kReduceScatter, site, [&](Preparation& p) {
-    WEFT_RETURN_IF_ERROR(p.AddInputs(inputs));
-    WEFT_RETURN_IF_ERROR(p.AddOutput(output));
-    WEFT_RETURN_IF_ERROR(p.CheckSameCount(group.backend().rank(), 0));
-    return p.SetReduction(reduction);
-  });
-}
-
-Call AllToAllCall(Generation& group, const Tensor& input, const Tensor& output,
-                  CallSite site) {
-  return Prepare(group, Verb::kAllToAll, site, [&](Preparation& p) {
-    WEFT_RETURN_IF_ERROR(p.AddInputParts(input));
-    WEFT_RETURN_IF_ERROR(p.AddOutputParts(output));
-    return p.CheckSameCount(0, 0);
-  });
-}
-
-Call AllToAllListCall(Generation& group, const std::vector<Tensor>& inputs,
-                      const std::vector<Tensor>& outputs, CallSite site) {
-  return Prepare(group, Verb::kAllToAll, site, [&](Preparation& p) {
-    WEFT_RETURN_IF_ERROR(p.AddInputs(inputs));
-    WEFT_RETURN_IF_ERROR(p.AddOutputs(outputs));
-    return p.CheckSameCount(group.backend().rank(), group.backend().rank());
-  });
-}
-
-Call BarrierCall(Generation& group, CallSite site) {
-  return Prepare(group, Verb::kBarrier, site,
-                 [](Preparation&) { return absl::OkStatus(); });
-}
-
-absl::Status CheckPeer(const Backend& backend, int peer) {
-  if (peer < 0 || peer >= backend.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "wants a rank from 0 to ", backend.size() - 1, ", found ", peer));
-  }
-  if (peer == backend.rank()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", peer, " is this rank: copy the tensor"));
-  }
-  return absl::OkStatus();
-}
-
-Call PointToPointCall(Generation& group, Verb verb, const Tensor& tensor,
-                      int peer, CallSite site) {
-  return Prepare(group, verb, site, [&](Preparation& p) {
-    WEFT_RETURN_IF_ERROR(verb == Verb::kSend ? p.AddInput(tensor)
-                                             : p.AddOutput(tensor));
-    if (verb == Verb::kReceive && peer < 0) return absl::OkStatus();
-    return CheckPeer(group.backend(), peer);
-  });
+// 0, 1, ...
+std::vector<int> RanksOf(const Backend& backend) {
+  std::vector<int> ranks(backend.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
 }
 
 Future<void> WithoutRank(Future<int> future) {
@@ -234,24 +95,13 @@ absl::StatusOr<Tensor> RoomFor(int64_t bytes, int rank) {
                                " bytes: ", room.status().message()));
 }
 
-// OK if `ranks` are different ones of `size`.
-absl::Status CheckRanks(std::vector<int> ranks, int size) {
-  const std::string list = absl::StrJoin(ranks, ", ");
-  std::sort(ranks.begin(), ranks.end());
-  if (!ranks.empty() && ranks.front() >= 0 && ranks.back() < size &&
-      std::adjacent_find(ranks.begin(), ranks.end()) == ranks.end()) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "wants different ranks from 0 to ", size - 1, ", found [", list, "]"));
-}
-
 }  // namespace
 
 std::unique_ptr<ProcessGroup> ProcessGroup::Create(
     std::unique_ptr<Backend> backend, GroupOptions options) {
-  return std::unique_ptr<ProcessGroup>(new ProcessGroup(
-      std::make_shared<Core>(std::move(backend), std::move(options))));
+  std::vector<int> own = RanksOf(*backend);
+  return std::unique_ptr<ProcessGroup>(new ProcessGroup(std::make_shared<Core>(
+      std::move(backend), std::move(options), std::move(own))));
 }
 
 ProcessGroup::ProcessGroup(std::shared_ptr<Core> core)
@@ -349,8 +199,7 @@ Future<void> ProcessGroup::SendAsync(const Tensor& tensor, int to, uint64_t tag,
                                      CallSite site) {
   const std::shared_ptr<Generation> group = core_->now();
   return WithoutRank(
-      group->Move(PointToPointCall(*group, Verb::kSend, tensor, to, site), to,
-                  tag, options));
+      MoveOne(*group, SendOf(*group, tensor, to, tag, site), options));
 }
 absl::Status ProcessGroup::Receive(const Tensor& tensor, int from, uint64_t tag,
                                    const CallOptions& options, CallSite site) {
@@ -361,11 +210,9 @@ Future<void> ProcessGroup::ReceiveAsync(const Tensor& tensor, int from,
                                         uint64_t tag,
                                         const CallOptions& options,
                                         CallSite site) {
-  if (from < 0) from = size();  // No rank: -1 would be any.
   const std::shared_ptr<Generation> group = core_->now();
   return WithoutRank(
-      group->Move(PointToPointCall(*group, Verb::kReceive, tensor, from, site),
-                  from, tag, options));
+      MoveOne(*group, ReceiveOf(*group, tensor, from, tag, site), options));
 }
 absl::StatusOr<int> ProcessGroup::ReceiveAny(const Tensor& tensor, uint64_t tag,
                                              const CallOptions& options,
@@ -377,20 +224,51 @@ Future<int> ProcessGroup::ReceiveAnyAsync(const Tensor& tensor, uint64_t tag,
                                           const CallOptions& options,
                                           CallSite site) {
   const std::shared_ptr<Generation> group = core_->now();
-  return group->Move(PointToPointCall(*group, Verb::kReceive, tensor, -1, site),
-                     -1, tag, options);
+  return MoveOne(*group, ReceiveAnyOf(*group, tensor, tag, site), options);
 }
+
+namespace {
+
+absl::Status CheckOneDevice(const std::vector<PointToPoint>& parts) {
+  const Tensor* first = nullptr;
+  for (const PointToPoint& part : parts) {
+    if (!part.tensor.defined()) continue;  // its own error says so
+    if (first == nullptr) first = &part.tensor;
+    if (part.tensor.device() == first->device()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("Exchange: wanted tensors of one device, found parts on ",
+                     Name(first->device()), " and ", Name(part.tensor.device()),
+                     "; call it once for each device"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::Status ProcessGroup::Exchange(const std::vector<PointToPoint>& parts,
                                     const CallOptions& options, CallSite site) {
-  std::vector<Future<void>> moves;
-  for (const PointToPoint& part : parts) {
-    moves.push_back(
-        part.kind == PointToPoint::kSend
-            ? SendAsync(part.tensor, part.peer, part.tag, options, site)
-            : ReceiveAsync(part.tensor, part.peer, part.tag, options, site));
+  return ExchangeAsync(parts, options, site)
+      .Wait(WaitOf(core_->options(), options));
+}
+Future<void> ProcessGroup::ExchangeAsync(const std::vector<PointToPoint>& parts,
+                                         const CallOptions& options,
+                                         CallSite site) {
+  if (const absl::Status one = CheckOneDevice(parts); !one.ok()) {
+    return MakeReady<void>(one);
   }
-  return WaitAll(std::move(moves), WaitOf(core_->options(), options));
+  const std::shared_ptr<Generation> group = core_->now();
+  std::vector<Generation::Movement> movements;
+  for (const PointToPoint& part : parts) {
+    movements.push_back(
+        part.kind == PointToPoint::kSend
+            ? SendOf(*group, part.tensor, part.peer, part.tag, site)
+            : ReceiveOf(*group, part.tensor, part.peer, part.tag, site));
+  }
+  std::vector<Future<void>> moves;
+  for (Future<int>& move : group->Move(std::move(movements), options)) {
+    moves.push_back(WithoutRank(std::move(move)));
+  }
+  return WhenAllOk(std::move(moves));
 }
 
 absl::Status ProcessGroup::AllReduceCoalesced(
@@ -404,38 +282,8 @@ Future<void> ProcessGroup::AllReduceCoalescedAsync(
     const std::vector<Tensor>& tensors, const Reduction& reduction,
     const CallOptions& options, CallSite site) {
   const std::shared_ptr<Generation> group = core_->now();
-  int64_t total = 0;
-  Tensor joined;
-  Call call = Prepare(
-      *group, Verb::kAllReduce, site, [&](Preparation& p) -> absl::Status {
-        const DType dtype = tensors.empty() || !tensors[0].defined()
-                                ? DType::kF32
-                                : tensors[0].dtype();
-        // Looks at each as at any argument.
-        Preparation each(Verb::kAllReduce, group->backend().size(), site);
-        for (const Tensor& tensor : tensors) {
-          WEFT_RETURN_IF_ERROR(each.AddInPlace(tensor));
-          total += tensor.numel();
-        }
-        joined = Tensor::Empty({total}, dtype);
-        int64_t at = 0;
-        for (const Tensor& tensor : tensors) {
-          joined.Slice(0, at, at + tensor.numel())
-              .View(tensor.shape())
-              .CopyFrom(tensor);
-          at += tensor.numel();
-        }
-        WEFT_RETURN_IF_ERROR(p.AddInPlace(joined));
-        return p.SetReduction(reduction);
-      });
-  return group->RunAsync(std::move(call), options).Then([tensors, joined] {
-    int64_t at = 0;
-    for (const Tensor& tensor : tensors) {
-      tensor.CopyFrom(
-          joined.Slice(0, at, at + tensor.numel()).View(tensor.shape()));
-      at += tensor.numel();
-    }
-  });
+  return group->RunAsync(
+      AllReduceCoalescedCall(*group, tensors, reduction, site), options);
 }
 
 absl::StatusOr<std::vector<std::string>> ProcessGroup::AllGatherBytes(
@@ -483,72 +331,147 @@ absl::StatusOr<std::string> ProcessGroup::BroadcastBytes(
                      content->numel());
 }
 
-absl::StatusOr<std::unique_ptr<ProcessGroup>> ProcessGroup::Split(
-    int color, int key, const CallOptions& options, CallSite site) {
-  const std::shared_ptr<Generation> group = core_->now();
-  const Tensor mine = Tensor::FromVector<int64_t>({color, key});
-  const Tensor all = Tensor::Zeros({size(), 2}, DType::kI64);
-  WEFT_RETURN_IF_ERROR(AllGather(mine, all, options, site));
-  const int child = core_->NextChild();
-  if (color < 0) return nullptr;
-  const absl::Span<const int64_t> pairs = all.span<int64_t>();
-  std::vector<int> members;
-  for (int r = 0; r < group->backend().size(); ++r) {
-    if (pairs[2 * r] == color) members.push_back(r);
+absl::StatusOr<std::unique_ptr<ProcessGroup>> ProcessGroup::MakePart(
+    Core& core, Generation& group, const Tensor& wishes, uint64_t number,
+    absl::Duration timeout) {
+  Backend& backend = group.backend();
+  const int64_t* const mine = WishOf(wishes, backend.rank());
+  if (mine[kColor] < 0) return nullptr;
+  SubgroupSpec spec;
+  for (int r = 0; r < backend.size(); ++r) {
+    const int64_t* const one = WishOf(wishes, r);
+    if (one[kColor] != mine[kColor]) continue;
+    spec.members.push_back(r);
+    if (one[kArena] == mine[kArena]) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("wants one arena_bytes of all members, found ",
+                     WordsOf(mine[kArena]), " on rank ", backend.rank(),
+                     " and ", WordsOf(one[kArena]), " on rank ", r));
   }
-  std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-    return pairs[2 * a + 1] < pairs[2 * b + 1];
+  std::stable_sort(spec.members.begin(), spec.members.end(), [&](int a, int b) {
+    return WishOf(wishes, a)[kKey] < WishOf(wishes, b)[kKey];
   });
-  GroupOptions child_options = core_->options();
-  child_options.name =
-      absl::StrCat(core_->options().name, "/", child, ":", color);
-  WEFT_ASSIGN_OR_RETURN(
-      std::unique_ptr<Backend> backend,
-      group->backend().Subgroup(
-          members, child_options.name,
-          group->backend().driver().clock().Now() +
-              options.timeout.value_or(core_->options().timeout)));
-  return Create(std::move(backend), std::move(child_options));
+  GroupOptions options = core.options();
+  // Not by what this rank has made: another rank may have failed where this one
+  // has not, and they go on together by Shrink.
+  absl::StrAppend(&options.name, "/", number, ":", mine[kColor]);
+  spec.name = options.name;
+  spec.deadline = backend.driver().clock().Now() + timeout;
+  // What ends the operations of `group` ends this one.
+  spec.check_wait = [&backend] { return backend.health(); };
+  if (mine[kArena] >= 0) spec.arena_bytes = mine[kArena];
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> made, backend.Subgroup(spec));
+  return std::unique_ptr<ProcessGroup>(new ProcessGroup(std::make_shared<Core>(
+      std::move(made), std::move(options), std::move(spec.members))));
+}
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> ProcessGroup::RunSplit(
+    Generation& group, Call call, const Tensor& wishes,
+    const SubgroupOptions& options) {
+  std::unique_ptr<ProcessGroup> made;
+  WEFT_RETURN_IF_ERROR(
+      group.Run(std::move(call), options, [&](uint64_t number) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(
+            made, MakePart(*core_, group, wishes, number,
+                           options.timeout.value_or(core_->options().timeout)));
+        return absl::OkStatus();
+      }));
+  return made;
+}
+
+Future<std::unique_ptr<ProcessGroup>> ProcessGroup::RunSplitAsync(
+    Generation& group, Call call, const Tensor& wishes,
+    const SubgroupOptions& options) {
+  const auto made = std::make_shared<std::unique_ptr<ProcessGroup>>();
+  // Both outlive the operations of `group`, whose end waits for them.
+  Core* const core = core_.get();
+  Generation* const running = &group;
+  return group
+      .RunAsync(
+          std::move(call), options,
+          [=, timeout = options.timeout.value_or(core->options().timeout)](
+              uint64_t number) -> absl::Status {
+            WEFT_ASSIGN_OR_RETURN(
+                *made, MakePart(*core, *running, wishes, number, timeout));
+            return absl::OkStatus();
+          })
+      .Then([made] { return std::move(*made); });
+}
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> ProcessGroup::Split(
+    int color, int key, const SubgroupOptions& options, CallSite site) {
+  const std::shared_ptr<Generation> group = core_->now();
+  const Tensor wishes = NoWishes(*group);
+  return RunSplit(*group, SplitCall(*group, color, key, options, wishes, site),
+                  wishes, options);
+}
+
+Future<std::unique_ptr<ProcessGroup>> ProcessGroup::SplitAsync(
+    int color, int key, const SubgroupOptions& options, CallSite site) {
+  const std::shared_ptr<Generation> group = core_->now();
+  const Tensor wishes = NoWishes(*group);
+  return RunSplitAsync(*group,
+                       SplitCall(*group, color, key, options, wishes, site),
+                       wishes, options);
 }
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> ProcessGroup::Subgroup(
-    const std::vector<int>& ranks, const CallOptions& options, CallSite site) {
-  if (const absl::Status status = CheckRanks(ranks, size()); !status.ok()) {
-    return Reworded(
-        status, absl::StrCat("Subgroup at ", site.ToString(), ", rank ", rank(),
-                             " of group ", name(), ": ", status.message()));
-  }
-  const auto place = std::find(ranks.begin(), ranks.end(), rank());
-  const bool is_member = place != ranks.end();
-  return Split(is_member ? 0 : -1, static_cast<int>(place - ranks.begin()),
-               options, site);
+    const std::vector<int>& ranks, const SubgroupOptions& options,
+    CallSite site) {
+  const std::shared_ptr<Generation> group = core_->now();
+  const Tensor wishes = NoWishes(*group);
+  return RunSplit(*group, SubgroupCall(*group, ranks, options, wishes, site),
+                  wishes, options);
+}
+
+Future<std::unique_ptr<ProcessGroup>> ProcessGroup::SubgroupAsync(
+    const std::vector<int>& ranks, const SubgroupOptions& options,
+    CallSite site) {
+  const std::shared_ptr<Generation> group = core_->now();
+  const Tensor wishes = NoWishes(*group);
+  return RunSplitAsync(*group,
+                       SubgroupCall(*group, ranks, options, wishes, site),
+                       wishes, options);
+}
+
+std::vector<int> ProcessGroup::parent_ranks() const {
+  return core_->now()->parent_ranks();
+}
+
+absl::optional<int> ProcessGroup::RankOfParent(int parent_rank) const {
+  const std::shared_ptr<Generation> group = core_->now();
+  const std::vector<int>& ranks = group->parent_ranks();
+  const auto found = std::find(ranks.begin(), ranks.end(), parent_rank);
+  if (found == ranks.end()) return absl::nullopt;
+  return static_cast<int>(found - ranks.begin());
 }
 
 void ProcessGroup::Revoke(const absl::Status& reason) {
   const std::shared_ptr<Generation> group = core_->now();
-  group->backend().Abort(Reworded(
+  const absl::Status why = Reworded(
       reason.ok() ? absl::CancelledError("no reason is given") : reason,
       absl::StatusCode::kCancelled,
       absl::StrCat("group ", name(), " was revoked by rank ",
-                   group->backend().rank(), ": ", reason.message())));
+                   group->backend().rank(), ": ", reason.message()));
+  group->backend().Abort(why);
+  group->EndShrinks(why);
 }
 
 absl::Status ProcessGroup::Shrink(const std::vector<int>& members,
                                   const CallOptions& options, CallSite site) {
   const std::shared_ptr<Generation> group = core_->now();
   Backend& backend = group->backend();
-  if (const absl::Status status = CheckRanks(members, backend.size());
-      !status.ok()) {
+  const auto failed = [&](const absl::Status& why) {
     return Reworded(
-        status,
-        absl::StrCat("Shrink at ", site.ToString(), ", rank ", backend.rank(),
-                     " of group ", name(), ": ", status.message()));
-  }
-  if (std::find(members.begin(), members.end(), backend.rank()) ==
-      members.end()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "Shrink at ", site.ToString(), ": rank ", backend.rank(),
-        " is not among the members [", absl::StrJoin(members, ", "), "]"));
+        why, absl::StrCat("Shrink to [", absl::StrJoin(members, ", "), "] at ",
+                          site.ToString(), ", rank ", backend.rank(),
+                          " of group ", name(), ": ", why.message()));
+  };
+  const absl::Status checked = CheckRanks(members, backend.size());
+  if (!checked.ok()) return failed(checked);
+  if (PlaceOf(backend.rank(), members) == static_cast<int>(members.size())) {
+    return failed(
+        absl::InvalidArgumentError("this rank is not among the members"));
   }
   // A rank that has not yet heard why the group is broken hears it from this
   // one, not that it shrinks.
@@ -557,15 +480,25 @@ absl::Status ProcessGroup::Shrink(const std::vector<int>& members,
                                   absl::StrCat("group ", name(), " shrinks to ",
                                                members.size(), " ranks"))
                             : broken);
-  WEFT_ASSIGN_OR_RETURN(
-      std::unique_ptr<Backend> next,
-      backend.Subgroup(
-          members,
-          absl::StrCat(name(), "/shrunk to ", absl::StrJoin(members, ","), " #",
-                       core_->NextChild()),
-          backend.driver().clock().Now() +
-              options.timeout.value_or(core_->options().timeout)));
-  core_->Replace(std::move(next));
+  const Generation::Shrink shrink = group->BeginShrink(members);
+  SubgroupSpec spec;
+  spec.members = members;
+  spec.name = absl::StrCat(name(), "/shrunk to ", absl::StrJoin(members, ","),
+                           " #", shrink.number);
+  spec.deadline = backend.driver().clock().Now() +
+                  options.timeout.value_or(core_->options().timeout);
+  // The group is broken already: what counts is what comes from here on.
+  spec.check_wait = [&] { return group->CheckShrink(shrink.key); };
+  absl::StatusOr<std::unique_ptr<Backend>> next = backend.Subgroup(spec);
+  const absl::Status ended = group->CheckShrink(shrink.key);
+  if (!ended.ok() && next.ok()) (*next)->Abort(ended);
+  const absl::Status status = ended.ok() ? next.status() : ended;
+  if (!status.ok()) return failed(status);
+  std::vector<int> parent_ranks;
+  for (const int member : members) {
+    parent_ranks.push_back(group->parent_ranks()[member]);
+  }
+  core_->Replace(*std::move(next), std::move(parent_ranks));
   return absl::OkStatus();
 }
 
@@ -575,37 +508,9 @@ absl::Status ProcessGroup::Reconfigure(std::unique_ptr<Backend> backend) {
   }
   core_->now()->backend().Abort(
       absl::CancelledError(absl::StrCat("group ", name(), " is reconfigured")));
-  core_->Replace(std::move(backend));
+  std::vector<int> own = RanksOf(*backend);
+  core_->Replace(std::move(backend), std::move(own));
   return absl::OkStatus();
-}
-
-absl::Status IsAvailable(absl::string_view backend) {
-  if (backend == "local" || backend == "host" || backend == "stream") {
-    return absl::OkStatus();
-  }
-  struct Optional {
-    absl::string_view name;
-    bool is_linked;
-    absl::string_view wants;
-  };
-  const Optional optional[] = {
-      {"gloo", WeftCollectivesHasGloo != nullptr,
-       "link //:collectives_gloo (Debian's libgloo-dev)"},
-      {"mpi", WeftCollectivesHasMpi != nullptr,
-       "link //:collectives_mpi (Debian's libopenmpi-dev)"},
-      {"nccl", WeftCollectivesHasNccl != nullptr,
-       "Weft has no tensors on GPUs yet, which it needs"},
-  };
-  std::string found = "local, host, stream";
-  absl::string_view wants = "no such backend is known";
-  for (const Optional& one : optional) {
-    if (one.is_linked && one.name == backend) return absl::OkStatus();
-    if (one.is_linked) absl::StrAppend(&found, ", ", one.name);
-    if (one.name == backend) wants = one.wants;
-  }
-  return absl::UnimplementedError(
-      absl::StrCat("backend ", backend, " is not in this binary, which has ",
-                   found, ": ", wants));
 }
 
 }  // namespace weft::collectives

@@ -12,17 +12,26 @@
 //
 // Threads. X() runs on the calling thread, after what was called before. XAsync
 // returns at once; the operation runs on a thread of the group's own, started
-// by the first of them, and callbacks of its Future too, under InlineScope. On
+// by the first of them, and callbacks of its Future too, under InlineScope and,
+// with tensors on a device, with the caller's stream for the current one. On
 // a thread under InlineScope (the Loop's, and those callbacks) X() is
 // kFailedPrecondition: call XAsync, or give Future::Then an executor. Reduction
 // never runs on the Loop's thread.
 //
-// Tensors. Of any supported dtype, on the backend's device. One that is not
-// contiguous is copied. An output that is written (all but pure inputs) must
-// not be read or written elsewhere until the operation is complete; the group
-// holds the handles until then. Counts of 0 are allowed everywhere. Where the
-// result is the same for all ranks it has the same bits on all of them, and on
-// every run with the same inputs, ranks and backend.
+// Tensors. Of any supported dtype. One that is not contiguous is copied. An
+// output that is written (all but pure inputs) must not be read or written
+// elsewhere until the operation is complete; the group holds the handles until
+// then. Counts of 0 are allowed everywhere. Where the result is the same for
+// all ranks it has the same bits on all of them, and on every run with the same
+// inputs, ranks and backend.
+//
+// Devices. The tensors of one call are on the CPU or on one device; those of
+// other ranks may be elsewhere. On a device the call is ordered as work on the
+// current stream of the calling thread: it reads what that has computed by
+// then, and what is put on it after the call, or once the Future is ready, sees
+// the results. XAsync does not wait for the device; X() and the group's thread
+// do, until the deadline. Elements pass through pinned host memory: the group
+// keeps as much as was in use at one time, and the device's Context.
 //
 // Errors (each names operation, call site, group and rank):
 //   kInvalidArgument     wrong tensor, root, split or reduction: at once on
@@ -41,12 +50,18 @@
 //                        long behind others), it is not begun. (A Send or
 //                        Receive without time moves what can be moved at once.)
 //   kCancelled           Revoke, or the group's end on some rank.
-// The last four break the group: on each rank one operation ends in that error,
-// and later ones in kFailedPrecondition with the first reason, or again in
-// kCancelled, until Shrink or Reconfigure. So it is for a rank that is still on
-// its way into the group: it comes into a broken one. But a Send or Receive
-// that passes its deadline leaves the group as it is. Ending a Future early
-// (Future::Cancel) does not withdraw this rank's part.
+//   kResourceExhausted   no memory for a copy, pinned memory among it: as
+//                        kInvalidArgument.
+//   (of a device)        kUnavailable or kInternal where it has failed,
+//                        kDeadlineExceeded where inputs have not come from it:
+//                        it is named on every rank.
+// All but kInvalidArgument, kUnimplemented and kResourceExhausted break the
+// group: on each rank one operation ends in that error, and later ones in
+// kFailedPrecondition with the first reason, or again in kCancelled, until
+// Shrink or Reconfigure. So it is for a rank that is still on its way into the
+// group: it comes into a broken one. But a Send or Receive that passes its
+// deadline leaves the group as it is. Ending a Future early (Future::Cancel)
+// does not withdraw this rank's part.
 //
 // Differences. An operation is OK on a rank once its own part is done, and what
 // it has written is what ranks that call the same give. A rank whose part needs
@@ -73,6 +88,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "weft/base/future.h"
 #include "weft/collectives/backend.h"
@@ -83,6 +99,9 @@
 #include "weft/tensor/tensor.h"
 
 namespace weft::collectives {
+
+class Generation;
+struct Call;
 
 // One part of an Exchange.
 struct PointToPoint {
@@ -116,8 +135,9 @@ class ProcessGroup {
 
   // A tensor, not initialised, in memory that this group's operations use
   // without a copy (the host backend: shared memory). Any tensor may be used
-  // in operations. kResourceExhausted: that memory is used up. The memory lives
-  // as long as the tensor, also after the group.
+  // in operations. kResourceExhausted: that memory is used up (a tensor without
+  // elements needs none). The memory lives as long as the tensor, also after
+  // the group. Always of the CPU.
   absl::StatusOr<Tensor> Allocate(const Shape& shape, DType dtype);
 
   // --- Collective operations: called by all ranks. ---------------------------
@@ -293,28 +313,53 @@ class ProcessGroup {
   Future<int> ReceiveAnyAsync(const Tensor& tensor, uint64_t tag = 0,
                               const CallOptions& options = {},
                               CallSite site = CallSite::Here());
-  // All parts at once, in any order on any rank.
+  // All parts at once, in any order on any rank: what arrives for one of them
+  // is not what nobody asks for, however much it is. The first error is its
+  // result, as soon as it comes; the other parts go on.
   absl::Status Exchange(const std::vector<PointToPoint>& parts,
                         const CallOptions& options = {},
                         CallSite site = CallSite::Here());
+  Future<void> ExchangeAsync(const std::vector<PointToPoint>& parts,
+                             const CallOptions& options = {},
+                             CallSite site = CallSite::Here());
 
   // --- Groups of some of the ranks. ------------------------------------------
 
   // Called by all ranks: those of the same `color` form a group, ordered by
-  // `key`, then by rank. Null where color < 0.
+  // `key`, then by rank. Null where color < 0. kInvalidArgument on all of them
+  // if they want arenas of different sizes. The Async form makes the group on
+  // the thread of this group's operations, before those that are called later.
+  // What ends this group's operations, Revoke and its own end among them, ends
+  // the wait for members that have not come within 2 s, for the same reason.
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(
-      int color, int key = 0, const CallOptions& options = {},
+      int color, int key = 0, const SubgroupOptions& options = {},
       CallSite site = CallSite::Here());
-  // Called by all ranks with the same list: a group of `ranks`, in this order.
-  // Null on the others.
+  Future<std::unique_ptr<ProcessGroup>> SplitAsync(
+      int color, int key = 0, const SubgroupOptions& options = {},
+      CallSite site = CallSite::Here());
+  // Called by all ranks with the same list, which is compared (see Errors): a
+  // group of `ranks`, in this order. Null on the others.
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Subgroup(
-      const std::vector<int>& ranks, const CallOptions& options = {},
+      const std::vector<int>& ranks, const SubgroupOptions& options = {},
       CallSite site = CallSite::Here());
+  Future<std::unique_ptr<ProcessGroup>> SubgroupAsync(
+      const std::vector<int>& ranks, const SubgroupOptions& options = {},
+      CallSite site = CallSite::Here());
+
+  // [size()]: the rank of each in the group from which this one was made by
+  // Split or Subgroup, as that group was then. Of a group of Create: the rank
+  // that each had in it at first, or after the last Reconfigure. Shrink keeps
+  // those of its members.
+  std::vector<int> parent_ranks() const;
+  // The rank here of rank `parent_rank` there; none: it is no member.
+  absl::optional<int> RankOfParent(int parent_rank) const;
 
   // --- Recovery. -------------------------------------------------------------
 
   // Ends all operations in flight and queued, on every rank, with `reason`, and
-  // breaks the group; the object stays, for Shrink or Reconfigure.
+  // breaks the group; the object stays, for Shrink or Reconfigure. A group that
+  // is being made of this one ends so too; a Shrink, if this rank has called it
+  // before (else it is one that goes on after this Revoke), on all its members.
   void Revoke(const absl::Status& reason);
   // Called by `members` (current ranks) only, also of a broken group: they
   // become its ranks 0, 1, ... Operations in flight end with kCancelled.
@@ -331,6 +376,18 @@ class ProcessGroup {
 
  private:
   explicit ProcessGroup(std::shared_ptr<Core> core);
+
+  // The operation of a Split, which fills `wishes`, and what comes of it.
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> RunSplit(
+      Generation& group, Call call, const Tensor& wishes,
+      const SubgroupOptions& options);
+  Future<std::unique_ptr<ProcessGroup>> RunSplitAsync(
+      Generation& group, Call call, const Tensor& wishes,
+      const SubgroupOptions& options);
+  // This rank's part of a Split, once all have told their wishes.
+  static absl::StatusOr<std::unique_ptr<ProcessGroup>> MakePart(
+      Core& core, Generation& group, const Tensor& wishes, uint64_t number,
+      absl::Duration timeout);
 
   const std::shared_ptr<Core> core_;
 };

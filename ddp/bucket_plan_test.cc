@@ -4,6 +4,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/device/testing/simulated_context.h"
 
 namespace weft::ddp {
 namespace {
@@ -49,7 +50,8 @@ TEST(PlanBuckets, EachDTypeHasItsOwnPlaceInTheLimits) {
 
 TEST(PlanBuckets, DevicesNeverShareABucket) {
   std::vector<BucketItem> items = Floats({1, 1, 1});
-  items[1].device = Device::Cuda(0);
+  device::testing::SimulatedDevices devices(1);
+  items[1].device = Device(devices.context(), 0);
   EXPECT_EQ(PlanBuckets(items, {400}), (Plan{{0, 2}, {1}}));
 }
 

@@ -10,7 +10,7 @@
 
 namespace weft::ddp {
 
-// Of one rank.
+// What one rank says.
 struct CensusEntry {
   double weight = 1;
   bool has_gradients = false;
@@ -20,7 +20,7 @@ struct CensusEntry {
   std::vector<bool> is_whole;
 };
 
-// Of all ranks.
+// What all ranks say together.
 struct Census {
   double total_weight = 0;
   int first_rank_with_data = 0;        // a weight above 0; 0 if there is none
@@ -32,7 +32,8 @@ struct Census {
 // f64, to be summed over all ranks.
 Tensor WriteCensus(const CensusEntry& entry, int rank, int world);
 
-// Of the sum, for as many parameters. REQUIRES: written so by `world` ranks.
+// Reads the sum of all ranks' entries for so many parameters. REQUIRES: written
+// so by `world` ranks.
 Census ReadCensus(const Tensor& sum, int world, int parameters);
 
 }  // namespace weft::ddp

@@ -1,22 +1,15 @@
 #include "weft/ddp/distributed_data_parallel.h"
 
-#include <xxhash.h>
-
-#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/error.h"
-#include "weft/base/future.h"
 #include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
-#include "weft/ddp/agreement.h"
-#include "weft/ddp/longest_wait.h"
 #include "weft/ddp/sparse_reduction.h"
 
 namespace weft::ddp {
@@ -33,45 +26,10 @@ std::vector<ReducerParameter> Describe(
   std::vector<ReducerParameter> described;
   for (const nn::NamedParameter& parameter : parameters) {
     described.push_back({parameter.name, parameter.variable.shape(),
-                         parameter.variable.dtype()});
+                         parameter.variable.dtype(),
+                         parameter.variable.value().device()});
   }
   return described;
-}
-
-bool Contains(const std::vector<std::string>& names, absl::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
-// Those that are trained together.
-std::vector<nn::NamedParameter> TrainedParameters(
-    const nn::Module& module, const std::vector<std::string>& ignored) {
-  std::vector<nn::NamedParameter> trained;
-  for (nn::NamedParameter& parameter : module.TrainedParameters()) {
-    if (!Contains(ignored, parameter.name)) {
-      trained.push_back(std::move(parameter));
-    }
-  }
-  return trained;
-}
-
-// Those that are frozen, but may be trained later.
-std::vector<nn::NamedParameter> FrozenLeaves(
-    const nn::Module& module, const std::vector<std::string>& ignored) {
-  std::vector<nn::NamedParameter> frozen;
-  for (nn::NamedParameter& parameter : module.NamedParameters()) {
-    const Leaf* const leaf = parameter.variable.leaf();
-    if (leaf != nullptr && !leaf->requires_grad() &&
-        !Contains(ignored, parameter.name)) {
-      frozen.push_back(std::move(parameter));
-    }
-  }
-  return frozen;
-}
-
-// Of the elements.
-uint64_t HashOf(const Tensor& tensor) {
-  const Tensor flat = tensor.Contiguous();
-  return XXH3_64bits(flat.raw(), static_cast<size_t>(flat.bytes()));
 }
 
 }  // namespace
@@ -283,7 +241,8 @@ class DistributedDataParallel::Sink final : public GradientSink {
   }
 
   static void WriteInto(const Tensor& view, const Gradient& gradient) {
-    if (gradient.dense().defined() && gradient.dense().raw() == view.raw()) {
+    if (gradient.dense().defined() &&
+        gradient.dense().address() == view.address()) {
       return;  // made there
     }
     view.CopyFrom(gradient.ToDense());
@@ -304,7 +263,8 @@ class DistributedDataParallel::Sink final : public GradientSink {
       if (!ddp_.reducer_->is_used(static_cast<int>(i))) continue;
       Leaf& leaf = LeafOf(ddp_.parameters_[i]);
       if (ddp_.reducer_->is_sparse(static_cast<int>(i))) {
-        Gradient rows = ddp_.reducer_->rows(static_cast<int>(i));
+        Gradient rows = RowsOn(leaf.value().device(),
+                               ddp_.reducer_->rows(static_cast<int>(i)));
         if (pass.store == nullptr) {
           leaf.SetGradient(std::move(rows));
         } else {
@@ -321,7 +281,8 @@ class DistributedDataParallel::Sink final : public GradientSink {
       }
     }
     if (!ddp_.options_.broadcasts_buffers) return absl::OkStatus();
-    return ddp_.BroadcastBuffersFrom(ddp_.reducer_->first_rank_with_data());
+    return ddp_.replicas_.BroadcastBuffersFrom(
+        ddp_.reducer_->first_rank_with_data());
   }
 
   void GiveUp(const absl::Status& why) {
@@ -349,11 +310,11 @@ class DistributedDataParallel::Sink final : public GradientSink {
 DistributedDataParallel::DistributedDataParallel(
     nn::Module& module, ProcessGroup& group,
     DistributedDataParallelOptions options)
-    : module_(module),
-      group_(group),
+    : group_(group),
       options_(std::move(options)),
-      parameters_(TrainedParameters(module, options_.ignored)),
-      frozen_(FrozenLeaves(module, options_.ignored)) {}
+      replicas_(module, group, options_.ignored, options_.reducer.timeout),
+      parameters_(replicas_.TrainedParameters()),
+      frozen_(replicas_.FrozenLeaves()) {}
 
 DistributedDataParallel::~DistributedDataParallel() {
   if (sink_ == nullptr) return;
@@ -372,17 +333,14 @@ DistributedDataParallel::Create(nn::Module& module, ProcessGroup& group,
       new DistributedDataParallel(module, group, std::move(options)));
   // A name that this rank's model has not fails all ranks, in the first
   // exchange.
-  WEFT_RETURN_IF_ERROR(ddp->CheckOthersAgree());
+  WEFT_RETURN_IF_ERROR(ddp->replicas_.CheckOthersAgree(
+      {absl::StrCat("buffers", ddp->options_.broadcasts_buffers
+                                   ? " that are broadcast after each pass"
+                                   : "")}));
   WEFT_ASSIGN_OR_RETURN(ddp->reducer_,
                         Reducer::Create(group, Describe(ddp->parameters_),
                                         ddp->options_.reducer));
-  std::vector<Tensor> values;
-  for (const nn::NamedParameter& parameter : module.NamedParameters()) {
-    if (Contains(ddp->options_.ignored, parameter.name)) continue;
-    values.push_back(parameter.variable.value());
-  }
-  WEFT_RETURN_IF_ERROR(ddp->BroadcastAll(values, /*root=*/0));
-  WEFT_RETURN_IF_ERROR(ddp->BroadcastBuffers());
+  WEFT_RETURN_IF_ERROR(ddp->replicas_.BroadcastFrom(/*root=*/0));
   ddp->sink_ = std::make_unique<Sink>(*ddp);
   for (const auto* parameters : {&ddp->parameters_, &ddp->frozen_}) {
     for (const nn::NamedParameter& parameter : *parameters) {
@@ -392,86 +350,8 @@ DistributedDataParallel::Create(nn::Module& module, ProcessGroup& group,
   return ddp;
 }
 
-absl::Status DistributedDataParallel::CheckIgnored() const {
-  std::vector<std::string> unknown = options_.ignored;
-  const auto is_known = [&](const std::string& name) {
-    for (const nn::NamedParameter& parameter : module_.NamedParameters()) {
-      if (parameter.name == name) return true;
-    }
-    for (const nn::NamedBuffer& buffer : module_.NamedBuffers()) {
-      if (buffer.name == name) return true;
-    }
-    return false;
-  };
-  unknown.erase(std::remove_if(unknown.begin(), unknown.end(), is_known),
-                unknown.end());
-  if (unknown.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("DistributedDataParallelOptions::ignored has ",
-                   absl::StrJoin(unknown, ", "),
-                   "; wanted names of parameters or buffers of the model"));
-}
-
-std::vector<nn::NamedBuffer> DistributedDataParallel::Buffers() const {
-  std::vector<nn::NamedBuffer> buffers;
-  for (nn::NamedBuffer& buffer : module_.NamedBuffers()) {
-    if (!Contains(options_.ignored, buffer.name)) {
-      buffers.push_back(std::move(buffer));
-    }
-  }
-  return buffers;
-}
-
-// What the reducer does not know of.
-absl::Status DistributedDataParallel::CheckOthersAgree() {
-  std::vector<std::string> lines = {
-      absl::StrCat("buffers", options_.broadcasts_buffers
-                                  ? " that are broadcast after each pass"
-                                  : "")};
-  for (const nn::NamedBuffer& buffer : Buffers()) {
-    lines.push_back(
-        absl::StrCat("buffer ", buffer.name, " ", buffer.tensor.Describe()));
-  }
-  for (const nn::NamedParameter& parameter : module_.NamedParameters()) {
-    if (parameter.variable.requires_grad() ||
-        Contains(options_.ignored, parameter.name)) {
-      continue;
-    }
-    lines.push_back(absl::StrCat("frozen parameter ", parameter.name, " ",
-                                 parameter.variable.value().Describe()));
-  }
-  return CheckAgreement(group_, CheckIgnored(), lines,
-                        options_.reducer.timeout);
-}
-
-absl::Status DistributedDataParallel::BroadcastAll(
-    const std::vector<Tensor>& tensors, int root) {
-  collectives::CallOptions call;
-  call.timeout = options_.reducer.timeout;
-  std::vector<Future<void>> broadcasts;
-  for (const Tensor& tensor : tensors) {
-    broadcasts.push_back(group_.BroadcastAsync(tensor, root, call));
-  }
-  const absl::Status status =
-      WaitAll(std::move(broadcasts), LongestWait(group_, call.timeout));
-  if (status.ok()) return status;
-  // The code of the reason for which the group broke is the same on all ranks.
-  const absl::Status health = group_.health();
-  return Reworded(status, health.ok() ? status.code() : health.code(),
-                  status.message());
-}
-
 absl::Status DistributedDataParallel::BroadcastBuffers() {
-  return BroadcastBuffersFrom(/*root=*/0);
-}
-
-absl::Status DistributedDataParallel::BroadcastBuffersFrom(int root) {
-  std::vector<Tensor> buffers;
-  for (const nn::NamedBuffer& buffer : Buffers()) {
-    buffers.push_back(buffer.tensor);
-  }
-  if (buffers.empty()) return absl::OkStatus();
-  return BroadcastAll(buffers, root);
+  return replicas_.BroadcastBuffersFrom(/*root=*/0);
 }
 
 absl::Status DistributedDataParallel::SetWeight(double weight) {
@@ -549,17 +429,7 @@ DistributedDataParallel::Log DistributedDataParallel::GetLog() const {
 }
 
 absl::Status DistributedDataParallel::CheckInSync() {
-  std::vector<std::string> lines = {"parameters:"};
-  for (const nn::NamedParameter& parameter : module_.NamedParameters()) {
-    if (Contains(options_.ignored, parameter.name)) continue;
-    lines.push_back(absl::StrCat(
-        "parameter ", parameter.name, " with bits of hash ",
-        absl::Hex(HashOf(parameter.variable.value()), absl::kZeroPad16)));
-  }
-  const absl::Status agreed =
-      CheckAgreement(group_, absl::OkStatus(), lines, options_.reducer.timeout);
-  if (!absl::IsInvalidArgument(agreed)) return agreed;
-  return Reworded(agreed, absl::StatusCode::kDataLoss, agreed.message());
+  return replicas_.CheckInSync();
 }
 
 }  // namespace weft::ddp

@@ -56,6 +56,7 @@
 #include "weft/autograd/gradient_sink.h"
 #include "weft/autograd/leaf.h"
 #include "weft/collectives/process_group.h"
+#include "weft/ddp/model_replicas.h"
 #include "weft/ddp/reducer.h"
 #include "weft/nn/module.h"
 
@@ -200,15 +201,9 @@ class DistributedDataParallel {
   DistributedDataParallel(nn::Module& module, collectives::ProcessGroup& group,
                           DistributedDataParallelOptions options);
 
-  absl::Status CheckIgnored() const;
-  absl::Status CheckOthersAgree();
-  std::vector<nn::NamedBuffer> Buffers() const;  // but those that are ignored
-  absl::Status BroadcastAll(const std::vector<Tensor>& tensors, int root);
-  absl::Status BroadcastBuffersFrom(int root);
-
-  nn::Module& module_;
   collectives::ProcessGroup& group_;
   const DistributedDataParallelOptions options_;
+  const ModelReplicas replicas_;
   const std::vector<nn::NamedParameter> parameters_;  // that are reduced
   const std::vector<nn::NamedParameter> frozen_;      // leaves that are not
   std::unique_ptr<Reducer> reducer_;

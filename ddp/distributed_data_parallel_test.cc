@@ -56,7 +56,7 @@ class Net : public nn::Module {
     return with_spare ? spare_.Forward(y) : y;
   }
 
-  Tensor seen;
+  nn::Buffer seen;
 
  private:
   Generator random_;
@@ -333,10 +333,10 @@ TEST(DistributedDataParallel,
         WEFT_ASSIGN_OR_RETURN(auto ddp,
                               DistributedDataParallel::Create(net, group));
         EXPECT_EQ(Flat(net), Flat(Net(1)));
-        EXPECT_THAT(net.seen.ToVector<float>(), ElementsAre(1, 1));
-        net.seen.Fill(rank + 5);
+        EXPECT_THAT(net.seen.tensor().ToVector<float>(), ElementsAre(1, 1));
+        net.seen.tensor().Fill(rank + 5);
         WEFT_RETURN_IF_ERROR(ddp->BroadcastBuffers());
-        EXPECT_THAT(net.seen.ToVector<float>(), ElementsAre(5, 5));
+        EXPECT_THAT(net.seen.tensor().ToVector<float>(), ElementsAre(5, 5));
         return absl::OkStatus();
       });
   EXPECT_THAT(statuses, Each(IsOk()));
@@ -553,10 +553,10 @@ TEST(DistributedDataParallel, IgnoredParametersAndBuffersStayEachRanksOwn) {
         EXPECT_EQ(net.NamedParameters()[0].name, "hidden.weight");
         EXPECT_EQ(net.NamedParameters()[0].variable.value().ToVector<float>(),
                   own.ToVector<float>());
-        EXPECT_THAT(net.seen.ToVector<float>(), Each(1 + rank));
+        EXPECT_THAT(net.seen.tensor().ToVector<float>(), Each(1 + rank));
         Backward(net, SamplesOf(rank, 0, 4));
         EXPECT_EQ(ddp->reducer().size(), 5);
-        EXPECT_THAT(net.seen.ToVector<float>(), Each(1 + rank));
+        EXPECT_THAT(net.seen.tensor().ToVector<float>(), Each(1 + rank));
         EXPECT_FALSE(GradientOf(net, "hidden.weight").empty());
         WEFT_RETURN_IF_ERROR(ddp->CheckInSync());
         options.ignored = {"hidden.wait"};
@@ -576,13 +576,13 @@ TEST(DistributedDataParallel, BuffersAreThoseOfTheFirstRankWithDataAfterAPass) {
           options.broadcasts_buffers = broadcasts;
           WEFT_ASSIGN_OR_RETURN(
               auto ddp, DistributedDataParallel::Create(net, group, options));
-          net.seen.Fill(10 + rank);
+          net.seen.tensor().Fill(10 + rank);
           if (rank == 0) {
             WEFT_RETURN_IF_ERROR(ddp->ContributeNothing());
           } else {
             Backward(net, SamplesOf(0, 0, 4));
           }
-          EXPECT_THAT(net.seen.ToVector<float>(),
+          EXPECT_THAT(net.seen.tensor().ToVector<float>(),
                       Each(broadcasts ? 11 : 10 + rank));
           return absl::OkStatus();
         });

@@ -38,6 +38,20 @@ int64_t PaddedElements(const ReducerParameter& parameter) {
   return (ElementsOf(parameter) + unit - 1) / unit * unit;
 }
 
+SparseRows OnHost(const SparseRows& rows) {
+  return RowsOn(Device::Cpu(), rows);
+}
+
+// `rows`, which are on the CPU, and 0 elsewhere.
+void WriteRows(const Tensor& view, const SparseRows& rows) {
+  const bool is_here = view.device().is_cpu();
+  const Tensor whole =
+      is_here ? view : Tensor::Empty(view.shape(), view.dtype());
+  whole.Fill(0);
+  AddRows_(whole, 1, rows);
+  if (!is_here) view.CopyFrom(whole);
+}
+
 }  // namespace
 
 Reducer::Reducer(ProcessGroup& group, std::vector<ReducerParameter> parameters,
@@ -91,8 +105,8 @@ absl::Status Reducer::AllocateBuckets(const std::vector<int>& order) {
   std::vector<BucketItem> items;
   for (const int i : order) {
     const ReducerParameter& parameter = parameters_[i];
-    items.push_back(
-        {ElementsOf(parameter) * ItemSize(parameter.dtype), parameter.dtype});
+    items.push_back({ElementsOf(parameter) * ItemSize(parameter.dtype),
+                     parameter.dtype, parameter.device});
   }
   std::vector<int> as_given(items.size());
   std::iota(as_given.begin(), as_given.end(), 0);
@@ -115,7 +129,10 @@ absl::Status Reducer::AllocateBucket(const Bucket& parameters) {
   int64_t elements = 0;
   for (const int i : parameters) elements += PaddedElements(parameters_[i]);
   const DType dtype = parameters_[parameters.front()].dtype;
-  auto buffer = group_.Allocate({elements}, dtype);
+  const Device device = parameters_[parameters.front()].device;
+  absl::StatusOr<Tensor> buffer =
+      device.is_cpu() ? group_.Allocate({elements}, dtype)
+                      : Tensor::Empty({elements}, dtype, device);
   // Memory of its own does as well: operations copy it then.
   if (absl::IsResourceExhausted(buffer.status())) {
     buffer = Tensor::Empty({elements}, dtype);
@@ -215,14 +232,14 @@ absl::Status Reducer::Begin(double weight) {
   return absl::OkStatus();
 }
 
-absl::Status Reducer::MarkRows(int parameter, const SparseRows& rows) {
+absl::Status Reducer::MarkRows(int parameter, const SparseRows& given) {
   WEFT_RETURN_IF_ERROR(CheckMark(parameter, Mark::kReady));
+  WEFT_ASSIGN_OR_RETURN(const SparseRows rows,
+                        CatchToStatus([&] { return OnHost(given); }));
   WEFT_RETURN_IF_ERROR(CheckRows(parameters_[parameter], rows));
   if (has_form_[parameter] && !is_sparse_[parameter]) {
-    WEFT_RETURN_IF_ERROR(CatchToStatus([&] {
-      views_[parameter].Fill(0);
-      AddRows_(views_[parameter], 1, rows);
-    }));
+    WEFT_RETURN_IF_ERROR(
+        CatchToStatus([&] { WriteRows(views_[parameter], rows); }));
   }
   return SetMark(parameter, Mark::kReady, rows);
 }
@@ -286,8 +303,8 @@ void Reducer::TakeContribution(int parameter, Mark mark,
   const bool is_empty = mark == Mark::kUnused || is_weightless;
   if (mark == Mark::kReady && is_weightless) mark = Mark::kUnused;
   if (is_sparse_[parameter] || (!has_form_[parameter] && rows.has_value())) {
-    if (mark == Mark::kUnchanged) kept_rows_[parameter] = rows;
-    rows_[parameter] = is_empty ? NoRows(own.shape, own.dtype) : *rows;
+    if (mark == Mark::kUnchanged) kept_rows_[parameter] = OnHost(*rows);
+    rows_[parameter] = is_empty ? NoRows(own.shape, own.dtype) : OnHost(*rows);
     came_as_rows_[parameter] = true;
   } else {
     if (mark == Mark::kUnchanged) kept_[parameter] = views_[parameter].Clone();
@@ -466,8 +483,7 @@ std::vector<int> Reducer::DecideForms() {
     }
     whole.push_back(i);
     if (!came_as_rows_[i]) continue;
-    views_[i].Fill(0);
-    AddRows_(views_[i], 1, rows_[i]);
+    WriteRows(views_[i], rows_[i]);
     rows_[i] = SparseRows();
   }
   return whole;

@@ -12,7 +12,9 @@
 //
 // It knows no autograd and no model: any loop that makes gradients can use it.
 // Gradients are views into buckets (bucket_plan.h), which lie in the group's
-// own memory. A bucket is reduced as soon as all its parameters are marked and
+// own memory, or on the device of their parameters. Of those on a device, all
+// is ordered as work on the current stream of the thread that marks them. A
+// bucket is reduced as soon as all its parameters are marked and
 // all buckets before it are under way: that order is the same on all ranks, so
 // no rank has to ask another. Parameters are bucketed from the last to the
 // first; after the first step in which some rank has gradients the buckets are
@@ -80,9 +82,9 @@ class Reducer {
   }
   const std::vector<Bucket>& buckets() const { return plan_; }
 
-  // Of the parameter's shape, contiguous, aligned to 64 bytes; zeros at first.
-  // Not to be read or written between its mark and the end of Finish. Undefined
-  // for a parameter that is reduced as rows.
+  // Has the parameter's shape, is contiguous and aligned to 64 bytes; zeros at
+  // first. Not to be read or written between its mark and the end of Finish.
+  // Undefined for a parameter that is reduced as rows.
   const Tensor& gradient(int parameter) const { return views_[parameter]; }
 
   // Opens a step, in which each parameter is marked once. `weight` must be
@@ -98,7 +100,8 @@ class Reducer {
   }
   // This rank's gradient is `rows`, all others 0. Where the parameter is
   // reduced whole, they are written to gradient(parameter). kInvalidArgument
-  // for rows that do not fit the parameter.
+  // for rows that do not fit the parameter. Rows are reduced on the CPU: waits
+  // for those on a device to come there.
   absl::Status MarkRows(int parameter, const SparseRows& rows);
   // This rank has no gradient: it contributes zeros, which are written to
   // gradient(parameter).
@@ -139,7 +142,8 @@ class Reducer {
   double total_weight() const { return census_.total_weight; }
   // The lowest rank with a weight above 0; 0 if there is none.
   int first_rank_with_data() const { return census_.first_rank_with_data; }
-  // Whether it is reduced as rows: rows(parameter) is the result, coalesced.
+  // Whether it is reduced as rows: rows(parameter) is the result, coalesced, on
+  // the CPU.
   // False as long as no rank has used it.
   bool is_sparse(int parameter) const { return is_sparse_[parameter]; }
   const SparseRows& rows(int parameter) const { return rows_[parameter]; }

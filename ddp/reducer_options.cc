@@ -1,5 +1,7 @@
 #include "weft/ddp/reducer_options.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 
 namespace weft::ddp {
@@ -63,10 +65,18 @@ std::vector<std::string> Describe(
       options.rebuilds_buckets ? "" : ", which are not rebuilt",
       options.is_static_graph ? ", a static graph" : "", ", hook ",
       options.hook == nullptr ? "all-reduce" : options.hook->name())};
+  // Buckets are of one device each: which devices they are may differ between
+  // ranks, and which parameters are together on one may not.
+  std::vector<Device> devices;
   for (const ReducerParameter& parameter : parameters) {
-    lines.push_back(absl::StrCat("parameter ", parameter.name, " ",
-                                 Name(parameter.dtype),
-                                 ShapeText(parameter.shape)));
+    const auto found =
+        std::find(devices.begin(), devices.end(), parameter.device);
+    const auto place = found - devices.begin();
+    if (found == devices.end()) devices.push_back(parameter.device);
+    lines.push_back(absl::StrCat(
+        "parameter ", parameter.name, " ", Name(parameter.dtype),
+        ShapeText(parameter.shape),
+        place == 0 ? "" : absl::StrCat(" on device ", place + 1, " of these")));
   }
   return lines;
 }

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
 #include "weft/ddp/hooks/communication_hook.h"
+#include "weft/tensor/device.h"
 #include "weft/tensor/dtype.h"
 #include "weft/tensor/ops/embedding.h"
 #include "weft/tensor/shape.h"
@@ -23,6 +24,9 @@ struct ReducerParameter {
   std::string name;  // in messages
   Shape shape;
   DType dtype = DType::kF32;  // floating
+  // Of its gradient. May be another one on each rank; but what is on one device
+  // on this rank is on one device on all.
+  Device device = Device::Cpu();
 };
 
 // The divisor of the sum of all ranks' gradients.
@@ -58,7 +62,8 @@ struct ReducerOptions {
 absl::Status CheckArguments(const std::vector<ReducerParameter>& parameters,
                             const ReducerOptions& options);
 
-// kInvalidArgument for rows that are no gradient of `parameter`.
+// kInvalidArgument for rows that are no gradient of `parameter`. REQUIRES: they
+// are on the CPU.
 absl::Status CheckRows(const ReducerParameter& parameter,
                        const SparseRows& rows);
 

@@ -358,7 +358,7 @@ TEST(Reducer, StaticGraphGivesMeansAndNamesAParameterThatChanges) {
                                     "is_static_graph: switch it off"));
 }
 
-// Of a table [4, 2].
+// Rows of a table [4, 2].
 SparseRows Rows(const std::vector<int64_t>& indices, double value) {
   SparseRows rows;
   rows.rows = 4;

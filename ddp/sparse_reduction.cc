@@ -13,7 +13,8 @@
 namespace weft::ddp {
 namespace {
 
-// Of a rank in a step; more are none, and their sum over all ranks is a number.
+// A rank has no more rows in a step, so that the sum over all ranks does not
+// overflow.
 constexpr int64_t kMostRows = int64_t{1} << 40;
 
 // `whole` cut into parts of these lengths.
@@ -86,6 +87,12 @@ absl::StatusOr<std::vector<SparseRows>> ReduceRows(
     for (SparseRows& all : gathered) all = Coalesce(all);
   }));
   return gathered;
+}
+
+SparseRows RowsOn(Device device, SparseRows rows) {
+  rows.indices = rows.indices.To(device);
+  rows.values = rows.values.To(device);
+  return rows;
 }
 
 SparseRows RowsOf(const Tensor& dense) {

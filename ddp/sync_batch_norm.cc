@@ -45,21 +45,21 @@ struct Saved {
 void Backward(const Saved& saved, BackwardCall& call) {
   const Tensor& x = saved.x.Get();
   const Tensor& weight = saved.weight.Get();
-  const Tensor ones = Tensor::Ones({x.size(1)}, x.dtype());
+  const Tensor ones = Tensor::Ones({x.size(1)}, x.dtype(), x.device());
   const bool is_empty = x.numel() == 0;
   // With constant moments: scale * grad, and the sums over this rank's batch.
   NormGradients own;
   if (is_empty) {
-    own.x = Tensor::Zeros(x.shape(), x.dtype());
-    own.weight = Tensor::Zeros({x.size(1)}, x.dtype());
-    own.bias = Tensor::Zeros({x.size(1)}, x.dtype());
+    own.x = Tensor::ZerosLike(x);
+    own.weight = Tensor::Zeros({x.size(1)}, x.dtype(), x.device());
+    own.bias = Tensor::ZerosLike(own.weight);
   } else {
     own = BatchNormBackward(call.output(), x, saved.forward,
                             weight.defined() ? weight : ones,
                             /*has_bias=*/true, /*of_batch=*/false);
   }
   const int64_t channels = x.size(1);
-  const Tensor sums = Tensor::Empty({2, channels}, DType::kF64);
+  const Tensor sums = Tensor::Empty({2, channels}, DType::kF64, x.device());
   sums.Slice(0, 0, 1).View({channels}).CopyFrom(own.bias);
   sums.Slice(0, 1, 2).View({channels}).CopyFrom(own.weight);
   ThrowIfError(saved.group->AllReduce(
@@ -107,7 +107,8 @@ SyncBatchNorm::SyncBatchNorm(int64_t channels, collectives::ProcessGroup& group,
 }
 
 SyncBatchNorm::Moments SyncBatchNorm::MomentsOfAll(const Tensor& x) const {
-  // Of each rank: count, means, variances.
+  // Each rank gives its count, means and variances, on the CPU, which puts them
+  // together.
   const int64_t entries = 1 + 2 * channels_;
   // Once: another rank may be elsewhere when this one computes it again.
   const Tensor all = OnceInCheckpoint([&] {
@@ -145,20 +146,20 @@ SyncBatchNorm::Moments SyncBatchNorm::MomentsOfAll(const Tensor& x) const {
            (ranks[r * entries + 1 + channels_ + c] + apart * apart);
     }
   }
-  result.mean = mean.To(x.dtype());
-  result.variance = variance.To(x.dtype());
+  result.mean = mean.To(x.dtype()).To(x.device());
+  result.variance = variance.To(x.dtype()).To(x.device());
   return result;
 }
 
 void SyncBatchNorm::MoveRunning(const Moments& moments) const {
   if (!running_mean_.defined()) return;
   const double momentum = options_.layer.momentum;
-  Mul_(running_mean_, 1 - momentum);
-  Axpy_(running_mean_, momentum, moments.mean);
-  Mul_(running_variance_, 1 - momentum);
-  Axpy_(running_variance_, momentum * moments.count / (moments.count - 1),
-        moments.variance);
-  Add_(batches_, 1);
+  Mul_(running_mean_.tensor(), 1 - momentum);
+  Axpy_(running_mean_.tensor(), momentum, moments.mean);
+  Mul_(running_variance_.tensor(), 1 - momentum);
+  Axpy_(running_variance_.tensor(),
+        momentum * moments.count / (moments.count - 1), moments.variance);
+  Add_(batches_.tensor(), 1);
 }
 
 Variable SyncBatchNorm::Compute(const Variable& x) {
@@ -168,8 +169,8 @@ Variable SyncBatchNorm::Compute(const Variable& x) {
     BatchNormOptions evaluating;
     evaluating.is_training = false;
     evaluating.epsilon = epsilon;
-    return BatchNorm(x, weight_, bias_, running_mean_, running_variance_,
-                     evaluating);
+    return BatchNorm(x, weight_, bias_, running_mean_.tensor(),
+                     running_variance_.tensor(), evaluating);
   }
   const Moments moments = MomentsOfAll(x.value());
   BatchNormResult forward = BatchNorm(x.value(), moments.mean, moments.variance,

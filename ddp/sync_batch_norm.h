@@ -66,9 +66,9 @@ class SyncBatchNorm final : public nn::Layer {
   const SyncBatchNormOptions options_;
   Variable weight_;
   Variable bias_;
-  Tensor running_mean_;  // undefined if none are kept, like the next two
-  Tensor running_variance_;
-  Tensor batches_;
+  nn::Buffer running_mean_;  // none if none are kept, like the next two
+  nn::Buffer running_variance_;
+  nn::Buffer batches_;
 };
 
 }  // namespace weft::ddp

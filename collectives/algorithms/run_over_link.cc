@@ -126,6 +126,8 @@ absl::Status RunOverLink(Link& link, const Operation& operation,
       return DisseminationBarrier(link);
     case Verb::kSend:
     case Verb::kReceive:
+    case Verb::kSplit:
+    case Verb::kSubgroup:
       break;
   }
   return absl::InternalError(

@@ -10,7 +10,7 @@
 //   kPartAck      so many bytes of parts were taken
 //   kTransfer     bytes of a Send
 //   kTransferAck  so many bytes of Sends were received
-//   kAbort        the group is broken, and why
+//   kAbort        the group is broken, and why; or what is made of it is to end
 //   kLeave        the sender has left the group
 
 #ifndef WEFT_COLLECTIVES_CORE_FRAME_H_
@@ -46,9 +46,11 @@ struct Frame {
   uint32_t code = 0;
   // Of what was called, 0 if nothing was: see StreamBackend. kHello: the size.
   uint64_t sequence = 0;
+  // kAbort: the key of the Shrink that is to end; 0: the group is broken.
   uint64_t fingerprint = 0;
   // kTransfer: its tag. kPart: counts the operation's messages on this stream.
-  // kAnnounce: a number, which the answer repeats; other kStatus: 0.
+  // kAnnounce: a number, which the answer repeats; other kStatus: 0. kAbort of
+  // a Shrink: 1 if the sender has heard of it from another rank.
   uint64_t tag = 0;
   // Bytes of the whole message, and how many of them came before these. An ack:
   // how many were taken since the last.

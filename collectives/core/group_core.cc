@@ -50,11 +50,18 @@ Frame GroupCore::Hello() const {
   return hello;
 }
 
+void GroupCore::Greet(int peer) {
+  Post(peer, Hello());
+  for (const auto& [key, why] : ended_shrinks_) {
+    Post(peer, EndOfShrinkFrame(key, why, /*is_passed_on=*/true));
+  }
+}
+
 bool GroupCore::Open(int peer) {
   Peer& p = peers_[peer];
   if (!p.gone.ok()) return false;
   p.is_open = true;
-  Post(peer, Hello());
+  Greet(peer);
   return true;
 }
 
@@ -79,8 +86,14 @@ absl::Status GroupCore::Accept(int peer, const std::string& proven,
   p.has_stream = true;
   p.is_open = true;
   p.heard = now;
-  Post(peer, Hello());
+  Greet(peer);
   return absl::OkStatus();
+}
+
+void GroupCore::Join(int peer, Instant now) {
+  Peer& p = peers_[peer];
+  p.is_open = p.has_stream = p.has_said_hello = true;
+  p.heard = now;
 }
 
 absl::StatusOr<bool> GroupCore::HaveAllCome(bool is_late) const {
@@ -124,7 +137,7 @@ void GroupCore::Leave() {
   actions_.broken.reset();
   ReportIfUnheard();
   // A peer that receives the leave message first must know the cause.
-  if (!broken_.ok()) PostToAll(AbortFrame());
+  if (!broken_.ok()) PostToAll(AbortFrame(broken_));
   PostToAll(OfKind(Frame::kLeave));
   for (int r = 0; r < size(); ++r) ReleaseIfOver(r);
 }
@@ -153,10 +166,10 @@ void GroupCore::ReleaseIfOver(int peer) {
   actions_.todo.push_back(std::move(release));
 }
 
-Frame GroupCore::AbortFrame() const {
+Frame GroupCore::AbortFrame(const absl::Status& why) {
   Frame abort = OfKind(Frame::kAbort);
-  abort.code = static_cast<uint32_t>(broken_.code());
-  abort.text = std::string(broken_.message());
+  abort.code = static_cast<uint32_t>(why.code());
+  abort.text = std::string(why.message());
   return abort;
 }
 
@@ -178,7 +191,7 @@ void GroupCore::Break(const absl::Status& why, bool tell) {
   } else {
     actions_.broken = why;
   }
-  if (tell) PostToAll(AbortFrame());
+  if (tell) PostToAll(AbortFrame(broken_));
   actions_.wakes = true;
 }
 
@@ -192,6 +205,33 @@ void GroupCore::ReportIfUnheard() {
 void GroupCore::Abort(const absl::Status& why) {
   Break(why, /*tell=*/true);
   is_heard_ = true;  // the caller has an error of its own
+}
+
+bool GroupCore::KeepEndOfShrink(uint64_t key, const absl::Status& why) {
+  if (!CheckShrink(key).ok()) return false;
+  if (ended_shrinks_.size() == kMostShrinks) ended_shrinks_.pop_front();
+  ended_shrinks_.emplace_back(key, why);
+  return true;
+}
+
+void GroupCore::EndShrink(uint64_t key, const absl::Status& why) {
+  if (!KeepEndOfShrink(key, why)) return;
+  PostToAll(EndOfShrinkFrame(key, why, /*is_passed_on=*/false));
+}
+
+Frame GroupCore::EndOfShrinkFrame(uint64_t key, const absl::Status& why,
+                                  bool is_passed_on) {
+  Frame frame = AbortFrame(why);
+  frame.fingerprint = key;
+  frame.tag = is_passed_on;
+  return frame;
+}
+
+absl::Status GroupCore::CheckShrink(uint64_t key) const {
+  for (const auto& [ended, why] : ended_shrinks_) {
+    if (ended == key) return why;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status GroupCore::Health() {
@@ -210,9 +250,9 @@ void GroupCore::Post(int peer, Frame frame, bool is_answer) {
   actions_.todo.push_back(std::move(post));
 }
 
-void GroupCore::PostToAll(const Frame& frame) {
+void GroupCore::PostToAll(const Frame& frame, int but) {
   for (int r = 0; r < size(); ++r) {
-    if (r != rank()) Post(r, frame);
+    if (r != rank() && r != but) Post(r, frame);
   }
 }
 
@@ -286,10 +326,20 @@ absl::Status GroupCore::Take(int peer, Frame frame) {
       return TakeAck(frame.total, p.transfers_under_way);
     case Frame::kAbort: {
       const bool is_code = frame.code > 0 && frame.code <= 16;
-      Break(absl::Status(is_code ? static_cast<absl::StatusCode>(frame.code)
-                                 : absl::StatusCode::kInternal,
-                         frame.text),
-            /*tell=*/false);
+      const absl::Status why(is_code ? static_cast<absl::StatusCode>(frame.code)
+                                     : absl::StatusCode::kInternal,
+                             frame.text);
+      if (frame.fingerprint == 0) {
+        Break(why, /*tell=*/false);
+        return absl::OkStatus();
+      }
+      // Once: of more ends than a rank keeps, those that it has forgotten would
+      // go round for ever.
+      if (KeepEndOfShrink(frame.fingerprint, why) && frame.tag == 0) {
+        PostToAll(EndOfShrinkFrame(frame.fingerprint, why,
+                                   /*is_passed_on=*/true),
+                  peer);
+      }
       return absl::OkStatus();
     }
     case Frame::kLeave:
@@ -556,9 +606,9 @@ absl::Status GroupCore::CheckTransferPeer(int peer) const {
 }
 
 std::string GroupCore::Snapshot() const {
-  std::string text =
-      absl::StrCat(called_.Snapshot(), " ", untold_, " ", asked_, " ",
-                   has_left_, " ", broken_.raw_code(), " ", is_heard_);
+  std::string text = absl::StrCat(called_.Snapshot(), " ", untold_, " ", asked_,
+                                  " ", has_left_, " ", broken_.raw_code(), " ",
+                                  is_heard_, " ", ended_shrinks_.size());
   for (const Peer& p : peers_) {
     absl::StrAppend(&text, " {", p.is_open, p.has_stream, p.has_said_hello,
                     p.has_left, p.knows_of_leave, p.has_uncompared, " ",

@@ -28,8 +28,10 @@
 #define WEFT_COLLECTIVES_CORE_GROUP_CORE_H_
 
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -100,6 +102,8 @@ class GroupCore {
   // kPermissionDenied: it is another; kAlreadyExists: it has one already. The
   // stream is then the caller's to end.
   absl::Status Accept(int peer, const std::string& proven, Instant now);
+  // `peer` has a stream, and who it is is known: neither says hello.
+  void Join(int peer, Instant now);
   // A frame of `peer`, or why it is none.
   void Receive(int peer, absl::StatusOr<Frame> frame, Instant now);
   // Nothing more comes from `peer`, for this reason.
@@ -123,6 +127,12 @@ class GroupCore {
   // Why the group is broken; OK: it is not. Health is for a caller to hear.
   const absl::Status& broken() const { return broken_; }
   absl::Status Health();
+  // As in Backend; the last kMostShrinks that were ended are known. In a group
+  // that broke before all had come some pairs of ranks have no stream yet: who
+  // hears of the end passes it on once, and each stream that comes later is
+  // told.
+  void EndShrink(uint64_t key, const absl::Status& why);
+  absl::Status CheckShrink(uint64_t key) const;
   bool HasLeft(int peer) const { return peers_[peer].has_left; }
   // After Leave: whether `peer` has all that this rank has sent.
   bool KnowsOfLeave(int peer) const { return peers_[peer].knows_of_leave; }
@@ -209,13 +219,20 @@ class GroupCore {
   };
 
   void Post(int peer, Frame frame, bool is_answer = false);
-  void PostToAll(const Frame& frame);
+  void PostToAll(const Frame& frame, int but = -1);
+  // The first that `peer` hears.
+  void Greet(int peer);
   Frame Hello() const;
-  Frame AbortFrame() const;
+  static Frame AbortFrame(const absl::Status& why);
+  // `is_passed_on`: the sender has heard of it from another.
+  static Frame EndOfShrinkFrame(uint64_t key, const absl::Status& why,
+                                bool is_passed_on);
   static Frame FrameOf(Frame::Kind kind, const Announcement& mine,
                        uint64_t tag = 0);
   std::string NameOf(int peer) const;
   void Break(const absl::Status& why, bool tell);
+  // False: it is known.
+  bool KeepEndOfShrink(uint64_t key, const absl::Status& why);
   void ReportIfUnheard();
   // An error if `peer` must say no more.
   absl::Status Take(int peer, Frame frame);
@@ -238,6 +255,8 @@ class GroupCore {
   uint64_t asked_ = 0;
   bool has_left_ = false;
   absl::Status broken_;
+  static constexpr size_t kMostShrinks = 16;
+  std::deque<std::pair<uint64_t, absl::Status>> ended_shrinks_;
   bool is_heard_ = false;  // a caller has heard of broken_
   Actions actions_;
 };

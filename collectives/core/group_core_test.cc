@@ -28,23 +28,32 @@
 namespace weft::collectives {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
 constexpr uint64_t kFirst = 16;  // the number of a program's first operation
 
 // What a rank does as one operation. A broadcast's root sends to all others,
 // which take; a reduction's root takes from all others; in an all-reduce and a
-// barrier each sends to all and takes from all.
-enum class Kind { kBroadcast, kReduce, kAllReduce, kBarrier };
+// barrier each sends to all and takes from all. In a central barrier rank 0
+// takes from all and then sends to all, so that the others exchange nothing, as
+// in one of few rounds.
+enum class Kind { kBroadcast, kReduce, kAllReduce, kBarrier, kCentralBarrier };
 struct Call {
   Kind kind = Kind::kBarrier;
   int root = 0;
   bool is_refused = false;
 
+  bool is_barrier() const {
+    return kind == Kind::kBarrier || kind == Kind::kCentralBarrier;
+  }
   bool operator==(const Call& other) const {
     return kind == other.kind && root == other.root;
   }
   std::string Text() const {
     static constexpr const char* kNames[] = {"Broadcast", "Reduce", "AllReduce",
-                                             "Barrier"};
+                                             "Barrier", "CentralBarrier"};
     return absl::StrCat(kNames[static_cast<int>(kind)], root,
                         is_refused ? " refused" : "");
   }
@@ -54,6 +63,7 @@ struct Call {
   }
 };
 const Call kBarrier = {Kind::kBarrier, 0};
+const Call kCentralBarrier = {Kind::kCentralBarrier, 0};
 const Call kAllReduce = {Kind::kAllReduce, 0};
 Call Broadcast(int root) { return {Kind::kBroadcast, root}; }
 Call Reduce(int root) { return {Kind::kReduce, root}; }
@@ -87,12 +97,26 @@ struct Rank {
     if (to == core.rank()) return false;
     if (call().kind == Kind::kBroadcast) return core.rank() == call().root;
     if (call().kind == Kind::kReduce) return to == call().root;
+    if (call().kind == Kind::kCentralBarrier) {
+      return core.rank() == 0 || to == 0;
+    }
     return true;
   }
   bool Takes(int from) const {
     if (from == core.rank()) return false;
     if (call().kind == Kind::kBroadcast) return from == call().root;
     if (call().kind == Kind::kReduce) return core.rank() == call().root;
+    if (call().kind == Kind::kCentralBarrier) {
+      return core.rank() == 0 || from == 0;
+    }
+    return true;
+  }
+  // Whether it may send already.
+  bool MaySend() const {
+    if (call().kind != Kind::kCentralBarrier || core.rank() != 0) return true;
+    for (int from = 0; from < core.size(); ++from) {
+      if (Takes(from) && !taken[from]) return false;
+    }
     return true;
   }
   bool has_failed() const {
@@ -333,7 +357,7 @@ class World {
 
   // A barrier is OK only if all have called the same up to it.
   void CheckOk(const Rank& rank) {
-    if (rank.call().kind != Kind::kBarrier) return;
+    if (!rank.call().is_barrier()) return;
     for (int other = 0; other < size(); ++other) {
       for (size_t k = 0; k <= rank.at; ++k) {
         if (other == rank.core.rank()) continue;
@@ -369,7 +393,7 @@ class World {
       return true;
     }
     rank.stage = Rank::kMoves;
-    if (rank.call().kind == Kind::kBarrier) {
+    if (rank.call().is_barrier()) {
       rank.core.AskCompared();
       rank.stage = Rank::kCompares;
     }
@@ -394,13 +418,14 @@ class World {
     bool is_done = true;
     for (int peer = 0; peer < size(); ++peer) {
       if (rank.Sends(peer) && !rank.sent[peer]) {
-        if (rank.core.TakePartRoom(peer, 1, /*is_first=*/true)) {
+        if (rank.MaySend() &&
+            rank.core.TakePartRoom(peer, 1, /*is_first=*/true)) {
           Frame part;
           part.sequence = rank.sequence();
           part.total = 1;
           part.content = {Bytes::Copy("x")};
           rank.core.SendPart(peer, 0, std::move(part),
-                             rank.call().kind == Kind::kBarrier);
+                             rank.call().is_barrier());
           rank.sent[peer] = has_moved = true;
         } else {
           is_done = false;
@@ -625,6 +650,185 @@ TEST(GroupCoreExploration, ThreeRanksInEveryOrder) {
   RecordProperty("states", absl::StrCat(states));
 }
 
+// Rank 2 calls Reduce to rank 1, which calls Reduce to rank 0, as rank 0 does.
+// Both have left with OK when rank 0 fails because rank 2 has left; rank 1
+// hears of that before the message of rank 2 comes.
+TEST(GroupCore, RankThatHasLeftHearsOfADifferenceAfterAnothersFailure) {
+  World world({{Reduce(0)}, {Reduce(0)}, {Reduce(1)}});
+  const auto run = [&](int r) {
+    while (world.Step(r)) {
+    }
+  };
+  const auto deliver_all = [&](int from, int to) {
+    while (world.Deliver(from, to)) {
+    }
+  };
+  run(1);
+  run(2);
+  run(0);
+  deliver_all(1, 0);
+  deliver_all(2, 0);
+  run(0);
+  EXPECT_THAT(world.rank(0).results,
+              ElementsAre(absl::StatusCode::kUnavailable));
+  deliver_all(0, 1);
+  EXPECT_EQ(world.rank(1).report, "");
+  deliver_all(2, 1);
+  EXPECT_THAT(world.rank(1).results, ElementsAre(absl::StatusCode::kOk));
+  EXPECT_THAT(world.rank(1).report, AllOf(HasSubstr("rank 1 called Reduce0"),
+                                          HasSubstr("rank 2 called Reduce1")));
+}
+
+// Ranks of a group that broke before all had come, and the frames that they
+// post to each other.
+class Strangers {
+ public:
+  explicit Strangers(int size) {
+    for (int r = 0; r < size; ++r) {
+      GroupCoreOptions options;
+      options.group = "g";
+      options.rank = r;
+      options.size = size;
+      cores_.emplace_back(options);
+    }
+  }
+
+  GroupCore& operator[](int rank) { return cores_[rank]; }
+
+  void Meet(int a, int b) {
+    cores_[a].Join(b, Instant());
+    cores_[b].Join(a, Instant());
+  }
+
+  // Until nothing is under way; how many frames have come.
+  int DeliverAll() {
+    int frames = 0;
+    for (int quiet = 0, from = 0; quiet <= static_cast<int>(cores_.size());
+         from = (from + 1) % static_cast<int>(cores_.size())) {
+      GroupCore::Actions actions;
+      cores_[from].TakeActions(actions);
+      quiet = actions.todo.empty() ? quiet + 1 : 0;
+      for (const GroupCore::Action& action : actions.todo) {
+        ++frames;
+        cores_[action.peer].Receive(from, Decode(Encode(action.frame)),
+                                    Instant());
+      }
+      if (frames > 100000) break;
+    }
+    return frames;
+  }
+
+ private:
+  std::vector<GroupCore> cores_;
+};
+
+// Rank 1 has met the others, which have not met each other.
+TEST(GroupCore, EndOfAShrinkReachesARankToWhichThereIsNoStream) {
+  Strangers ranks(3);
+  ranks.Meet(0, 1);
+  ranks.Meet(1, 2);
+  ranks[2].EndShrink(5, absl::CancelledError("enough"));
+  EXPECT_EQ(ranks.DeliverAll(), 2);
+  for (int r = 0; r < 3; ++r) {
+    EXPECT_EQ(ranks[r].CheckShrink(5), absl::CancelledError("enough"));
+  }
+}
+
+TEST(GroupCore, EndOfAShrinkIsToldToARankThatComesLater) {
+  Strangers ranks(3);
+  ranks.Meet(0, 1);
+  ranks[0].EndShrink(5, absl::CancelledError("enough"));
+  ranks.DeliverAll();
+  ASSERT_TRUE(ranks[0].Open(2));
+  ASSERT_EQ(ranks[2].Accept(0, "", Instant()), absl::OkStatus());
+  ASSERT_TRUE(ranks[1].Open(2));
+  ASSERT_EQ(ranks[2].Accept(1, "", Instant()), absl::OkStatus());
+  ranks.DeliverAll();
+  EXPECT_EQ(ranks[2].CheckShrink(5), absl::CancelledError("enough"));
+}
+
+TEST(GroupCore, ManyEndsOfShrinksDoNotGoRoundForEver) {
+  Strangers ranks(3);
+  ranks.Meet(0, 1);
+  ranks.Meet(1, 2);
+  ranks.Meet(0, 2);
+  for (uint64_t key = 1; key <= 100; ++key) {
+    ranks[1].EndShrink(key, absl::CancelledError("enough"));
+  }
+  EXPECT_LE(ranks.DeliverAll(), 400);
+}
+
+// Also of a broken group; the last are known, and the first reason of each.
+TEST(GroupCore, EndOfAShrinkIsToldAndBoundedAndBreaksNothing) {
+  std::vector<GroupCore> cores;
+  for (int r = 0; r < 2; ++r) {
+    GroupCoreOptions options;
+    options.group = "g";
+    options.rank = r;
+    options.size = 2;
+    cores.emplace_back(options);
+    cores[r].Join(1 - r, Instant());
+  }
+  const auto deliver = [&](int from) {
+    GroupCore::Actions actions;
+    cores[from].TakeActions(actions);
+    for (const GroupCore::Action& action : actions.todo) {
+      cores[1 - from].Receive(from, Decode(Encode(action.frame)), Instant());
+    }
+    return actions.todo.size();
+  };
+  cores[0].EndShrink(5, absl::CancelledError("enough"));
+  EXPECT_EQ(deliver(0), 1u);
+  EXPECT_EQ(cores[1].CheckShrink(5), absl::CancelledError("enough"));
+  EXPECT_EQ(cores[1].CheckShrink(6), absl::OkStatus());
+  EXPECT_EQ(cores[1].broken(), absl::OkStatus());
+  cores[1].EndShrink(5, absl::CancelledError("later"));
+  EXPECT_EQ(deliver(1), 0u);
+  EXPECT_EQ(cores[1].CheckShrink(5), absl::CancelledError("enough"));
+  cores[1].Abort(absl::CancelledError("broken"));
+  deliver(1);
+  for (uint64_t key = 100; key < 1100; ++key) {
+    cores[1].EndShrink(key, absl::UnavailableError("gone"));
+  }
+  deliver(1);
+  EXPECT_EQ(cores[0].CheckShrink(1099), absl::UnavailableError("gone"));
+  EXPECT_EQ(cores[0].CheckShrink(100), absl::OkStatus());
+  EXPECT_EQ(cores[0].broken(), absl::CancelledError("broken"));
+}
+
+// Ranks 1 and 2 call different operations, in which rank 0 has no part of rank
+// 2's; all could go through the barrier before the two hear of each other.
+TEST(GroupCore, BarrierWaitsUntilWhatWasSentBeforeIsCompared) {
+  World world({{Broadcast(1), kCentralBarrier},
+               {Broadcast(1), kCentralBarrier},
+               {Reduce(1), kCentralBarrier}});
+  const auto run_all = [&] {
+    for (int r = 0; r < 3; ++r) {
+      while (world.Step(r)) {
+      }
+    }
+  };
+  const auto deliver_all = [&](int from, int to) {
+    while (world.Deliver(from, to)) {
+    }
+  };
+  for (int round = 0; round < 10; ++round) {
+    run_all();
+    for (const int peer : {1, 2}) {
+      deliver_all(0, peer);
+      deliver_all(peer, 0);
+    }
+  }
+  EXPECT_EQ(world.Broken(), "");
+  EXPECT_EQ(world.rank(1).stage, Rank::kCompares);
+  EXPECT_EQ(world.rank(2).stage, Rank::kCompares);
+  deliver_all(1, 2);
+  deliver_all(2, 1);
+  run_all();
+  EXPECT_TRUE(world.rank(1).has_failed());
+  EXPECT_TRUE(world.rank(2).has_failed());
+}
+
 // Runs random programs with random orders to their end; what is wrong, if
 // anything is.
 std::string Simulate(uint64_t seed) {
@@ -632,7 +836,7 @@ std::string Simulate(uint64_t seed) {
   const int size = 2 + static_cast<int>(random.Below(5));
   const auto draw = [&] {
     const int root = static_cast<int>(random.Below(size));
-    const Kind kind = static_cast<Kind>(random.Below(4));
+    const Kind kind = static_cast<Kind>(random.Below(5));
     const bool has_root = kind == Kind::kBroadcast || kind == Kind::kReduce;
     return Call{kind, has_root ? root : 0};
   };

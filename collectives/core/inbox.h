@@ -5,7 +5,7 @@
 #define WEFT_COLLECTIVES_CORE_INBOX_H_
 
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <optional>
 #include <string>
 
@@ -25,7 +25,7 @@ struct Message {
   uint64_t total = 0;        // bytes
   uint64_t arrived = 0;
   uint64_t taken = 0;
-  std::deque<Bytes> content;  // that was not taken
+  Slices content;  // that was not taken
 
   bool is_whole() const { return arrived == total; }
 };
@@ -87,10 +87,11 @@ class Inbox {
 
   const int64_t most_kept_;
   const int64_t chunk_bytes_;
-  std::deque<Message> parts_;
+  // Lists: most are empty, and take nothing then.
+  std::list<Message> parts_;
   int64_t parts_held_ = 0;   // of the window: arrived and not taken
   int64_t parts_freed_ = 0;  // since the last ack
-  std::deque<Message> transfers_;
+  std::list<Message> transfers_;
   int64_t kept_bytes_ = 0;  // of transfers that are whole
 };
 

@@ -23,7 +23,7 @@ struct GradientBucket {
   int index = 0;  // from 0; the same on all ranks
   bool is_last = false;
   // [elements] of one floating dtype: the gradients and the gaps between them,
-  // in the group's own memory. To be replaced by the reduction.
+  // in the group's own memory, or on a device. To be replaced by the reduction.
   Tensor buffer;
   std::vector<int> parameters;    // their numbers in the reducer
   std::vector<Tensor> gradients;  // views into `buffer`, of their shapes
@@ -36,7 +36,8 @@ struct GradientBucket {
 };
 
 // Thread-safety: one reducer uses it, on one thread; what it runs when its
-// operations end runs on a thread of the group's.
+// operations end runs on a thread of the group's, with the stream current for
+// the bucket's device that was current in Reduce.
 class CommunicationHook {
  public:
   virtual ~CommunicationHook() = default;

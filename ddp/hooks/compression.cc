@@ -3,6 +3,20 @@
 #include <utility>
 
 namespace weft::ddp {
+namespace {
+
+// Of the shape of `buffer`, where it lies: in the group's own memory, if that
+// has room.
+Tensor EmptyFor(collectives::ProcessGroup& group, const Tensor& buffer,
+                DType dtype) {
+  if (buffer.device().is_cpu()) {
+    absl::StatusOr<Tensor> shared = group.Allocate(buffer.shape(), dtype);
+    if (shared.ok()) return *std::move(shared);
+  }
+  return Tensor::Empty(buffer.shape(), dtype, buffer.device());
+}
+
+}  // namespace
 
 Future<void> CompressionHook::Reduce(collectives::ProcessGroup& group,
                                      const GradientBucket& bucket) {
@@ -11,11 +25,10 @@ Future<void> CompressionHook::Reduce(collectives::ProcessGroup& group,
   }
   Tensor& compressed = compressed_[bucket.index];
   // Buckets are planned again after the first step.
-  if (!compressed.defined() || compressed.shape() != bucket.buffer.shape()) {
+  if (!compressed.defined() || compressed.shape() != bucket.buffer.shape() ||
+      compressed.device() != bucket.buffer.device()) {
     compressed = Tensor();
-    auto shared = group.Allocate(bucket.buffer.shape(), dtype_);
-    compressed = shared.ok() ? *std::move(shared)
-                             : Tensor::Empty(bucket.buffer.shape(), dtype_);
+    compressed = EmptyFor(group, bucket.buffer, dtype_);
   }
   compressed.CopyFrom(bucket.buffer);
   return group.AllReduceAsync(compressed, bucket.reduction, bucket.call)

@@ -41,7 +41,7 @@ std::vector<absl::Status> RunGroups(int size, const Body& body) {
 struct Kind {
   std::string name;
   std::function<std::shared_ptr<CommunicationHook>()> make;
-  // Of a gradient, relative to its size: the dtype's precision.
+  // The dtype's precision, relative to the size of a gradient.
   double precision;
 };
 

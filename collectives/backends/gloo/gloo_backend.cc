@@ -75,8 +75,7 @@ class GlooBackend final : public LibraryBackend {
 
   absl::string_view name() const override { return "gloo"; }
   absl::StatusOr<std::unique_ptr<Backend>> Subgroup(
-      absl::Span<const int> members, absl::string_view name,
-      Instant deadline) override;
+      const SubgroupSpec& spec) override;
 
  protected:
   absl::Status AllReduce(const Operation& operation,
@@ -108,7 +107,8 @@ absl::Status GlooBackend::Start(const std::shared_ptr<::gloo::Context>& control,
         control, r, shared_mesh(), [this] { elements_->Break(); }));
     WEFT_RETURN_IF_ERROR(channels_.back()->Start());
   }
-  WEFT_RETURN_IF_ERROR(mesh().AwaitAll(deadline, [](int) {}));
+  WEFT_RETURN_IF_ERROR(mesh().AwaitAll(
+      deadline, [](int) {}, options_.check_wait));
   mesh().OnAbort(
       [elements = elements_](const absl::Status&) { elements->Break(); });
   return absl::OkStatus();
@@ -180,14 +180,7 @@ absl::Status GlooBackend::AllGather(const Operation& operation,
 }
 
 absl::Status CheckOptions(const GlooOptions& options) {
-  if (options.store == nullptr) {
-    return absl::InvalidArgumentError("ConnectGloo: no store is given");
-  }
-  if (options.rank < 0 || options.rank >= options.size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("ConnectGloo: wants a rank from 0 to size - 1, found ",
-                     options.rank, " of ", options.size));
-  }
+  WEFT_RETURN_IF_ERROR(CheckEndpoint(options, "ConnectGloo"));
   if (!options.insecure && !IsLoopback(options.address)) {
     return absl::FailedPreconditionError(absl::StrCat(
         "ConnectGloo: other hosts can reach the address ", options.address,
@@ -202,13 +195,7 @@ absl::Status CheckOptions(const GlooOptions& options) {
 absl::StatusOr<std::unique_ptr<Backend>> Connect(
     GlooOptions options, std::shared_ptr<::gloo::transport::Device> device,
     Instant deadline) {
-  MeshOptions mesh_options;
-  mesh_options.group = options.name;
-  mesh_options.rank = options.rank;
-  mesh_options.size = options.size;
-  mesh_options.max_unasked_bytes = options.max_unasked_bytes;
-  mesh_options.dead_after = options.dead_after;
-  mesh_options.diagnosis = options.diagnosis;
+  MeshOptions mesh_options(options, options.rank, options.size);
   WEFT_RETURN_IF_ERROR(MeetForGloo(options, deadline));
   std::shared_ptr<BreakableContext> control, elements;
   if (options.size > 1) {
@@ -226,14 +213,14 @@ absl::StatusOr<std::unique_ptr<Backend>> Connect(
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> GlooBackend::Subgroup(
-    absl::Span<const int> members, absl::string_view name, Instant deadline) {
+    const SubgroupSpec& spec) {
   GlooOptions options = options_;
-  options.name = SubgroupName(options_.name, name);
-  options.size = static_cast<int>(members.size());
-  options.rank = static_cast<int>(
-      std::find(members.begin(), members.end(), rank()) - members.begin());
-  options.connect_timeout = deadline - driver().clock().Now();
-  return Connect(std::move(options), device_, deadline);
+  options.name = SubgroupName(options_.name, spec.name);
+  options.size = static_cast<int>(spec.members.size());
+  options.rank = spec.PlaceOf(rank());
+  options.connect_timeout = spec.deadline - driver().clock().Now();
+  options.check_wait = spec.check_wait;
+  return Connect(std::move(options), device_, spec.deadline);
 }
 
 }  // namespace

@@ -26,35 +26,18 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "weft/collectives/backend.h"
-#include "weft/collectives/diagnosis.h"
-#include "weft/rendezvous/store.h"
+#include "weft/collectives/group_endpoint.h"
 
 namespace weft::collectives {
 
-struct GlooOptions {
-  // Through which the ranks find each other. Must outlive the group and the
-  // groups made from it.
-  rendezvous::Store* store = nullptr;
-  // Of this group alone, until ConnectGloo has returned on all ranks: then the
-  // keys by which they met are removed from the store.
-  std::string name = "world";
-  int rank = 0;
-  int size = 1;
+struct GlooOptions : GroupEndpoint {
   // Of this host, where the others connect to: an IP address or a name. That of
   // the loopback interface serves ranks of one host.
   std::string address = "127.0.0.1";
   // Allows any other address than one of the loopback interface, and with it
   // ranks on several hosts: nothing is encrypted and nobody is authenticated.
   bool insecure = false;
-  // As HostOptions::max_unasked_bytes.
-  int64_t max_unasked_bytes = kMostUnaskedBytes;
-  // A rank that says nothing for so long, though it is asked, is dead.
-  absl::Duration dead_after = absl::Seconds(10);
-  // How long to wait for the other ranks.
-  absl::Duration connect_timeout = absl::Minutes(1);
-  DiagnosisOptions diagnosis;
 };
 
 // Waits for all ranks. Errors:

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <exception>
 #include <fstream>
+#include <functional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -18,6 +19,7 @@
 #include "gloo/rendezvous/store.h"
 #include "gloo/transport/tcp/device.h"
 #include "weft/base/status_macros.h"
+#include "weft/collectives/await_key.h"
 #include "weft/collectives/backends/gloo/sigpipe_scope.h"
 #include "weft/rendezvous/meeting_keys.h"
 
@@ -45,8 +47,13 @@ std::string HostOfThisProcess() {
 // Weft's store as gloo wants it.
 class StoreAdapter final : public ::gloo::rendezvous::Store {
  public:
-  StoreAdapter(rendezvous::Store& store, std::string prefix, Instant deadline)
-      : store_(store), prefix_(std::move(prefix)), deadline_(deadline) {}
+  // `check` as in AwaitKey.
+  StoreAdapter(rendezvous::Store& store, std::string prefix, Instant deadline,
+               std::function<absl::Status()> check)
+      : store_(store),
+        prefix_(std::move(prefix)),
+        deadline_(deadline),
+        check_(std::move(check)) {}
 
   // All that were set and read, and the one of each rank that gloo sets and
   // some ranks alone read.
@@ -66,10 +73,10 @@ class StoreAdapter final : public ::gloo::rendezvous::Store {
                      .status());
   }
   std::vector<char> get(const std::string& key) override {
-    const auto entry = store_.Wait(prefix_ + key, 0, Left());
-    ThrowIfError(entry.status());
+    const auto value = AwaitKey(store_, prefix_ + key, deadline_, check_);
+    ThrowIfError(value.status());
     keys_.insert(prefix_ + key);
-    return std::vector<char>(entry->value.begin(), entry->value.end());
+    return std::vector<char>(value->begin(), value->end());
   }
   void wait(const std::vector<std::string>& keys) override {
     for (const std::string& key : keys) get(key);
@@ -90,6 +97,7 @@ class StoreAdapter final : public ::gloo::rendezvous::Store {
   rendezvous::Store& store_;
   const std::string prefix_;
   const Instant deadline_;
+  const std::function<absl::Status()> check_;
   std::set<std::string> keys_;
 };
 
@@ -127,13 +135,15 @@ absl::Status MeetForGloo(const GlooOptions& options, Instant deadline) {
   std::vector<int> missing;
   std::vector<std::string> places(options.size);
   for (int r = 0; r < options.size; ++r) {
-    auto entry = options.store->Wait(key_of(r), 0, left());
-    if (entry.ok()) {
-      places[r] = std::move(entry->value);
-    } else if (absl::IsDeadlineExceeded(entry.status())) {
+    auto place =
+        AwaitKey(*options.store, key_of(r), deadline, options.check_wait);
+    if (place.ok()) {
+      places[r] = *std::move(place);
+    } else if (absl::IsDeadlineExceeded(place.status())) {
       missing.push_back(r);
     } else {
-      return entry.status();
+      options.store->Delete(key_of(options.rank), kToLeave).IgnoreError();
+      return place.status();
     }
   }
   if (!missing.empty()) {
@@ -187,7 +197,8 @@ absl::StatusOr<std::shared_ptr<BreakableContext>> ConnectGlooContext(
   SigpipeScope sigpipe;
   try {
     StoreAdapter store(*options.store,
-                       KeyOf(options, absl::StrCat(purpose, "/")), deadline);
+                       KeyOf(options, absl::StrCat(purpose, "/")), deadline,
+                       options.check_wait);
     auto context =
         std::make_shared<BreakableContext>(options.rank, options.size);
     context->setTimeout(std::chrono::milliseconds(

@@ -99,6 +99,12 @@ class HierarchicalBackend final : public Backend {
     WEFT_RETURN_IF_ERROR(between_->health());
     return host_->health();
   }
+  void EndShrink(uint64_t key, const absl::Status& why) override {
+    between_->EndShrink(key, why);
+  }
+  absl::Status CheckShrink(uint64_t key) const override {
+    return between_->CheckShrink(key);
+  }
 
   absl::StatusOr<bool> Advance(Transfer& transfer) override {
     return between_->Advance(transfer);
@@ -113,9 +119,8 @@ class HierarchicalBackend final : public Backend {
     return host_->Allocate(shape, dtype);
   }
   absl::StatusOr<std::unique_ptr<Backend>> Subgroup(
-      absl::Span<const int> members, absl::string_view name,
-      Instant deadline) override {
-    return make_subgroup_(members, name, deadline);
+      const SubgroupSpec& spec) override {
+    return make_subgroup_(spec);
   }
 
  private:

@@ -6,10 +6,11 @@
 //   AllReduce   small, or hosts with different numbers of ranks: the host's
 //               ranks reduce to their first, these reduce among each other, and
 //               broadcast. Else: each rank of a host reduces a slice of all of
-//               them, then all ranks of that slice reduce among each other, then
-//               the host's ranks gather the slices. Between hosts each byte
-//               travels as often as with one rank a host, by as many streams as
-//               a host has ranks. Partial sums of 16-bit elements are f32.
+//               them, then all ranks of that slice reduce among each other,
+//               then the host's ranks gather the slices. Between hosts each
+//               byte travels as often as with one rank a host, by as many
+//               streams as a host has ranks. Partial sums of 16-bit elements
+//               are f32.
 //   Broadcast   from the root to one rank of each host, then in the host
 //   all others  over streams between all ranks
 
@@ -21,7 +22,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "weft/collectives/backend.h"
 #include "weft/collectives/backends/stream/stream_backend.h"
 
@@ -29,10 +29,10 @@ namespace weft::collectives {
 
 // Backend::Subgroup of the whole.
 using SubgroupMaker = std::function<absl::StatusOr<std::unique_ptr<Backend>>(
-    absl::Span<const int> members, absl::string_view name, Instant deadline)>;
+    const SubgroupSpec& spec)>;
 
-// `host` connects the ranks of this host, in rising order; `between`, all ranks;
-// hosts[h] are the ranks of host h.
+// `host` connects the ranks of this host, in rising order; `between`, all
+// ranks; hosts[h] are the ranks of host h.
 std::unique_ptr<Backend> MakeHierarchical(
     std::unique_ptr<Backend> host, std::unique_ptr<StreamBackend> between,
     const std::vector<std::vector<int>>& hosts, SubgroupMaker make_subgroup);

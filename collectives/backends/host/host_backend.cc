@@ -126,6 +126,12 @@ class HostBackend final : public Backend {
     WakeAll();
   }
   absl::Status health() const override { return segment_->abort_status(); }
+  void EndShrink(uint64_t key, const absl::Status& why) override {
+    segment_->EndShrink(key, why);
+  }
+  absl::Status CheckShrink(uint64_t key) const override {
+    return segment_->CheckShrink(key);
+  }
 
   absl::StatusOr<bool> Advance(Transfer& transfer) override;
   uint64_t transfer_events() const override { return transfers_.events(); }
@@ -135,8 +141,7 @@ class HostBackend final : public Backend {
 
   absl::StatusOr<Tensor> Allocate(const Shape& shape, DType dtype) override;
   absl::StatusOr<std::unique_ptr<Backend>> Subgroup(
-      absl::Span<const int> members, absl::string_view name,
-      Instant deadline) override;
+      const SubgroupSpec& spec) override;
 
  private:
   // Of one wait of an operation.
@@ -311,6 +316,7 @@ absl::StatusOr<bool> HostBackend::Advance(Transfer& transfer) {
 
 absl::StatusOr<Tensor> HostBackend::Allocate(const Shape& shape, DType dtype) {
   const int64_t bytes = NumElements(shape, "Allocate") * ItemSize(dtype);
+  if (bytes == 0) return Tensor::Empty(shape, dtype);  // needs no arena
   WEFT_ASSIGN_OR_RETURN(const int64_t offset, arena_->Allocate(bytes));
   std::byte* const memory = arena_->At(offset);
   std::shared_ptr<const void> owner(
@@ -321,38 +327,29 @@ absl::StatusOr<Tensor> HostBackend::Allocate(const Shape& shape, DType dtype) {
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> ConnectSubgroup(
-    HostOptions options, absl::Span<const int> members, absl::string_view name,
-    Instant deadline) {
-  options.name = SubgroupName(options.name, name);
-  options.rank =
-      static_cast<int>(std::find(members.begin(), members.end(), options.rank) -
-                       members.begin());
-  options.size = static_cast<int>(members.size());
-  options.connect_timeout = deadline - SteadyClock().Now();
+    HostOptions options, const SubgroupSpec& spec) {
+  options.name = SubgroupName(options.name, spec.name);
+  options.rank = spec.PlaceOf(options.rank);
+  options.size = static_cast<int>(spec.members.size());
+  options.arena_bytes = spec.arena_bytes.value_or(options.arena_bytes);
+  options.connect_timeout = spec.deadline - SteadyClock().Now();
+  options.check_wait = spec.check_wait;
   if (options.check_member != nullptr) {
-    options.check_member =
-        [check = std::move(options.check_member),
-         ranks = std::vector<int>(members.begin(), members.end())](int rank) {
-          return check(ranks[rank]);
-        };
+    options.check_member = [check = std::move(options.check_member),
+                            ranks = spec.members](int rank) {
+      return check(ranks[rank]);
+    };
   }
   return ConnectHost(std::move(options));
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> HostBackend::Subgroup(
-    absl::Span<const int> members, absl::string_view name, Instant deadline) {
-  return ConnectSubgroup(options_, members, name, deadline);
+    const SubgroupSpec& spec) {
+  return ConnectSubgroup(options_, spec);
 }
 
 absl::Status CheckOptions(const HostOptions& options) {
-  if (options.store == nullptr) {
-    return absl::InvalidArgumentError("ConnectHost: no store is given");
-  }
-  if (options.size < 1 || options.rank < 0 || options.rank >= options.size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("ConnectHost: wants a rank from 0 to size - 1, found ",
-                     options.rank, " of ", options.size));
-  }
+  WEFT_RETURN_IF_ERROR(CheckEndpoint(options, "ConnectHost"));
   constexpr int64_t kMost = int64_t{1} << 46;
   if (options.arena_bytes < 0 || options.arena_bytes > kMost / options.size) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -379,6 +376,7 @@ absl::StatusOr<std::unique_ptr<Backend>> ConnectHost(HostOptions options) {
   };
   const Instant deadline = SteadyClock().Now() + options.connect_timeout;
   meeting_options.deadline = deadline;
+  meeting_options.check_wait = options.check_wait;
   WEFT_ASSIGN_OR_RETURN(Meeting meeting, Meet(meeting_options));
   const int here = static_cast<int>(meeting.ranks.size());
   const bool is_one_host = here == options.size;
@@ -412,12 +410,9 @@ absl::StatusOr<std::unique_ptr<Backend>> ConnectHost(HostOptions options) {
                                     SegmentLayout(here, options.arena_bytes));
   if (is_one_host) return host;
   streams.streams = options.streams;
-  streams.name = options.name;
+  static_cast<GroupTerms&>(streams) = options;
   streams.rank = options.rank;
-  streams.max_unasked_bytes = options.max_unasked_bytes;
-  streams.dead_after = options.dead_after;
   streams.connect_timeout = deadline - SteadyClock().Now();
-  streams.diagnosis = options.diagnosis;
   streams.cost = options.stream_cost;
   streams.measures_cost = options.measures_cost;
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<StreamBackend> between,
@@ -427,10 +422,8 @@ absl::StatusOr<std::unique_ptr<Backend>> ConnectHost(HostOptions options) {
     return asked->AskWhoHasNotCalled(step);
   });
   return MakeHierarchical(std::move(host), std::move(between), hosts,
-                          [options](absl::Span<const int> members,
-                                    absl::string_view name, Instant until) {
-                            return ConnectSubgroup(options, members, name,
-                                                   until);
+                          [options](const SubgroupSpec& spec) {
+                            return ConnectSubgroup(options, spec);
                           });
 }
 

@@ -34,26 +34,16 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "weft/collectives/backend.h"
 #include "weft/collectives/backends/stream/stream_backend.h"
 #include "weft/collectives/backends/stream/streams.h"
-#include "weft/collectives/diagnosis.h"
-#include "weft/rendezvous/store.h"
+#include "weft/collectives/group_endpoint.h"
 #include "weft/transport/shm/memory_budget.h"
 #include "weft/transport/transport.h"
 
 namespace weft::collectives {
 
-struct HostOptions {
-  // Through which the ranks find each other. Must outlive the group and the
-  // groups made from it.
-  rendezvous::Store* store = nullptr;
-  // Of this group alone, until ConnectHost has returned on all ranks: then the
-  // keys by which they met are removed from the store.
-  std::string name = "world";
-  int rank = 0;
-  int size = 1;
+struct HostOptions : GroupEndpoint {
   // For sockets: the job's directory of mode 0700.
   std::string directory;
   // How much ProcessGroup::Allocate may hand out on each rank at the same time.
@@ -67,13 +57,6 @@ struct HostOptions {
   // rank, at the rank that makes it, the rest at the rank that uses it. Null:
   // no bound.
   std::shared_ptr<transport::MemoryBudget> memory_budget = nullptr;
-  // How much this rank keeps of what one other has sent (ProcessGroup::Send)
-  // and nobody has asked for. With more, that one's sends wait, and a Receive
-  // of another tag is kResourceExhausted.
-  int64_t max_unasked_bytes = kMostUnaskedBytes;
-  // How long to wait for the other ranks.
-  absl::Duration connect_timeout = absl::Minutes(1);
-  DiagnosisOptions diagnosis;
   // OK while the job counts `rank` as alive; else why it does not. Called about
   // ten times a second while that rank is waited for, by any thread. May be
   // null.
@@ -86,8 +69,6 @@ struct HostOptions {
   Streams* streams = nullptr;
   // How the others reach `streams`, and the name that this rank can prove.
   transport::Destination own_stream;
-  // A rank of another host that says nothing for so long is dead.
-  absl::Duration dead_after = absl::Seconds(10);
   // What streams cost: see StreamOptions.
   LinkCost stream_cost = StreamCost();
   bool measures_cost = false;

@@ -884,5 +884,48 @@ TEST(HostBackend, ArenaThatIsUsedUpSaysWhichOptionHelps) {
   tensor->Fill(1);  // outlives the group
 }
 
+// The world has arenas of 8 MiB.
+TEST(HostBackend, ArenaOfASubgroupHasTheSizeThatWasAskedFor) {
+  constexpr int64_t kMiB = 1 << 20;
+  const auto most = [](ProcessGroup& group, int64_t bytes) {
+    WEFT_EXPECT_OK(group.Allocate({bytes}, DType::kU8).status());
+    EXPECT_THAT(group.Allocate({bytes + 1}, DType::kU8).status(),
+                StatusIs(absl::StatusCode::kResourceExhausted, "arena_bytes"));
+  };
+  for (const bool several_hosts : {false, true}) {
+    std::unique_ptr<TestWorld> world;
+    if (several_hosts) {
+      world = std::make_unique<HostsTestWorld>(
+          4, DiagnosisOptions(), [](int rank) { return rank % 2; });
+    } else {
+      world = std::make_unique<HostTestWorld>(4, DiagnosisOptions());
+    }
+    const auto body = [&](int rank) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(auto backend, world->Connect(rank));
+      const auto group = ProcessGroup::Create(std::move(backend));
+      SubgroupOptions options;
+      options.arena_bytes = kMiB;
+      WEFT_ASSIGN_OR_RETURN(const auto small, group->Split(0, 0, options));
+      most(*small, kMiB);
+      WEFT_ASSIGN_OR_RETURN(const auto same, small->Split(0));
+      most(*same, kMiB);
+      options.arena_bytes = 16 * kMiB;
+      WEFT_ASSIGN_OR_RETURN(const auto large, small->Split(0, 0, options));
+      most(*large, 16 * kMiB);
+      options.arena_bytes = 0;
+      WEFT_ASSIGN_OR_RETURN(const auto none, group->Split(0, 0, options));
+      EXPECT_EQ(none->Allocate({1}, DType::kU8).status().code(),
+                absl::StatusCode::kResourceExhausted);
+      const Tensor sum = Tensor::Ones({1000});
+      WEFT_RETURN_IF_ERROR(none->AllReduce(sum));
+      EXPECT_EQ(sum.data<float>()[999], 4);
+      WEFT_ASSIGN_OR_RETURN(const auto unsaid, group->Split(0));
+      most(*unsaid, 8 * kMiB);
+      return group->Barrier();
+    };
+    EXPECT_THAT(testing::RunRanks(4, body), Each(IsOk()));
+  }
+}
+
 }  // namespace
 }  // namespace weft::collectives

@@ -48,29 +48,26 @@ std::byte* HostSegment::Find(int rank, uint64_t place, int64_t bytes) const {
 }
 
 void HostSegment::SetAbort(const absl::Status& why) const {
-  SegmentHead& shared = head();
-  uint32_t expected = 0;
-  if (!shared.abort_state.compare_exchange_strong(expected, 1)) return;
-  const absl::string_view text = why.message();
-  shared.abort_code = static_cast<int32_t>(why.code());
-  shared.abort_bytes =
-      static_cast<uint32_t>(std::min(text.size(), sizeof shared.abort_text));
-  memcpy(shared.abort_text, text.data(), shared.abort_bytes);
-  shared.abort_state.store(2, std::memory_order_release);
+  head().abort.Write(why);
 }
 
-absl::Status HostSegment::abort_status() const {
-  const SegmentHead& shared = head();
-  if (shared.abort_state.load(std::memory_order_acquire) != 2) {
-    return absl::OkStatus();
+absl::Status HostSegment::abort_status() const { return head().abort.Read(); }
+
+void HostSegment::EndShrink(uint64_t key, const absl::Status& why) const {
+  for (SegmentHead::Shrink& one : head().ended_shrinks) {
+    uint64_t found = 0;
+    if (one.key.compare_exchange_strong(found, key) || found == key) {
+      one.why.Write(why);
+      return;
+    }
   }
-  const int32_t code = shared.abort_code;
-  const uint32_t bytes =
-      std::min<uint32_t>(shared.abort_bytes, sizeof shared.abort_text);
-  const bool is_code = code > 0 && code <= 16;
-  return absl::Status(is_code ? static_cast<absl::StatusCode>(code)
-                              : absl::StatusCode::kInternal,
-                      absl::string_view(shared.abort_text, bytes));
+}
+
+absl::Status HostSegment::CheckShrink(uint64_t key) const {
+  for (const SegmentHead::Shrink& one : head().ended_shrinks) {
+    if (one.key.load(std::memory_order_acquire) == key) return one.why.Read();
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace weft::collectives

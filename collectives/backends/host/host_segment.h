@@ -71,6 +71,9 @@ class HostSegment {
   void SetAbort(const absl::Status& why) const;
   // OK, or what SetAbort was given on some rank.
   absl::Status abort_status() const;
+  // As in Backend; no more than SegmentHead has room for are told.
+  void EndShrink(uint64_t key, const absl::Status& why) const;
+  absl::Status CheckShrink(uint64_t key) const;
 
  private:
   template <typename T>

@@ -19,6 +19,7 @@
 #include "weft/base/failpoint.h"
 #include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
+#include "weft/collectives/await_key.h"
 #include "weft/collectives/diagnosis.h"
 #include "weft/net/edge/descriptor.h"
 #include "weft/net/edge/local_socket.h"
@@ -132,12 +133,13 @@ class Attempt {
   }
   absl::StatusOr<std::string> AwaitKey(const std::string& key,
                                        Instant deadline) {
-    WEFT_ASSIGN_OR_RETURN(
-        rendezvous::StoreEntry entry,
-        options_.store->Wait(
-            key, 0,
-            std::max(deadline - SteadyClock().Now(), absl::ZeroDuration())));
-    return std::move(entry.value);
+    return collectives::AwaitKey(*options_.store, key, deadline,
+                                 options_.check_wait);
+  }
+
+  absl::Status CheckWait() const {
+    return options_.check_wait == nullptr ? absl::OkStatus()
+                                          : options_.check_wait();
   }
 
   std::string KeyOfAll(absl::string_view what) const {
@@ -165,7 +167,7 @@ class Attempt {
   }
   absl::StatusOr<memory::Segment> Create(size_t ranks);
   absl::StatusOr<memory::Segment> Lead(const std::vector<int>& here);
-  std::string AwaitMapped(const std::vector<int>& here);
+  absl::StatusOr<std::string> AwaitMapped(const std::vector<int>& here);
   absl::StatusOr<memory::Segment> Follow(int leader);
   absl::StatusOr<memory::Segment> Map(uint64_t token);
   // What the leaders of all hosts have decided; of a host of one rank "".
@@ -234,6 +236,7 @@ absl::StatusOr<std::string> Attempt::AwaitFromAll(const std::string& key) {
   }
   absl::StatusOr<std::string> value = AwaitKey(key, options_.deadline);
   if (value.ok()) return value;
+  WEFT_RETURN_IF_ERROR(CheckWait());
   std::vector<int> missing;
   for (int r = 0; r < options_.size; ++r) {
     if (!has_come_[r]) missing.push_back(r);
@@ -358,12 +361,13 @@ absl::StatusOr<memory::Segment> Attempt::Lead(const std::vector<int>& here) {
         .IgnoreError();
   }
   WEFT_RETURN_IF_ERROR(Set("segment", absl::StrCat(token)));
-  WEFT_RETURN_IF_ERROR(Set("agreed", AwaitMapped(here)));
+  WEFT_ASSIGN_OR_RETURN(const std::string agreement, AwaitMapped(here));
+  WEFT_RETURN_IF_ERROR(Set("agreed", agreement));
   return segment;
 }
 
 // The agreement: the ranks that have mapped it, then a line for each other.
-std::string Attempt::AwaitMapped(const std::vector<int>& here) {
+absl::StatusOr<std::string> Attempt::AwaitMapped(const std::vector<int>& here) {
   const Instant deadline = SteadyClock().Now() + left() / 2;
   std::string mapped = absl::StrCat(options_.rank);
   std::string others;
@@ -371,6 +375,7 @@ std::string Attempt::AwaitMapped(const std::vector<int>& here) {
     if (r == options_.rank) continue;
     const absl::StatusOr<std::string> found =
         AwaitKey(Key("mapped", r), deadline);
+    WEFT_RETURN_IF_ERROR(CheckWait());
     if (found.ok() && *found == kMapped) {
       absl::StrAppend(&mapped, ",", r);
       continue;

@@ -30,6 +30,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "weft/base/clock.h"
 #include "weft/collectives/backends/host/peer_memory.h"
@@ -63,6 +64,8 @@ struct MeetingOptions {
   // Of a segment that so many ranks share.
   std::function<SegmentLayout(int ranks)> layout_for;
   Instant deadline;
+  // As GroupTerms::check_wait.
+  std::function<absl::Status()> check_wait = nullptr;
 };
 
 struct Meeting {
@@ -87,7 +90,8 @@ struct Meeting {
 };
 
 // kDeadlineExceeded names the ranks that have not come; kResourceExhausted: no
-// memory for a segment, on each rank; kInvalidArgument: a rank was given twice.
+// memory for a segment, on each rank; kInvalidArgument: a rank was given twice;
+// and what check_wait says.
 absl::StatusOr<Meeting> Meet(const MeetingOptions& options);
 
 }  // namespace weft::collectives

@@ -11,6 +11,7 @@ namespace {
 
 constexpr size_t kCounted = 4;
 constexpr size_t kFileBytes = 40;
+constexpr size_t kDetailBytes = Operation::kMostDetailBytes + 1;
 
 const Blocks& DescribedBlocks(const Operation& operation) {
   return operation.inputs.empty() ? operation.outputs : operation.inputs;
@@ -18,8 +19,29 @@ const Blocks& DescribedBlocks(const Operation& operation) {
 
 }  // namespace
 
+bool WrittenStatus::Write(const absl::Status& status) {
+  uint32_t expected = 0;
+  if (!state.compare_exchange_strong(expected, 1)) return false;
+  const absl::string_view message = status.message();
+  code = static_cast<int32_t>(status.code());
+  bytes = static_cast<uint32_t>(std::min(message.size(), sizeof text));
+  memcpy(text, message.data(), bytes);
+  state.store(2, std::memory_order_release);
+  return true;
+}
+
+absl::Status WrittenStatus::Read() const {
+  if (state.load(std::memory_order_acquire) != 2) return absl::OkStatus();
+  const int32_t number = code;
+  const bool is_code = number > 0 && number <= 16;
+  return absl::Status(
+      is_code ? static_cast<absl::StatusCode>(number)
+              : absl::StatusCode::kInternal,
+      absl::string_view(text, std::min<uint32_t>(bytes, sizeof text)));
+}
+
 void OperationRecord::WriteCommon(const Operation& step) {
-  const Operation& operation = step.whole != nullptr ? *step.whole : step;
+  const Operation& operation = WholeOf(step);
   const Blocks& blocks = DescribedBlocks(operation);
   Set(kSequence, operation.sequence);
   Set(kLabel, operation.label);
@@ -33,16 +55,33 @@ void OperationRecord::WriteCommon(const Operation& step) {
     Set(kCounts + static_cast<int>(i), blocks[i].elements);
   }
   // The end of the path says the most.
-  const size_t length = strlen(operation.site.file);
-  char file[kFileBytes] = {};
-  memcpy(file,
-         operation.site.file + (length - std::min(length, kFileBytes - 1)),
-         std::min(length, kFileBytes - 1));
-  for (size_t i = 0; i < kFileBytes / 8; ++i) {
-    uint64_t word;
-    memcpy(&word, file + 8 * i, 8);
-    Set(kFile + static_cast<int>(i), word);
+  const absl::string_view path = operation.site.file;
+  SetText(kFile, kFileBytes,
+          path.substr(path.size() - std::min(path.size(), kFileBytes - 1)));
+  // Mostly none, and none before.
+  if (!operation.detail.empty() || Word(kDetail) != 0) {
+    SetText(kDetail, kDetailBytes, operation.detail);
   }
+}
+
+void OperationRecord::SetText(int index, size_t bytes, absl::string_view text) {
+  char all[std::max(kFileBytes, kDetailBytes)] = {};
+  memcpy(all, text.data(), std::min(text.size(), bytes - 1));
+  for (size_t i = 0; i < bytes / 8; ++i) {
+    uint64_t word;
+    memcpy(&word, all + 8 * i, 8);
+    Set(index + static_cast<int>(i), word);
+  }
+}
+
+std::string OperationRecord::Text(int index, size_t bytes) const {
+  char all[std::max(kFileBytes, kDetailBytes)];
+  for (size_t i = 0; i < bytes / 8; ++i) {
+    const uint64_t word = Word(index + static_cast<int>(i));
+    memcpy(all + 8 * i, &word, 8);
+  }
+  all[bytes - 1] = 0;
+  return all;
 }
 
 void OperationRecord::Write(const Operation& operation, uint64_t fingerprint,
@@ -88,13 +127,9 @@ std::string OperationRecord::ToString() const {
     operation.inputs.push_back(
         {nullptr, static_cast<int64_t>(Word(kCounts + counted))});
   }
-  char file[kFileBytes];
-  for (size_t i = 0; i < kFileBytes / 8; ++i) {
-    const uint64_t word = Word(kFile + static_cast<int>(i));
-    memcpy(file + 8 * i, &word, 8);
-  }
-  file[kFileBytes - 1] = 0;
-  operation.site = {file, static_cast<int>(Word(kRoot) >> 32)};
+  const std::string file = Text(kFile, kFileBytes);
+  operation.site = {file.c_str(), static_cast<int>(Word(kRoot) >> 32)};
+  operation.detail = Text(kDetail, kDetailBytes);
   return Describe(operation);
 }
 

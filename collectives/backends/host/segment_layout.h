@@ -18,6 +18,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -45,12 +46,28 @@ struct alignas(64) RankControl {
   std::atomic<uint32_t> transfer_sleepers;
 };
 
+// A status that some rank has written, once.
+struct WrittenStatus {
+  // False: another one is there already, or is being written.
+  bool Write(const absl::Status& status);
+  // OK: nothing is there yet.
+  absl::Status Read() const;
+
+  std::atomic<uint32_t> state;  // 0, 1 while it is written, 2
+  int32_t code;
+  uint32_t bytes;
+  char text[1500];
+};
+
 // Of the whole group.
 struct alignas(64) SegmentHead {
-  std::atomic<uint32_t> abort_state;  // 0, 1 while it is written, 2
-  int32_t abort_code;
-  uint32_t abort_bytes;
-  char abort_text[1500];
+  WrittenStatus abort;
+  // Groups that are no longer to be made of this one.
+  struct Shrink {
+    std::atomic<uint64_t> key;  // 0: unused
+    WrittenStatus why;
+  };
+  std::array<Shrink, 4> ended_shrinks;
 };
 
 // What a rank says of its operation before the first phase of it. Words, since
@@ -99,7 +116,8 @@ class OperationRecord {
     kRoot,    // and the line
     kCounts,  // 4 words
     kFile = kCounts + 4,
-    kWords = kFile + 5
+    kDetail = kFile + 5,
+    kWords = kDetail + 8
   };
 
   void Set(int index, uint64_t word) {
@@ -109,6 +127,9 @@ class OperationRecord {
     return words_[index].load(std::memory_order_relaxed);
   }
   void WriteCommon(const Operation& operation);
+  // Texts of `bytes`, a multiple of 8, the last of which is 0.
+  void SetText(int index, size_t bytes, absl::string_view text);
+  std::string Text(int index, size_t bytes) const;
 
   std::array<std::atomic<uint64_t>, kWords> words_;
 };

@@ -290,6 +290,8 @@ absl::Status SharedRun::Run() {
       return Announce(NoStage);
     case Verb::kSend:
     case Verb::kReceive:
+    case Verb::kSplit:
+    case Verb::kSubgroup:
       break;
   }
   return absl::InternalError("no collective operation");

@@ -6,19 +6,21 @@
 //   std::unique_ptr<ProcessGroup> group =
 //       ProcessGroup::Create(world.Connect(r));
 //
-// Operations run by the algorithms for links, over messages in memory. Every
-// copy of an operation's description is compared when it begins, so a mismatch
-// is found at once.
+// A group is that of the stream backend, one Mesh for each rank. Its streams
+// are calls within the process: whoever sends a message hands it to the mesh of
+// the rank it is for, so there are no threads, and a simulation runs it as it
+// is.
 
 #ifndef WEFT_COLLECTIVES_BACKENDS_LOCAL_LOCAL_WORLD_H_
 #define WEFT_COLLECTIVES_BACKENDS_LOCAL_LOCAL_WORLD_H_
 
+#include <cstdint>
+#include <functional>
 #include <memory>
-#include <vector>
 
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
-#include "absl/types/span.h"
+#include "weft/base/clock.h"
 #include "weft/base/driver.h"
 #include "weft/collectives/algorithms/run_over_link.h"
 #include "weft/collectives/backend.h"
@@ -26,11 +28,14 @@
 
 namespace weft::collectives {
 
-// Each rank sends one message at a time, and takes one at a time, at this rate;
-// a message is on its way for `latency` besides.
+// Each rank sends one message at a time, and takes one at a time, at this rate
+// (of elements: what a message has besides takes no time); a message is on its
+// way for `latency` besides.
 struct LinkModel {
   absl::Duration latency = absl::Microseconds(20);
   double bytes_per_second = 1.25e9;
+  // Runs a function at that time of the driver's clock. REQUIRED.
+  std::function<void(Instant, std::function<void()>)> run_at = nullptr;
 };
 
 // Thread-safety: thread-safe.
@@ -42,8 +47,8 @@ class LocalWorld {
     Driver* driver = &ParkingDriver();
     // By which algorithms are chosen.
     LinkCost cost;
-    // How long messages of operations take, by the driver's clock; none: they
-    // are there at once.
+    // How long messages take, by the driver's clock; none: they are there at
+    // once.
     absl::optional<LinkModel> link;
     // As HostOptions::max_unasked_bytes.
     int64_t max_unasked_bytes = kMostUnaskedBytes;
@@ -63,12 +68,15 @@ class LocalWorld {
   // From now on all groups with this rank of the world find it ended, as if its
   // process had been killed; its own operations end in kCancelled.
   void Kill(int rank);
-  // Messages that `rank` sends are held back, until Release.
+  // Kills `rank` in the place of the message that it sends after `messages`
+  // more of them.
+  void KillAfter(int rank, int64_t messages);
+  // Messages that `rank` sends are held back, until Release; it sends no more
+  // meanwhile.
   void Hold(int rank);
   void Release(int rank);
 
   class State;
-  class Group;
 
  private:
   const std::shared_ptr<State> state_;

@@ -93,6 +93,28 @@ TEST(LocalWorld, KilledRankIsNamedOnAllOthers) {
               StatusIs(absl::StatusCode::kUnavailable, "rank 1 has ended"));
 }
 
+TEST(LocalWorld, RankIsKilledAtTheMessageThatIsNamed) {
+  int deaths = 0;
+  for (int64_t message = 0;; ++message) {
+    LocalWorld world(3);
+    world.KillAfter(1, message);
+    const auto statuses = testing::RunRanks(
+        3, [&](int rank) { return AllReduceOnes(world, rank); });
+    if (statuses[1].ok()) break;
+    ++deaths;
+    EXPECT_THAT(statuses[1],
+                StatusIs(absl::StatusCode::kCancelled, "rank 1 was killed"));
+    // Others need not notice where they have all that they need.
+    for (const int rank : {0, 2}) {
+      if (statuses[rank].ok()) continue;
+      EXPECT_THAT(statuses[rank],
+                  StatusIs(absl::StatusCode::kUnavailable, "rank 1 has ended"));
+    }
+  }
+  // A peer that is ahead may have given it all before it sends its second.
+  EXPECT_GE(deaths, 1);
+}
+
 TEST(LocalWorld, HeldMessagesArriveOnceReleased) {
   LocalWorld world(2);
   world.Hold(0);
@@ -104,6 +126,35 @@ TEST(LocalWorld, HeldMessagesArriveOnceReleased) {
                   2, [&](int rank) { return AllReduceOnes(world, rank); }),
               Each(IsOk()));
   releaser.join();
+}
+
+// They meet within a second where nothing else runs.
+TEST(LocalWorld, ManyRanksOfOneProcessMeet) {
+  constexpr int kSize = 256;
+  LocalWorld world(kSize);
+  const absl::Time begin = absl::Now();
+  EXPECT_THAT(testing::RunRanks(
+                  kSize, [&](int rank) { return AllReduceOnes(world, rank); }),
+              Each(IsOk()));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
+}
+
+TEST(LocalWorld, GroupThatIsMadeAfterARankWasKilledFindsItEnded) {
+  LocalWorld world(3);
+  const auto statuses = testing::RunRanks(3, [&](int rank) -> absl::Status {
+    const auto group = ProcessGroup::Create(world.Connect(rank));
+    WEFT_RETURN_IF_ERROR(group->Barrier());
+    if (rank == 2) world.Kill(2);
+    EXPECT_FALSE(group->Barrier().ok());
+    WEFT_RETURN_IF_ERROR(group->Shrink({0, 1, 2}));
+    return group->Barrier();
+  });
+  EXPECT_THAT(statuses[0],
+              StatusIs(absl::StatusCode::kUnavailable, "rank 2 has ended"));
+  EXPECT_THAT(statuses[1],
+              StatusIs(absl::StatusCode::kUnavailable, "rank 2 has ended"));
+  EXPECT_THAT(statuses[2],
+              StatusIs(absl::StatusCode::kCancelled, "rank 2 was killed"));
 }
 
 TEST(LocalWorld, SimulatedRanksReduceInAnyInterleaving) {
@@ -126,7 +177,12 @@ TEST(LocalWorld, SimulatedRanksReduceInAnyInterleaving) {
 
 // --- The algorithms on many ranks, in virtual time. --------------------------
 
-constexpr LinkModel kSimulatedLink = {absl::Microseconds(20), 1.25e9};
+LinkModel SimulatedLink(sim::Simulator& simulator) {
+  return {absl::Microseconds(20), 1.25e9,
+          [&simulator](Instant at, std::function<void()> deliver) {
+            simulator.Schedule(at, std::move(deliver), "message");
+          }};
+}
 // A message of no bytes takes the latency.
 const LinkCost kSimulatedCost = CostOf(20e-6, 1.25e9);
 
@@ -136,7 +192,7 @@ absl::Duration SimulatedTime(int size, int64_t elements, const LinkCost& cost) {
   sim::BatonScheduler scheduler(simulator);
   LocalWorld::Options options;
   options.driver = &scheduler.driver();
-  options.link = kSimulatedLink;
+  options.link = SimulatedLink(simulator);
   options.cost = cost;
   LocalWorld world(size, options);
   const auto statuses = scheduler.Run(size, [&](int rank) -> absl::Status {
@@ -199,7 +255,7 @@ TEST(SimulatedAllReduce, RankThatEndsIsNamedByAllOthersAtAnyMoment) {
     sim::BatonScheduler scheduler(simulator);
     LocalWorld::Options options;
     options.driver = &scheduler.driver();
-    options.link = kSimulatedLink;
+    options.link = SimulatedLink(simulator);
     LocalWorld world(kSize, options);
     const int victim = static_cast<int>(simulator.random().Below(kSize));
     simulator.After(

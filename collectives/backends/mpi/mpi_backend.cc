@@ -59,8 +59,7 @@ class MpiBackend final : public LibraryBackend {
 
   absl::string_view name() const override { return "mpi"; }
   absl::StatusOr<std::unique_ptr<Backend>> Subgroup(
-      absl::Span<const int> members, absl::string_view name,
-      Instant deadline) override;
+      const SubgroupSpec& spec) override;
 
  protected:
   absl::Status AllReduce(const Operation& operation,
@@ -105,6 +104,8 @@ absl::Status MpiBackend::Start(int tag, Instant deadline) {
   channels_ =
       std::make_unique<MpiChannels>(state, tag, options_.ranks, shared_mesh());
   WEFT_RETURN_IF_ERROR(channels_->Start());
+  // GroupTerms::check_wait is not looked at: a rank that it ends here alone
+  // would leave others in MPI's meeting for ever.
   WEFT_RETURN_IF_ERROR(mesh().AwaitAll(deadline, [](int) {}));
   // The group may be over before all have come: others do not go on to MPI's
   // meeting then.
@@ -230,18 +231,14 @@ absl::StatusOr<std::unique_ptr<Backend>> Connect(MpiSession& session,
   WEFT_RETURN_IF_ERROR(
       CheckMpiRanks(options, session.rank(), session.state().hosts()));
   WEFT_ASSIGN_OR_RETURN(const int tag, session.state().TagOf(options.name));
-  MeshOptions mesh_options;
-  mesh_options.group = options.name;
-  mesh_options.size = static_cast<int>(options.ranks.size());
-  mesh_options.rank = static_cast<int>(
+  const int own = static_cast<int>(
       std::find(options.ranks.begin(), options.ranks.end(), session.rank()) -
       options.ranks.begin());
+  MeshOptions mesh_options(options, own,
+                           static_cast<int>(options.ranks.size()));
   for (const int rank : options.ranks) {
     mesh_options.names.push_back(absl::StrCat("MPI rank ", rank));
   }
-  mesh_options.max_unasked_bytes = options.max_unasked_bytes;
-  mesh_options.dead_after = options.dead_after;
-  mesh_options.diagnosis = options.diagnosis;
   auto mesh = std::make_shared<Mesh>(std::move(mesh_options), ParkingDriver());
   auto backend = std::make_unique<MpiBackend>(session, std::move(options),
                                               std::move(mesh));
@@ -250,14 +247,14 @@ absl::StatusOr<std::unique_ptr<Backend>> Connect(MpiSession& session,
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> MpiBackend::Subgroup(
-    absl::Span<const int> members, absl::string_view name, Instant deadline) {
+    const SubgroupSpec& spec) {
   MpiOptions options = options_;
-  options.name = SubgroupName(options_.name, name);
+  options.name = SubgroupName(options_.name, spec.name);
   options.ranks.clear();
-  for (const int member : members) {
+  for (const int member : spec.members) {
     options.ranks.push_back(options_.ranks[member]);
   }
-  return Connect(session_, std::move(options), deadline);
+  return Connect(session_, std::move(options), spec.deadline);
 }
 
 }  // namespace

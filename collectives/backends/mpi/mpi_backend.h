@@ -22,34 +22,23 @@
 #ifndef WEFT_COLLECTIVES_BACKENDS_MPI_MPI_BACKEND_H_
 #define WEFT_COLLECTIVES_BACKENDS_MPI_MPI_BACKEND_H_
 
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "weft/collectives/backend.h"
 #include "weft/collectives/backends/mpi/mpi_session.h"
-#include "weft/collectives/diagnosis.h"
+#include "weft/collectives/group_endpoint.h"
 
 namespace weft::collectives {
 
-struct MpiOptions {
-  // Of this group alone, among all that the session ever saw.
-  std::string name = "world";
+struct MpiOptions : GroupTerms {
   // MPI's ranks of the group's ranks 0, 1, ...; empty: all of the session.
   std::vector<int> ranks;
   // Allows ranks on several hosts: nothing is encrypted and nobody is
   // authenticated.
   bool insecure = false;
-  // As HostOptions::max_unasked_bytes.
-  int64_t max_unasked_bytes = kMostUnaskedBytes;
-  // A rank that says nothing for so long, though it is asked, is dead.
-  absl::Duration dead_after = absl::Seconds(10);
-  // How long to wait for the other ranks.
-  absl::Duration connect_timeout = absl::Minutes(1);
-  DiagnosisOptions diagnosis;
 };
 
 // Called by the ranks of the group; waits for all of them. `session` must

@@ -13,27 +13,17 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "weft/collectives/backend.h"
-#include "weft/collectives/diagnosis.h"
-#include "weft/rendezvous/store.h"
+#include "weft/collectives/group_endpoint.h"
 
 namespace weft::collectives {
 
-struct NcclOptions {
-  // Through which the ranks agree on NCCL's identifier. Must outlive the group
-  // and the groups made from it.
-  rendezvous::Store* store = nullptr;
-  // Of this group alone, among all that the store ever saw.
-  std::string name = "world";
-  int rank = 0;
-  int size = 1;
+// In its store the ranks agree on NCCL's identifier.
+struct NcclOptions : GroupEndpoint {
   // Of this rank: the number of its GPU.
   int device = 0;
   // NCCL's own traffic between hosts is neither encrypted nor authenticated:
   // ranks on several hosts want this.
   bool insecure = false;
-  // How long to wait for the other ranks.
-  absl::Duration connect_timeout = absl::Minutes(1);
-  DiagnosisOptions diagnosis;
 };
 
 // kUnimplemented: this build has no NCCL; the message says what is needed.

@@ -10,12 +10,17 @@
 namespace weft::collectives {
 namespace {
 
-// A rank that waits asks all others what they do: first after this long...
+// A rank that waits asks all others what they do: first after this long, for
+// each kAskedAtOnce ranks of the group, whose answers cost as much...
 constexpr absl::Duration kAskAfter = absl::Milliseconds(50);
+constexpr int kAskedAtOnce = 16;
+constexpr absl::Duration kLongestAskAfter = absl::Milliseconds(500);
 // ...and then so often, by which it also finds out whether they live.
 constexpr absl::Duration kAskInterval = absl::Seconds(1);
 // How often a rank opens a stream that was refused.
 constexpr absl::Duration kOpenInterval = absl::Milliseconds(50);
+// How often one that waits for the others to come looks whether to go on.
+constexpr absl::Duration kCheckInterval = absl::Milliseconds(50);
 // Answers that wait to be written to one rank. A rank asks a second time after
 // a second.
 constexpr int kMostAnswers = 256;
@@ -33,6 +38,15 @@ Announcement OnWire(Announcement announcement) {
 }
 
 }  // namespace
+
+MeshOptions::MeshOptions(const GroupTerms& terms, int rank, int size)
+    : diagnosis(terms.diagnosis) {
+  group = terms.name;
+  this->rank = rank;
+  this->size = size;
+  max_unasked_bytes = terms.max_unasked_bytes;
+  dead_after = terms.dead_after;
+}
 
 Mesh::Mesh(MeshOptions options, Driver& driver)
     : options_(std::move(options)),
@@ -66,14 +80,22 @@ absl::Status Mesh::OnHello(int peer,
   return absl::OkStatus();
 }
 
+void Mesh::Join(int peer, std::shared_ptr<transport::Connection> connection) {
+  MutexLock lock(mu_);
+  core_.Join(peer, driver_.clock().Now());
+  peers_[peer].connection = std::move(connection);
+}
+
 absl::Status Mesh::AwaitAll(Instant deadline,
-                            const std::function<void(int peer)>& open) {
+                            const std::function<void(int peer)>& open,
+                            const std::function<absl::Status()>& check) {
   Instant open_again_at = driver_.clock().Now();
   while (true) {
     Promise<void> waker(driver_);
     Future<void> woken = waker.future();
     std::vector<int> refused;
     const Instant now = driver_.clock().Now();
+    if (check != nullptr) WEFT_RETURN_IF_ERROR(check());
     {
       MutexLock lock(mu_);
       WEFT_ASSIGN_OR_RETURN(const bool have_come,
@@ -85,7 +107,8 @@ absl::Status Mesh::AwaitAll(Instant deadline,
     }
     // Their processes may not have got so far.
     for (const int r : refused) open(r);
-    const Instant again = now < open_again_at ? open_again_at : deadline;
+    Instant again = now < open_again_at ? open_again_at : deadline;
+    if (check != nullptr) again = std::min(again, now + kCheckInterval);
     woken.Wait(std::min(deadline, again) - now).IgnoreError();
   }
 }
@@ -164,6 +187,20 @@ void Mesh::Abort(const absl::Status& why) {
     Act();
   }
   Flush();
+}
+
+void Mesh::EndShrink(uint64_t key, const absl::Status& why) {
+  {
+    MutexLock lock(mu_);
+    core_.EndShrink(key, why);
+    Act();
+  }
+  Flush();
+}
+
+absl::Status Mesh::CheckShrink(uint64_t key) const {
+  MutexLock lock(mu_);
+  return core_.CheckShrink(key);
 }
 
 absl::Status Mesh::health() const {
@@ -414,7 +451,7 @@ bool Mesh::SendChunk(Progress& progress, const Outgoing& out, int64_t& sent) {
 
 absl::StatusOr<Mesh::Took> Mesh::TakeSome(Progress& progress,
                                           const Incoming& in) {
-  std::deque<Bytes> content;
+  Slices content;
   uint64_t at = 0;
   {
     MutexLock lock(mu_);
@@ -423,7 +460,7 @@ absl::StatusOr<Mesh::Took> Mesh::TakeSome(Progress& progress,
     Act();
     WEFT_RETURN_IF_ERROR(next.status());
     if (*next == nullptr) return Took::kNothing;
-    content.swap((*next)->content);
+    content = std::exchange((*next)->content, {});
     at = (*next)->taken;
   }
   uint64_t bytes = 0;
@@ -456,7 +493,9 @@ absl::Status Mesh::AwaitProgress(Progress& progress, int peer, uint64_t seen) {
     progress.is_waiting = true;
     progress.waits_since = now;
     progress.report_at = now + report_after;
-    progress.ask_at = now + std::min(kAskAfter, report_after / 2);
+    const absl::Duration ask_after = std::min(
+        kAskAfter * std::max(1, size() / kAskedAtOnce), kLongestAskAfter);
+    progress.ask_at = now + std::min(ask_after, report_after / 2);
   }
   std::string report;
   Promise<void> waker(driver_);
@@ -522,6 +561,8 @@ absl::Status Mesh::Exchange(Progress& progress,
     }
     {
       MutexLock lock(mu_);
+      // Returned whatever came meanwhile: the core takes it for heard.
+      WEFT_RETURN_IF_ERROR(core_.Health());
       absl::Status status;
       if (!is_taken) status = core_.CheckPeer(sequence, in->from);
       if (!is_sent && status.ok()) {

@@ -10,8 +10,8 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,12 +31,16 @@
 #include "weft/collectives/backend.h"
 #include "weft/collectives/core/group_core.h"
 #include "weft/collectives/diagnosis.h"
+#include "weft/collectives/group_endpoint.h"
 #include "weft/collectives/operation.h"
 #include "weft/transport/transport.h"
 
 namespace weft::collectives {
 
 struct MeshOptions : GroupCoreOptions {
+  MeshOptions() = default;
+  MeshOptions(const GroupTerms& terms, int rank, int size);
+
   DiagnosisOptions diagnosis;
 };
 
@@ -67,12 +71,17 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   // This rank has opened a stream to `peer`, a higher rank.
   void OnOpened(int peer, std::shared_ptr<transport::Connection> connection)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // `connection` leads to `peer`, as is known without its saying so.
+  void Join(int peer, std::shared_ptr<transport::Connection> connection)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Waits until all ranks have said who they are, or until the group is
   // aborted: then it is OK, and health() is not. kDeadlineExceeded and
   // kUnavailable name those who have not. `open` opens the stream to a higher
-  // rank once more, where it was refused.
+  // rank once more, where it was refused. An error of `check`, which may be
+  // null, ends the wait and is its result.
   absl::Status AwaitAll(Instant deadline,
-                        const std::function<void(int peer)>& open)
+                        const std::function<void(int peer)>& open,
+                        const std::function<absl::Status()>& check = nullptr)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Called once when the group is aborted, on any thread. Must not block.
   void OnAbort(std::function<void(const absl::Status&)> hook)
@@ -89,6 +98,10 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   // none, and each other rank has left too or knows that this one has.
   bool IsSettled() const ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  // As in Backend.
+  void EndShrink(uint64_t key, const absl::Status& why)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status CheckShrink(uint64_t key) const ABSL_LOCKS_EXCLUDED(mu_);
   // Whether `peer` has said that it leaves.
   bool HasLeft(int peer) const ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status health() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -171,9 +184,9 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
       Slices message;
       bool is_answer;
     };
-    std::deque<Outgoing> outbox;
-    int answers = 0;                    // of these
-    bool awaits_room = false;           // in the outbox, for a part
+    std::list<Outgoing> outbox;  // a list takes nothing while it is empty
+    int answers = 0;             // of these
+    bool awaits_room = false;    // in the outbox, for a part
     const Transfer* sending = nullptr;  // the one that is half sent
   };
 

@@ -74,6 +74,12 @@ void MeshBackend::Refuse(const Operation& operation, const absl::Status& why) {
 }
 void MeshBackend::Abort(const absl::Status& why) { mesh_->Abort(why); }
 absl::Status MeshBackend::health() const { return mesh_->health(); }
+void MeshBackend::EndShrink(uint64_t key, const absl::Status& why) {
+  mesh_->EndShrink(key, why);
+}
+absl::Status MeshBackend::CheckShrink(uint64_t key) const {
+  return mesh_->CheckShrink(key);
+}
 absl::StatusOr<bool> MeshBackend::Advance(Transfer& transfer) {
   return mesh_->Advance(transfer);
 }

@@ -4,6 +4,7 @@
 #ifndef WEFT_COLLECTIVES_BACKENDS_STREAM_MESH_BACKEND_H_
 #define WEFT_COLLECTIVES_BACKENDS_STREAM_MESH_BACKEND_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -29,6 +30,8 @@ class MeshBackend : public Backend {
   void Refuse(const Operation& operation, const absl::Status& why) override;
   void Abort(const absl::Status& why) override;
   absl::Status health() const override;
+  void EndShrink(uint64_t key, const absl::Status& why) override;
+  absl::Status CheckShrink(uint64_t key) const override;
   absl::StatusOr<bool> Advance(Transfer& transfer) override;
   uint64_t transfer_events() const override;
   void AwaitTransfers(uint64_t seen, Instant until) override;

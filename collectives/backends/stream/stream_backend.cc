@@ -54,16 +54,11 @@ absl::StatusOr<std::unique_ptr<StreamBackend>> StreamBackend::Connect(
   WEFT_RETURN_IF_ERROR(CheckOptions(options));
   transport::Transport& transport = options.streams->transport();
   const Instant deadline = transport.clock().Now() + options.connect_timeout;
-  MeshOptions mesh_options;
-  mesh_options.group = options.name;
-  mesh_options.rank = options.rank;
-  mesh_options.size = static_cast<int>(options.ranks.size());
+  MeshOptions mesh_options(options, options.rank,
+                           static_cast<int>(options.ranks.size()));
   for (const transport::Destination& one : options.ranks) {
     mesh_options.names.push_back(one.name);
   }
-  mesh_options.max_unasked_bytes = options.max_unasked_bytes;
-  mesh_options.dead_after = options.dead_after;
-  mesh_options.diagnosis = options.diagnosis;
   auto mesh =
       std::make_shared<Mesh>(std::move(mesh_options), transport.driver());
   const std::shared_ptr<Streams::State> state = options.streams->state();
@@ -77,7 +72,7 @@ absl::StatusOr<std::unique_ptr<StreamBackend>> StreamBackend::Connect(
                                         state->MakeEnd(mesh, r)));
   };
   for (int r = mesh->rank() + 1; r < mesh->size(); ++r) open(r);
-  WEFT_RETURN_IF_ERROR(mesh->AwaitAll(deadline, open));
+  WEFT_RETURN_IF_ERROR(mesh->AwaitAll(deadline, open, made.check_wait));
   backend->cost_ = made.cost;
   if (made.measures_cost && backend->health().ok()) {
     WEFT_RETURN_IF_ERROR(backend->MeasureCost(deadline));
@@ -141,16 +136,16 @@ void StreamBackend::OnAbort(std::function<void(const absl::Status&)> hook) {
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> StreamBackend::Subgroup(
-    absl::Span<const int> members, absl::string_view name, Instant deadline) {
+    const SubgroupSpec& spec) {
   StreamOptions options = options_;
-  options.name = SubgroupName(options_.name, name);
+  options.name = SubgroupName(options_.name, spec.name);
   options.ranks.clear();
-  for (const int member : members) {
+  for (const int member : spec.members) {
     options.ranks.push_back(options_.ranks[member]);
   }
-  options.rank = static_cast<int>(
-      std::find(members.begin(), members.end(), rank()) - members.begin());
-  options.connect_timeout = deadline - driver().clock().Now();
+  options.rank = spec.PlaceOf(rank());
+  options.connect_timeout = spec.deadline - driver().clock().Now();
+  options.check_wait = spec.check_wait;
   return StreamBackend::Connect(std::move(options));
 }
 

@@ -25,7 +25,7 @@
 #include "weft/collectives/backend.h"
 #include "weft/collectives/backends/stream/mesh_backend.h"
 #include "weft/collectives/backends/stream/streams.h"
-#include "weft/collectives/diagnosis.h"
+#include "weft/collectives/group_endpoint.h"
 
 namespace weft::collectives {
 
@@ -41,27 +41,19 @@ inline LinkCost StreamCost() {
   return cost;
 }
 
-struct StreamOptions {
+struct StreamOptions : GroupTerms {
   // Of this process. Must outlive the group and the groups made from it.
   Streams* streams = nullptr;
-  // Of this group alone, among all that its processes ever had.
-  std::string name = "world";
   int rank = 0;
   // How each rank is reached, this one among them; the name is what it must
   // prove to be where the transport proves names.
   std::vector<transport::Destination> ranks;
-  int64_t max_unasked_bytes = kMostUnaskedBytes;
-  // A rank that says nothing for so long, though it is asked, is dead.
-  absl::Duration dead_after = absl::Seconds(10);
-  // How long to wait for the other ranks.
-  absl::Duration connect_timeout = absl::Minutes(1);
   // By which algorithms are chosen; the same on all ranks. The order of
   // additions depends on it, and so do the bits of a result.
   LinkCost cost = StreamCost();
   // Measures it instead, between the first and the last rank, when the group is
   // made: then two runs may choose differently.
   bool measures_cost = false;
-  DiagnosisOptions diagnosis;
 };
 
 // Thread-safety: as Backend.
@@ -77,8 +69,7 @@ class StreamBackend final : public MeshBackend {
   absl::string_view name() const override { return "stream"; }
   absl::Status Run(const Operation& operation) override;
   absl::StatusOr<std::unique_ptr<Backend>> Subgroup(
-      absl::Span<const int> members, absl::string_view name,
-      Instant deadline) override;
+      const SubgroupSpec& spec) override;
 
   // --- For backends that use it between their hosts. ---
 

@@ -1,8 +1,9 @@
 // Preparation: checks the arguments of a call and makes the Operation.
 
-#ifndef WEFT_COLLECTIVES_PREPARATION_H_
-#define WEFT_COLLECTIVES_PREPARATION_H_
+#ifndef WEFT_COLLECTIVES_RUN_PREPARATION_H_
+#define WEFT_COLLECTIVES_RUN_PREPARATION_H_
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "weft/collectives/operation.h"
+#include "weft/collectives/run/device_staging.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft::collectives {
@@ -19,9 +21,9 @@ namespace weft::collectives {
 // An Operation together with the tensors whose memory it uses.
 //
 // The Add functions are called in the order of the Operation's blocks. Each
-// returns kInvalidArgument for a tensor that is undefined, on another device
-// than the CPU, or of another dtype than those before. They may throw as
-// Tensor's functions do.
+// returns kInvalidArgument for a tensor that is undefined, or on another device
+// or of another dtype than those before. They may throw as Tensor's functions
+// do. Of tensors on a device the blocks are addresses of it until Stage.
 //
 // Thread-safety: one thread at a time.
 class Preparation {
@@ -52,12 +54,28 @@ class Preparation {
   // That outputs overlap nothing but an input at the same address.
   absl::Status CheckOverlap() const;
 
-  // After the operation: writes back what was copied, counts the writes.
-  void Finish();
+  // After the operation `to` gets the elements of `from`, which is written.
+  void WriteBack(const Tensor& from, const Tensor& to) {
+    write_back_.emplace_back(from, to);
+  }
+
+  // Once all is added: of tensors on a device, has the inputs copied to host
+  // memory, which then are the blocks. The errors of StagedCall::Begin.
+  absl::Status Stage(const std::shared_ptr<DeviceStaging>& staging);
+  // Null where the tensors are on the CPU.
+  const std::shared_ptr<StagedCall>& staged() const { return staged_; }
+  // Whether the tensors are on a device that has failed.
+  bool has_failed_device() const;
+
+  // After the operation: writes back what was copied, counts the writes. The
+  // errors of StagedCall::End; may throw as CopyFrom does.
+  absl::Status Finish();
 
  private:
   enum class Access { kRead, kWrite, kReadWrite };
 
+  // OK if it is on the device of those before.
+  absl::Status CheckDevice(const Tensor& tensor) const;
   // A contiguous tensor to use for `tensor`.
   absl::Status Hold(const Tensor& tensor, Access access, Tensor* held);
   absl::Status CheckListSize(size_t found, absl::string_view what) const;
@@ -66,11 +84,14 @@ class Preparation {
   const int size_;
   Operation operation_;
   bool has_dtype_ = false;
+  Device device_;  // of held_, or of the tensor that was refused
   absl::InlinedVector<Tensor, 2> held_;
   absl::InlinedVector<Tensor, 2> written_;
+  std::vector<StagedTensor> to_stage_;  // held_, where they are on a device
+  std::shared_ptr<StagedCall> staged_;
   std::vector<std::pair<Tensor, Tensor>> write_back_;  // from, to
 };
 
 }  // namespace weft::collectives
 
-#endif  // WEFT_COLLECTIVES_PREPARATION_H_
+#endif  // WEFT_COLLECTIVES_RUN_PREPARATION_H_

@@ -1,15 +1,16 @@
-#include "weft/collectives/preparation.h"
+#include "weft/collectives/run/preparation.h"
 
 #include <functional>
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
+#include "weft/device/context.h"
 
 namespace weft::collectives {
 namespace {
 
 Block BlockOf(const Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.raw()), tensor.numel()};
+  return {static_cast<std::byte*>(tensor.address()), tensor.numel()};
 }
 
 // Whether several elements lie in one place.
@@ -22,16 +23,22 @@ bool IsExpanded(const Tensor& tensor) {
 
 }  // namespace
 
+absl::Status Preparation::CheckDevice(const Tensor& tensor) const {
+  if (held_.empty() || tensor.device() == device_) return absl::OkStatus();
+  const std::string first = Name(device_);
+  const std::string found = Name(tensor.device());
+  return absl::InvalidArgumentError(absl::StrCat(
+      "wants all tensors on one device, found ", first, " and ", found,
+      first == found ? " of another context" : "", "; take To(device) of one"));
+}
+
 absl::Status Preparation::Hold(const Tensor& tensor, Access access,
                                Tensor* held) {
   if (!tensor.defined()) {
     return absl::InvalidArgumentError("a tensor is undefined");
   }
-  if (!tensor.device().is_cpu()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("wants a tensor on cpu, found ", tensor.Describe(), " on ",
-                     Name(tensor.device())));
-  }
+  WEFT_RETURN_IF_ERROR(CheckDevice(tensor));
+  device_ = tensor.device();
   if (has_dtype_ && tensor.dtype() != operation_.dtype) {
     return absl::InvalidArgumentError(
         absl::StrCat("wants all tensors of one dtype, found ",
@@ -46,13 +53,16 @@ absl::Status Preparation::Hold(const Tensor& tensor, Access access,
   if (tensor.is_contiguous()) {
     *held = tensor;
   } else {
-    *held = access == Access::kWrite
-                ? Tensor::Empty(tensor.shape(), tensor.dtype())
-                : tensor.Contiguous();
+    *held = access == Access::kWrite ? Tensor::EmptyLike(tensor)
+                                     : tensor.Contiguous();
     if (access != Access::kRead) write_back_.emplace_back(*held, tensor);
   }
   if (access != Access::kRead) written_.push_back(*held);
   held_.push_back(*held);
+  if (!tensor.device().is_cpu()) {
+    to_stage_.push_back(
+        {*held, access != Access::kWrite, access != Access::kRead});
+  }
   return absl::OkStatus();
 }
 
@@ -106,7 +116,7 @@ absl::Status Preparation::AppendParts(const Tensor& held,
   }
   const int64_t part = held.numel() / size_;
   for (int i = 0; i < size_; ++i) {
-    blocks->push_back({static_cast<std::byte*>(held.raw()) +
+    blocks->push_back({static_cast<std::byte*>(held.address()) +
                            i * part * ItemSize(held.dtype()),
                        part});
   }
@@ -175,9 +185,51 @@ absl::Status Preparation::CheckOverlap() const {
   return absl::OkStatus();
 }
 
-void Preparation::Finish() {
+absl::Status Preparation::Stage(const std::shared_ptr<DeviceStaging>& staging) {
+  if (to_stage_.empty()) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(staged_,
+                        StagedCall::Begin(staging, std::move(to_stage_)));
+  // Blocks are in the order of the tensors that they are of. One that is read
+  // may be found in another tensor that is read, and has the same elements.
+  const auto move = [&](Blocks& blocks, bool StagedTensor::*is_used) {
+    size_t i = 0;
+    for (Block& block : blocks) {
+      const int64_t bytes = operation_.BytesOf(block);
+      const auto is_in = [&](const StagedTensor& staged) {
+        const auto* const begin =
+            static_cast<const std::byte*>(staged.tensor.address());
+        return staged.*is_used && block.memory >= begin &&
+               block.memory + bytes <= begin + staged.tensor.bytes();
+      };
+      const std::vector<StagedTensor>& tensors = staged_->tensors();
+      if (bytes == 0) {
+        block.memory = staged_->host(0);
+        continue;
+      }
+      while (!is_in(tensors[i])) ++i;
+      block.memory =
+          staged_->host(i) + (block.memory - static_cast<const std::byte*>(
+                                                 tensors[i].tensor.address()));
+    }
+  };
+  move(operation_.inputs, &StagedTensor::is_read);
+  move(operation_.outputs, &StagedTensor::is_written);
+  return absl::OkStatus();
+}
+
+bool Preparation::has_failed_device() const {
+  return !device_.is_cpu() &&
+         !device_.context()->runtime().Health(device_.id()).ok();
+}
+
+absl::Status Preparation::Finish() {
   for (const Tensor& tensor : written_) tensor.BumpVersion();
-  for (const auto& [from, to] : write_back_) to.CopyFrom(from);
+  const auto write_back = [this] {
+    for (const auto& [from, to] : write_back_) to.CopyFrom(from);
+  };
+  if (staged_ != nullptr) return staged_->End(write_back);
+  write_back();
+  return absl::OkStatus();
 }
 
 }  // namespace weft::collectives

@@ -1,4 +1,4 @@
-#include "weft/collectives/operation_queue.h"
+#include "weft/collectives/run/operation_queue.h"
 
 #include <optional>
 #include <utility>
@@ -7,6 +7,7 @@
 #include "weft/base/driver.h"
 #include "weft/base/start_thread.h"
 #include "weft/base/status_macros.h"
+#include "weft/device/current.h"
 
 namespace weft::collectives {
 
@@ -30,9 +31,10 @@ void OperationQueue::AwaitTurn(uint64_t number) {
 }
 
 // Wakes nobody where nobody waits: that is the way of each lone operation.
-void OperationQueue::EndTurn() {
+void OperationQueue::EndTurn(bool of_refusal) {
   MutexLock lock(mu_);
   ++turn_;
+  refusals_ -= of_refusal;
   if (waiting_ > 0) changed_.NotifyAll();
 }
 
@@ -50,6 +52,19 @@ absl::Status OperationQueue::RunHere(
   return status;
 }
 
+bool OperationQueue::TryRunHere(
+    absl::FunctionRef<absl::Status(uint64_t)> body) {
+  uint64_t number;
+  {
+    MutexLock lock(mu_);
+    if (next_ != turn_) return false;
+    number = next_++;
+  }
+  CatchToStatus([&] { return body(number); }).IgnoreError();
+  EndTurn();
+  return true;
+}
+
 absl::Status OperationQueue::EnsureThread() {
   if (thread_.joinable()) return absl::OkStatus();
   WEFT_ASSIGN_OR_RETURN(
@@ -57,21 +72,31 @@ absl::Status OperationQueue::EnsureThread() {
   return absl::OkStatus();
 }
 
-Future<void> OperationQueue::Schedule(Body body) {
+Future<void> OperationQueue::Schedule(Body body, device::Stream stream) {
   Promise<void> promise;
   Future<void> future = promise.future();
   MutexLock lock(mu_);
   if (absl::Status started = EnsureThread(); !started.ok()) {
     return MakeReady<void>(std::move(started));
   }
-  scheduled_.push_back({next_++, std::move(body), std::move(promise)});
+  scheduled_.push_back(
+      {next_++, std::move(body), std::move(promise), false, stream});
   if (waiting_ > 0) changed_.NotifyAll();
   return future;
 }
 
+absl::StatusOr<uint64_t> OperationQueue::ScheduleRefusal(Body body) {
+  MutexLock lock(mu_);
+  WEFT_RETURN_IF_ERROR(EnsureThread());
+  scheduled_.push_back({next_, std::move(body), Promise<void>(), true});
+  ++refusals_;
+  if (waiting_ > 0) changed_.NotifyAll();
+  return next_++;
+}
+
 bool OperationQueue::is_idle() const {
   MutexLock lock(mu_);
-  return next_ == turn_;
+  return next_ - turn_ == refusals_;
 }
 
 void OperationQueue::RunScheduled() {
@@ -91,10 +116,12 @@ void OperationQueue::RunScheduled() {
     }
     absl::Status status =
         CatchToStatus([&] { return std::move(next->body)(next->number); });
-    EndTurn();
+    EndTurn(next->is_refusal);
     // A callback that waits would wait for this thread, if what it waits for
     // is behind it here.
     InlineScope callbacks;
+    std::optional<device::StreamScope> current;
+    if (next->stream.is_valid()) current.emplace(next->stream);
     next->promise.Set(std::move(status));
   }
 }

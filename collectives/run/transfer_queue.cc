@@ -1,0 +1,206 @@
+#include "weft/collectives/run/transfer_queue.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/driver.h"
+#include "weft/base/reworded.h"
+#include "weft/base/start_thread.h"
+#include "weft/base/status_macros.h"
+#include "weft/device/current.h"
+
+namespace weft::collectives {
+namespace {
+
+// How late the queue's thread may see a deadline or its own end.
+constexpr absl::Duration kLongestWait = absl::Milliseconds(50);
+// How often a device is asked for an input.
+constexpr absl::Duration kDevicePoll = absl::Microseconds(100);
+
+absl::Status Prefixed(const std::string& what, const absl::Status& status) {
+  return Reworded(status, absl::StrCat(what, ": ", status.message()));
+}
+
+bool CompeteForOne(const Transfer& a, const Transfer& b) {
+  if (a.is_send != b.is_send || a.tag != b.tag) return false;
+  return a.peer == b.peer || (!a.is_send && (a.peer < 0 || b.peer < 0));
+}
+
+}  // namespace
+
+TransferQueue::~TransferQueue() {
+  std::thread thread;
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+    changed_.NotifyAll();
+    thread = std::move(thread_);
+  }
+  if (thread.joinable()) thread.join();
+  MutexLock lock(mu_);
+  for (Pending& pending : pending_) {
+    pending.promise.Set(Prefixed(
+        pending.what, absl::CancelledError("the group ended on this rank")));
+  }
+}
+
+bool TransferQueue::IsBehind(const Transfer& transfer) const {
+  for (const Pending& older : pending_) {
+    if (&older.transfer == &transfer) return false;
+    if (CompeteForOne(older.transfer, transfer)) return true;
+  }
+  return false;
+}
+
+absl::StatusOr<bool> TransferQueue::HasInput(Pending& pending) {
+  if (pending.staged == nullptr) return true;
+  const absl::StatusOr<bool> found = pending.staged->HasInputs();
+  if (found.ok()) return found;
+  const absl::Status status = Prefixed(pending.what, found.status());
+  backend_.Abort(status);
+  return status;
+}
+
+bool TransferQueue::Move(Pending& pending) {
+  const absl::StatusOr<bool> has_input = HasInput(pending);
+  if (!has_input.ok()) {
+    pending.result = has_input.status();
+    return true;
+  }
+  if (!*has_input) {
+    absl::Status health = backend_.health();
+    if (health.ok() && backend_.driver().clock().Now() >= pending.deadline) {
+      health = absl::DeadlineExceededError(
+          "the tensor has not come from its device to the host in time");
+    }
+    awaits_device_ = awaits_device_ || health.ok();
+    if (!health.ok()) pending.result = Prefixed(pending.what, health);
+    return !health.ok();
+  }
+  absl::StatusOr<bool> moved = backend_.Advance(pending.transfer);
+  pending.obstacle = absl::OkStatus();
+  if (absl::IsResourceExhausted(moved.status()) && !pending.transfer.is_send) {
+    pending.obstacle = moved.status();
+    moved = false;
+  }
+  if (!moved.ok()) {
+    pending.result = Prefixed(pending.what, moved.status());
+    return true;
+  }
+  if (*moved) {
+    pending.result = pending.transfer.peer;
+    return true;
+  }
+  if (backend_.driver().clock().Now() < pending.deadline) return false;
+  if (!pending.obstacle.ok()) {
+    pending.result = Prefixed(pending.what, pending.obstacle);
+    return true;
+  }
+  pending.result = absl::DeadlineExceededError(
+      absl::StrCat(pending.what, ": the other rank has not called in time"));
+  // The rest of a message that is half there can go nowhere.
+  if (pending.transfer.moved_bytes > 0) backend_.Abort(pending.result.status());
+  return true;
+}
+
+void TransferQueue::MoveAll(std::list<Pending>& ended) {
+  bool has_obstacles = true;
+  for (bool has_taken = true; has_obstacles && has_taken;) {
+    has_obstacles = has_taken = false;
+    for (auto it = pending_.begin(); it != pending_.end();) {
+      const auto next = std::next(it);
+      it->obstacle = absl::OkStatus();
+      if (!IsBehind(it->transfer)) {
+        if (Move(*it)) {
+          has_taken = has_taken || !it->transfer.is_send;
+          ended.splice(ended.end(), pending_, it);
+        } else {
+          has_obstacles = has_obstacles || !it->obstacle.ok();
+        }
+      }
+      it = next;
+    }
+  }
+  // Nobody asks for what is in their way.
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    const auto next = std::next(it);
+    if (!it->obstacle.ok()) {
+      it->result = Prefixed(it->what, it->obstacle);
+      ended.splice(ended.end(), pending_, it);
+    }
+    it = next;
+  }
+}
+
+absl::Status TransferQueue::EnsureThread() {
+  if (thread_.joinable()) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(thread_,
+                        StartThread("process group", [this] { Run(); }));
+  return absl::OkStatus();
+}
+
+std::vector<Future<int>> TransferQueue::Add(std::vector<Addition> additions) {
+  std::vector<Future<int>> futures;
+  MutexLock lock(mu_);
+  // All before the first is moved: it may wait for what another one takes.
+  const size_t before = pending_.size();
+  for (Addition& one : additions) {
+    pending_.push_back({one.transfer, std::move(one.staged), one.deadline,
+                        std::move(one.what), Promise<int>(), -1,
+                        absl::OkStatus()});
+  }
+  for (auto it = std::next(pending_.begin(), before); it != pending_.end();) {
+    const auto next = std::next(it);
+    absl::Status started;
+    if (!IsBehind(it->transfer) && Move(*it)) {
+      futures.push_back(MakeReady<int>(std::move(it->result)));
+      pending_.erase(it);
+    } else if (started = EnsureThread(); !started.ok()) {
+      futures.push_back(MakeReady<int>(std::move(started)));
+      pending_.erase(it);
+    } else {
+      futures.push_back(it->promise.future());
+    }
+    it = next;
+  }
+  if (!pending_.empty()) changed_.NotifyAll();
+  return futures;
+}
+
+bool TransferQueue::is_idle() const {
+  MutexLock lock(mu_);
+  return pending_.empty();
+}
+
+void TransferQueue::Run() {
+  while (true) {
+    // Before the attempts: what arrives after it is seen by the wait.
+    const uint64_t seen = backend_.transfer_events();
+    std::list<Pending> ended;
+    absl::Duration wait = kLongestWait;
+    {
+      MutexLock lock(mu_);
+      while (pending_.empty() && !stopping_) changed_.Wait(mu_);
+      if (stopping_) return;
+      awaits_device_ = false;
+      MoveAll(ended);
+      if (awaits_device_) wait = kDevicePoll;
+    }
+    {
+      InlineScope callbacks;  // The next transfers need this thread.
+      for (Pending& pending : ended) {
+        std::optional<device::StreamScope> current;
+        if (pending.staged != nullptr) {
+          current.emplace(pending.staged->caller());
+        }
+        pending.promise.Set(pending.result);
+      }
+    }
+    if (!ended.empty()) continue;
+    backend_.AwaitTransfers(seen, backend_.driver().clock().Now() + wait);
+  }
+}
+
+}  // namespace weft::collectives
