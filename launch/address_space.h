@@ -10,8 +10,8 @@
 
 namespace weft::launch {
 
-// Of a program that is a worker, and of the tool `weft`. Most of it is stacks
-// of threads, of 8 MiB each, and is never touched.
+// What a program that is a worker needs, and what the tool `weft` needs. Most
+// of it is stacks of threads, of 8 MiB each, and is never touched.
 inline constexpr int64_t kWorkerAddressSpace = int64_t{1} << 30;
 inline constexpr int64_t kToolAddressSpace = int64_t{640} << 20;
 

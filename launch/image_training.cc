@@ -12,6 +12,7 @@
 #include "weft/input/data_loader.h"
 #include "weft/input/sharded_sampler.h"
 #include "weft/optimizer/optimizer.h"
+#include "weft/optimizer/rules/rule_spec.h"
 #include "weft/tensor/ops/reduce.h"
 #include "weft/tensor/random.h"
 #include "weft/train/data_parallel_training.h"
@@ -19,6 +20,8 @@
 
 namespace weft::launch {
 namespace {
+
+using train::DataParallelTraining;
 
 constexpr int64_t kTestBatch = 500;
 
@@ -78,6 +81,7 @@ absl::StatusOr<int64_t> CountRight(ImageModel& model,
                                    const input::IdxDataset& images,
                                    int64_t begin, int64_t end) {
   const NoGradScope no_grad;
+  const Device device = model.Parameters().front().value().device();
   int64_t right = 0;
   for (int64_t at = begin; at < end; at += kTestBatch) {
     std::vector<int64_t> indices;
@@ -85,7 +89,9 @@ absl::StatusOr<int64_t> CountRight(ImageModel& model,
       indices.push_back(i);
     }
     WEFT_ASSIGN_OR_RETURN(const input::Example batch, images.GetBatch(indices));
-    const Tensor guesses = ArgMax(model.Forward(Variable(batch[0])).value(), 1);
+    const Tensor inputs = batch[0].To(device);
+    const Tensor guesses =
+        ArgMax(model.Forward(Variable(inputs)).value(), 1).To(Device::Cpu());
     const int64_t* guess = guesses.data<int64_t>();
     const int64_t* label = batch[1].data<int64_t>();
     for (size_t i = 0; i < indices.size(); ++i) right += guess[i] == label[i];
@@ -98,6 +104,7 @@ train::Settings SettingsOf(const ImageTrainingOptions& options,
   train::Settings settings;
   settings.fixed = {
       {"--strategy", options.strategy},
+      {"--optimizer", std::string(optimizer::RuleName(options.rule))},
       {"--seed", absl::StrCat(options.seed)},
       {"--sync or --async", options.is_sync ? "--sync" : "--async"},
       {"images of --data",
@@ -111,8 +118,13 @@ train::Settings SettingsOf(const ImageTrainingOptions& options,
       {"--keep-best", options.keep_best ? "on" : "off"},
       {"--batch-size", absl::StrCat(options.batch_size)},
       {"--epochs", absl::StrCat(options.epochs)},
-      {"--lr", absl::StrCat(options.learning_rate)},
+      {"--lr", absl::StrCat(optimizer::LearningRate(options.rule))},
+      {"--clip-value", absl::StrCat(options.clip.value)},
+      {"--clip-norm", absl::StrCat(options.clip.norm)},
   };
+  if (options.virtual_shards != 0) {
+    settings.fixed["--virtual-shards"] = absl::StrCat(options.virtual_shards);
+  }
   if (options.strategy == "ddp") return settings;  // rank 0 alone saves
   // Any trainer may get the duty to save.
   const auto or_none = [](const std::string& value) {
@@ -135,7 +147,7 @@ absl::StatusOr<train::Result> TrainWithServers(
   task.batch_size = options.batch_size;
   task.seed = options.seed;
   task.is_sync = options.is_sync;
-  task.rule.mutable_adam()->set_lr(options.learning_rate);
+  task.rule = optimizer::ToSpec(options.rule, options.clip);
   task.loss = [&](const input::Example& batch) {
     return CrossEntropy(model.Forward(Variable(batch[0])), batch[1]);
   };
@@ -151,33 +163,53 @@ absl::StatusOr<train::Result> TrainWithServers(
   return training->Run();
 }
 
-absl::StatusOr<train::Result> TrainTogether(
-    collectives::ProcessGroup& group, telemetry::Telemetry& telemetry,
-    const ImageData& data, const ImageTrainingOptions& options) {
+namespace {
+
+using MakeTraining =
+    absl::FunctionRef<absl::StatusOr<std::unique_ptr<DataParallelTraining>>(
+        DataParallelTraining::Parts parts)>;
+
+// `rank` of `ranks` is of no matter with virtual shards.
+absl::StatusOr<train::Result> TrainTogether(int rank, int ranks,
+                                            const ImageData& data,
+                                            const ImageTrainingOptions& options,
+                                            MakeTraining make_training) {
   Generator generator(options.seed);
   ImageModel model = MakeModel(data, options, generator);
-  optimizer::AdamOptions adam;
-  adam.lr = options.learning_rate;
+  model.To(options.device);
   WEFT_ASSIGN_OR_RETURN(
       const auto optimizer,
-      optimizer::Optimizer::Create({{adam, model.NamedParameters()}}));
-  input::ShardedSampler::Options order;
-  order.size = data.train->size();
-  order.shard = group.rank();
-  order.shards = group.size();
-  order.seed = options.seed;
-  WEFT_ASSIGN_OR_RETURN(const input::ShardedSampler sampler,
-                        input::ShardedSampler::Create(order));
-  input::DataLoader::Options loading;
-  loading.batch_size = options.batch_size;
-  WEFT_ASSIGN_OR_RETURN(const auto loader, input::DataLoader::Create(
-                                               *data.train, sampler, loading));
-  train::DataParallelTraining::Parts parts;
+      optimizer::Optimizer::Create({{options.rule, model.NamedParameters(),
+                                     /*lazy=*/false, options.clip}}));
+  const auto load =
+      [&](int shard,
+          int shards) -> absl::StatusOr<std::unique_ptr<input::DataLoader>> {
+    input::ShardedSampler::Options order;
+    order.size = data.train->size();
+    order.shard = shard;
+    order.shards = shards;
+    order.seed = options.seed;
+    WEFT_ASSIGN_OR_RETURN(const input::ShardedSampler sampler,
+                          input::ShardedSampler::Create(order));
+    input::DataLoader::Options loading;
+    loading.batch_size = options.batch_size;
+    return input::DataLoader::Create(*data.train, sampler, loading);
+  };
+  DataParallelTraining::Parts parts;
   parts.model = &model;
   parts.optimizer = optimizer.get();
-  parts.loader = loader.get();
+  std::unique_ptr<input::DataLoader> loader;
+  if (options.virtual_shards != 0) {
+    parts.virtual_shards = options.virtual_shards;
+    parts.make_loader = load;
+  } else {
+    WEFT_ASSIGN_OR_RETURN(loader, load(rank, ranks));
+    parts.loader = loader.get();
+  }
+  std::unique_ptr<DataParallelTraining> training;
   // Each rank tests its part, so that none waits for another.
   parts.score = [&]() -> absl::StatusOr<double> {
+    collectives::ProcessGroup& group = training->group();
     const int64_t size = data.test->size();
     WEFT_ASSIGN_OR_RETURN(
         const int64_t right,
@@ -187,17 +219,43 @@ absl::StatusOr<train::Result> TrainTogether(
     WEFT_RETURN_IF_ERROR(group.AllReduce(sum));
     return static_cast<double>(sum.item<int64_t>()) / static_cast<double>(size);
   };
-  WEFT_ASSIGN_OR_RETURN(const auto training,
-                        train::DataParallelTraining::Create(
-                            group, telemetry, std::move(parts), options));
+  WEFT_ASSIGN_OR_RETURN(training, make_training(std::move(parts)));
   for (;;) {
     WEFT_ASSIGN_OR_RETURN(const auto batch, training->Next());
     if (!batch.has_value()) break;
-    const Variable loss =
-        CrossEntropy(model.Forward(Variable((*batch)[0])), (*batch)[1]);
+    const Tensor images = (*batch)[0].To(options.device);
+    const Tensor labels = (*batch)[1].To(options.device);
+    const Variable loss = CrossEntropy(model.Forward(Variable(images)), labels);
     WEFT_RETURN_IF_ERROR(training->Step(loss));
   }
   return training->Finish();
+}
+
+}  // namespace
+
+absl::StatusOr<train::Result> TrainTogether(
+    collectives::ProcessGroup& group, telemetry::Telemetry& telemetry,
+    const ImageData& data, const ImageTrainingOptions& options) {
+  return TrainTogether(group.rank(), group.size(), data, options,
+                       [&](DataParallelTraining::Parts parts) {
+                         return DataParallelTraining::Create(
+                             group, telemetry, std::move(parts), options);
+                       });
+}
+
+absl::StatusOr<train::Result> TrainTogether(
+    train::Job& job, const ImageData& data,
+    const ImageTrainingOptions& options) {
+  if (!job.worker().options().is_elastic()) {
+    WEFT_ASSIGN_OR_RETURN(const auto group, job.JoinGroup());
+    return TrainTogether(*group, job.telemetry(), data, options);
+  }
+  return TrainTogether(0, 1, data, options,
+                       [&](DataParallelTraining::Parts parts) {
+                         return DataParallelTraining::CreateElastic(
+                             job.MakeElastic(options.virtual_shards),
+                             job.telemetry(), std::move(parts), options);
+                       });
 }
 
 }  // namespace weft::launch

@@ -10,10 +10,14 @@
 
 #include "absl/status/statusor.h"
 #include "weft/collectives/process_group.h"
+#include "weft/device/context.h"
 #include "weft/input/idx.h"
 #include "weft/launch/image_model.h"
+#include "weft/optimizer/rules/rule_options.h"
 #include "weft/telemetry/telemetry.h"
+#include "weft/tensor/device.h"
 #include "weft/train/options.h"
+#include "weft/train/run.h"
 #include "weft/train/settings.h"
 #include "weft/worker/worker.h"
 
@@ -26,9 +30,15 @@ struct ImageTrainingOptions : train::Options {
   int64_t classes = 10;
   std::string strategy = "ps";  // or ddp
   bool is_sync = true;
-  int64_t batch_size = 64;      // of each trainer
-  double learning_rate = 2e-3;  // of Adam
-  uint64_t seed = 1;            // of first parameters and of the data's order
+  int64_t batch_size = 64;  // of each trainer, or each virtual shard
+  int virtual_shards = 0;   // with ddp; 0: none
+  optimizer::RuleOptions rule = optimizer::AdamOptions{2e-3};
+  optimizer::ClipOptions clip;
+  uint64_t seed = 1;  // of first parameters and of the data's order
+  // Where the model is trained, with ddp; its context, which may be owned here,
+  // outlives the training.
+  Device device;
+  std::shared_ptr<device::Context> devices;
 };
 
 struct ImageData {
@@ -45,7 +55,8 @@ absl::StatusOr<int64_t> CountRight(ImageModel& model,
                                    int64_t begin, int64_t end);
 
 // For train::Options::settings. Others than the fixed ones may change when a
-// job goes on from a checkpoint: --lr, --batch-size, --epochs.
+// job goes on from a checkpoint: --lr, --clip-value, --clip-norm, --batch-size,
+// --epochs.
 train::Settings SettingsOf(const ImageTrainingOptions& options,
                            const ImageData& data);
 
@@ -55,6 +66,11 @@ train::Settings SettingsOf(const ImageTrainingOptions& options,
 absl::StatusOr<train::Result> TrainWithServers(
     worker::Worker& worker, const ImageData& data,
     const ImageTrainingOptions& options);
+// With the other trainers; in an elastic job with those who are there.
+absl::StatusOr<train::Result> TrainTogether(
+    train::Job& job, const ImageData& data,
+    const ImageTrainingOptions& options);
+// The same in a group that is there.
 absl::StatusOr<train::Result> TrainTogether(
     collectives::ProcessGroup& group, telemetry::Telemetry& telemetry,
     const ImageData& data, const ImageTrainingOptions& options);

@@ -17,10 +17,15 @@
 #include "gtest/gtest.h"
 #include "weft/base/mutex.h"
 #include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/collectives/backends/local/local_world.h"
+#include "weft/device/testing/simulated_context.h"
 #include "weft/launch/serve_tables.h"
 #include "weft/ps/server.h"
+#include "weft/telemetry/telemetry.h"
+#include "weft/tensor/ops/testing/same_on_device.h"
 #include "weft/tensor/random.h"
 #include "weft/tests/support/idx_images.h"
+#include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 #include "weft/train/settings.h"
@@ -30,7 +35,9 @@
 namespace weft::launch {
 namespace {
 
+using ::testing::Each;
 using ::testing::EndsWith;
+using ::testing::Gt;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
 using ::weft::testing::IsOk;
@@ -164,6 +171,54 @@ TEST_F(ImageTrainingTest, TrainersLearnAndTheFirstReportsTheAccuracy) {
   EXPECT_TRUE(run.results.at("trainer0").score.has_value());
 }
 
+// Each rank with a simulated device of its own: the bits of the checkpoint are
+// those of ranks on the CPU, whatever the order of what is not ordered.
+TEST_F(ImageTrainingTest, WithoutServersDevicesHaveTheBitsOfTheCpu) {
+  const ImageData data = LoadImageData(options_).value();
+  options_.strategy = "ddp";
+  const auto train = [&](int ranks, int virtual_shards,
+                         absl::optional<uint64_t> seed) {
+    testing::TempDir checkpoints;
+    collectives::LocalWorld world(ranks);
+    const auto statuses = testing::RunRanks(ranks, [&](int rank) {
+      std::unique_ptr<device::testing::SimulatedDevices> devices;
+      ImageTrainingOptions options = options_;
+      options.virtual_shards = virtual_shards;
+      options.checkpoint_dir = checkpoints.path();
+      if (seed.has_value()) {
+        devices =
+            std::make_unique<device::testing::SimulatedDevices>(*seed + rank);
+        options.device = Device(devices->context(), 0);
+      }
+      options.settings = SettingsOf(options, data);
+      const auto group = collectives::ProcessGroup::Create(world.Connect(rank));
+      return TrainTogether(*group, telemetry::Silent(), data, options).status();
+    });
+    EXPECT_THAT(statuses, Each(IsOk()));
+    const auto directory =
+        checkpoint::CheckpointDirectory::Open({.path = checkpoints.path()});
+    const auto saved = (*directory)->LoadLatest();
+    EXPECT_THAT(saved, IsOk());
+    std::map<std::string, std::string> tensors;
+    if (!saved.ok()) return tensors;
+    for (const auto& [name, tensor] : saved->tensors) {
+      tensors[name] = testing::BytesOf(tensor);
+    }
+    return tensors;
+  };
+  for (const int virtual_shards : {0, 4}) {
+    for (const int ranks : {2, 4}) {
+      const auto wanted = train(ranks, virtual_shards, absl::nullopt);
+      EXPECT_THAT(wanted, SizeIs(Gt(12)));
+      for (uint64_t seed = 0; seed < 5; ++seed) {
+        EXPECT_TRUE(train(ranks, virtual_shards, 100 * seed) == wanted)
+            << ranks << " ranks, " << virtual_shards << " virtual shards, seed "
+            << seed;
+      }
+    }
+  }
+}
+
 TEST_F(ImageTrainingTest, DataSetSmallerThanTheTrainersIsTrainedOn) {
   WriteImages(/*train=*/2);
   const Run run = Train(3);
@@ -262,6 +317,28 @@ TEST_F(ImageTrainingTest, WhereAndWhatIsSavedMustBeEqualWithServers) {
   EXPECT_THAT(compare(), IsOk());
 }
 
+TEST_F(ImageTrainingTest, TrainersThatDifferInReplicasAreRefused) {
+  worker::TestWorkers::Options job;
+  job.servers = 2;
+  job.trainers = 2;
+  job.configure = [](worker::Options& own) {
+    own.replicas = own.name() == "trainer1" ? 2 : 1;
+  };
+  const auto workers = worker::TestWorkers::Start(job);
+  ASSERT_THAT(workers, IsOk());
+  const ImageData data = LoadImageData(options_).value();
+  EXPECT_THAT((*workers)->Run([&](worker::Worker& worker) {
+    if (worker.options().role == "ps") return absl::OkStatus();
+    ImageTrainingOptions options = options_;
+    options.settings = SettingsOf(options, data);
+    EXPECT_THAT(
+        TrainWithServers(worker, data, options),
+        StatusIs(absl::StatusCode::kFailedPrecondition, "--replicas is "));
+    return absl::OkStatus();
+  }),
+              IsOk());
+}
+
 TEST_F(ImageTrainingTest, StoppedTrainerEndsAfterItsStepAndSaves) {
   options_.epochs = 1000;
   options_.checkpoint_dir = dir_.Path("saved");
@@ -275,7 +352,7 @@ TEST_F(ImageTrainingTest, StoppedTrainerEndsAfterItsStepAndSaves) {
 }
 
 TEST_F(ImageTrainingTest, LossThatIsNotFiniteEndsTheTrainerAsDiverged) {
-  options_.learning_rate = 1e30;
+  options_.rule = optimizer::AdamOptions{1e30};
   options_.epochs = 50;
   const Run run = Train(1);
   const absl::Status& status = run.statuses.at("trainer0");

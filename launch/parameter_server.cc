@@ -1,18 +1,21 @@
 // parameter_server: holds the tables of a job and applies what trainers push.
 
+#include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/reworded.h"
+#include "weft/base/status_macros.h"
 #include "weft/launch/address_space.h"
-#include "weft/train/job_outcome.h"
 #include "weft/launch/serve_tables.h"
 #include "weft/launch/standard_streams.h"
+#include "weft/ps/server.h"
+#include "weft/train/job_outcome.h"
 #include "weft/train/start_unless_stopped.h"
 #include "weft/train/stop_signal.h"
-#include "weft/ps/server.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"
 #include "weft/worker/options.h"
@@ -24,26 +27,37 @@ constexpr absl::Duration kGoodBye = absl::Seconds(30);
 // After a failure: the host of the coordinator still lets the others leave.
 constexpr absl::Duration kHastyGoodBye = absl::Seconds(3);
 
-absl::Status Run(int argc, char** argv) {
+struct Settings {
   weft::worker::Options options;
-  options.role = "ps";
   absl::Duration grace = absl::Seconds(20);
-  std::string of_trainers;
+  std::string checkpoint_dir;
+  int64_t round_budget = weft::ps::ServerOptions().round_budget;
+  int64_t table_memory = weft::ps::ServerOptions().table_memory;
+};
+
+absl::Status UsageError(const std::string& message) {
+  return weft::worker::WithExitCode(absl::InvalidArgumentError(message),
+                                    weft::worker::ExitCode::kUsage);
+}
+
+absl::Status Parse(int argc, char** argv, Settings& settings) {
+  settings.options.role = "ps";
   weft::worker::Flags flags(
       "parameter_server",
       "Holds the tables of a job and applies what its trainers push. Ends when "
       "all trainers have gone.");
-  options.AddTo(flags);
-  flags.Add("grace", &grace,
+  settings.options.AddTo(flags);
+  flags.Add("grace", &settings.grace,
             "after SIGTERM, how long trainers may still save what they have");
-  std::string checkpoint_dir;
-  flags.Add("checkpoint-dir", &checkpoint_dir,
+  flags.Add("checkpoint-dir", &settings.checkpoint_dir,
             "where trainers may save and resume, the directory itself and what "
             "is below; empty: nowhere");
-  int64_t round_budget = weft::ps::ServerOptions().round_budget;
-  flags.Add("round-budget", &round_budget,
+  flags.Add("round-budget", &settings.round_budget,
             "bytes of gradients that may wait for the other parts of their "
             "round");
+  flags.Add("table-memory", &settings.table_memory,
+            "bytes of rows beyond which a push that could make a row is "
+            "refused; 0: any number");
   // The trainers' messages carry these settings. Both programs take the same
   // command line.
   bool ignored = false;
@@ -51,57 +65,58 @@ absl::Status Run(int argc, char** argv) {
        {"sync", "async", "resume", "keep-best", "allow-non-finite"}) {
     flags.Add(name, &ignored, "of trainers; taken and not used");
   }
-  for (const char* name : {"data", "strategy", "epochs", "batch-size", "lr",
-                           "keep", "keep-as", "loss-every"}) {
+  std::string of_trainers;
+  for (const char* name :
+       {"data", "strategy", "epochs", "batch-size", "lr", "optimizer",
+        "clip-value", "clip-norm", "keep", "keep-as", "loss-every"}) {
     flags.Add(name, &of_trainers, "of trainers; taken and not used");
   }
-  if (absl::Status s = flags.Parse(argc, argv); !s.ok()) return s;
-  // Its error has the form of --log.
-  if (absl::Status s =
-          weft::launch::CheckAddressSpace(weft::launch::kWorkerAddressSpace);
-      !s.ok()) {
-    return s;
-  }
-  if (absl::Status s = options.Resolve(); !s.ok()) return s;
+  return flags.Parse(argc, argv);
+}
+
+absl::Status Check(const Settings& settings) {
+  const weft::worker::Options& options = settings.options;
   if (options.role != "ps") {
-    return weft::worker::WithExitCode(absl::InvalidArgumentError(absl::StrCat(
-                                          "--role=", options.role,
-                                          " (or WEFT_ROLE): this program is a "
-                                          "parameter server; wanted --role=ps, "
-                                          "or bin/trainer for a trainer")),
-                                      weft::worker::ExitCode::kUsage);
+    return UsageError(absl::StrCat("--role=", options.role,
+                                   " (or WEFT_ROLE): this program is a "
+                                   "parameter server; wanted --role=ps, or "
+                                   "bin/trainer for a trainer"));
   }
   if (options.is_elastic()) {
-    return weft::worker::WithExitCode(
-        absl::InvalidArgumentError(absl::StrCat(
-            "--workers=", options.min_workers, ":", options.max_workers,
-            " (or WEFT_WORKERS): this program is of no elastic job; wanted "
-            "--servers=N and --trainers=N of at least 1")),
-        weft::worker::ExitCode::kUsage);
+    return UsageError(absl::StrCat(
+        "--workers=", options.min_workers, ":", options.max_workers,
+        " (or WEFT_WORKERS): this program is of no elastic job; wanted "
+        "--servers=N and --trainers=N of at least 1"));
   }
   if (options.trainers < 1) {  // it would end at once: all have gone
-    return weft::worker::WithExitCode(
-        absl::InvalidArgumentError(absl::StrCat(
-            "wanted --trainers=N of at least 1, found ", options.trainers)),
-        weft::worker::ExitCode::kUsage);
+    return UsageError(absl::StrCat("wanted --trainers=N of at least 1, found ",
+                                   options.trainers));
   }
-
-  if (round_budget < 1) {
-    return weft::worker::WithExitCode(
-        absl::InvalidArgumentError(absl::StrCat(
-            "wanted --round-budget of at least 1 byte, found ", round_budget)),
-        weft::worker::ExitCode::kUsage);
+  if (settings.round_budget < 1) {
+    return UsageError(
+        absl::StrCat("wanted --round-budget of at least 1 byte, found ",
+                     settings.round_budget));
   }
+  if (settings.table_memory < 0) {
+    return UsageError(absl::StrCat(
+        "wanted --table-memory of at least 1 byte, or 0 for any number, found ",
+        settings.table_memory));
+  }
+  return absl::OkStatus();
+}
 
+absl::Status Serve(const Settings& settings) {
+  const weft::worker::Options& options = settings.options;
   // Outlives the worker, whose handlers use it to their end.
   weft::ps::ServerOptions serving{options.rank, options.servers};
-  serving.checkpoint_dir = checkpoint_dir;
-  serving.round_budget = round_budget;
+  serving.checkpoint_dir = settings.checkpoint_dir;
+  serving.round_budget = settings.round_budget;
+  serving.table_memory = settings.table_memory;
   weft::ps::Server server(serving);
   auto worker = weft::train::StartUnlessStopped(options);
   if (!worker.ok()) return worker.status();
   const absl::Status served = weft::launch::ServeTables(
-      **worker, server, weft::train::StopSignal, grace);
+      **worker, server, weft::train::StopSignal, settings.grace);
   weft::worker::ShutdownOptions good_bye;
   good_bye.deadline = served.ok() ? kGoodBye : kHastyGoodBye;
   good_bye.together = "name=" + options.name();  // none calls another
@@ -119,6 +134,17 @@ absl::Status Run(int argc, char** argv) {
       status, absl::StrCat(status.message(),
                            "; start the job again: its trainers go on from a "
                            "checkpoint by --resume"));
+}
+
+absl::Status Run(int argc, char** argv) {
+  Settings settings;
+  WEFT_RETURN_IF_ERROR(Parse(argc, argv, settings));
+  // Its error has the form of --log.
+  WEFT_RETURN_IF_ERROR(
+      weft::launch::CheckAddressSpace(weft::launch::kWorkerAddressSpace));
+  WEFT_RETURN_IF_ERROR(settings.options.Resolve());
+  WEFT_RETURN_IF_ERROR(Check(settings));
+  return Serve(settings);
 }
 
 }  // namespace

@@ -74,11 +74,15 @@ TEST_F(ParameterServerProgramTest, InvalidFlagsAreUsageErrors) {
       {{"--workers=1:2"}, "--workers=1:2 (or WEFT_WORKERS)"},
       {{"--servers=1", "--trainers=1", "--role=trainer"},
        "--role=trainer (or WEFT_ROLE): this program is a parameter server"},
+      {{"--servers=1", "--trainers=1", "--replicas=2"},
+       "--replicas=2 wants at least 2 servers, found --servers=1"},
       {{"--trainers=1", "--grace=soon"}, "--grace=soon: wanted a duration"},
       {{"--trainers=1", "--grace=-3s"}, "wanted no negative duration"},
       {{"--trainers=1", "--gracee=3s"}, "did you mean --grace?"},
       {{"--servers=1", "--trainers=1", "--round-budget=0"},
        "wanted --round-budget of at least 1 byte, found 0"},
+      {{"--servers=1", "--trainers=1", "--table-memory=-1"},
+       "wanted --table-memory of at least 1 byte, or 0"},
       {{"--trainers=1", "word"}, "found the word \"word\""},
   };
   for (const auto& [flags, message] : cases) {
@@ -93,6 +97,7 @@ TEST_F(ParameterServerProgramTest, TrainersFlagsAreTakenAndTheMissingNamed) {
   const auto server = Start(
       OfAJob({"--async", "--resume", "--keep-best", "--allow-non-finite",
               "--data=/nowhere", "--epochs=3", "--batch-size=many", "--lr=nan",
+              "--optimizer=none", "--clip-value=1", "--clip-norm=1",
               "--checkpoint-dir=/nowhere", "--keep=0", "--keep-as=x",
               "--loss-every=1", "--strategy=ps", "--join-timeout=300ms"}));
   EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(kTimeout)) << server->output();

@@ -1,15 +1,25 @@
 #include "weft/launch/serve_tables.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "weft/base/clock.h"
-#include "weft/train/job_outcome.h"
-#include "weft/train/stop_signal.h"
+#include "weft/base/status_macros.h"
+#include "weft/ps/replicated/replicated_server.h"
+#include "weft/ps/replicated/service.h"
 #include "weft/ps/server.h"
 #include "weft/ps/service.h"
+#include "weft/rendezvous/store.h"
 #include "weft/rendezvous/view.h"
 #include "weft/rendezvous/worker_key.h"
 #include "weft/telemetry/field.h"
@@ -17,6 +27,8 @@
 #include "weft/telemetry/metrics.h"
 #include "weft/telemetry/status_page.h"
 #include "weft/telemetry/telemetry.h"
+#include "weft/train/job_outcome.h"
+#include "weft/train/stop_signal.h"
 #include "weft/worker/exit_code.h"
 
 namespace weft::launch {
@@ -24,6 +36,7 @@ namespace {
 
 constexpr absl::Duration kTick = absl::Milliseconds(100);
 constexpr absl::Duration kShowEvery = absl::Seconds(2);
+constexpr absl::Duration kStoreTimeout = absl::Seconds(5);
 
 std::string TrainerName(int rank) { return absl::StrCat("trainer", rank); }
 
@@ -85,8 +98,32 @@ void Show(const ps::Server& server, telemetry::Metrics& metrics) {
     metrics.GaugeFor("weft_ps_table_memory_bytes", label)
         .Set(table.memory_bytes());
     metrics.GaugeFor("weft_ps_table_version", label).Set(table.version());
+    if (!table.spec().has_life() && table.refused_pushes() == 0) continue;
+    const std::pair<const char*, int64_t> counts[] = {
+        {"weft_ps_table_evicted_idle", table.evicted_idle()},
+        {"weft_ps_table_evicted_full", table.evicted_full()},
+        {"weft_ps_table_not_admitted", table.not_admitted()},
+        {"weft_ps_table_dropped_late", table.dropped_late()},
+        {"weft_ps_table_refused_pushes", table.refused_pushes()}};
+    for (const auto& [name, count] : counts) {
+      metrics.GaugeFor(name, label).Set(count);
+    }
   }
   server.ExportMetrics(metrics);
+}
+
+// Of a table that stays bounded: what it let go and did not take.
+std::string LifeOf(const ps::v1::TableStats& table) {
+  std::string text;
+  if (table.spec().has_life()) {
+    absl::StrAppend(&text, ", ", table.evicted_full() + table.evicted_idle(),
+                    " evicted, ", table.not_admitted(), " not admitted, ",
+                    table.dropped_late(), " dropped late");
+  }
+  if (table.refused_pushes() > 0) {
+    absl::StrAppend(&text, ", ", table.refused_pushes(), " pushes refused");
+  }
+  return text;
 }
 
 telemetry::Fields Describe(const ps::Server& server) {
@@ -96,13 +133,13 @@ telemetry::Fields Describe(const ps::Server& server) {
     fields.emplace_back(
         absl::StrCat("table ", table.spec().name()),
         absl::StrCat(table.rows(), " rows, ", table.memory_bytes(),
-                     " bytes, version ", table.version(),
+                     " bytes, version ", table.version(), LifeOf(table),
                      table.initialized() ? "" : ", not initialized"));
   }
   return fields;
 }
 
-// Of a job that others have completed.
+// Warns of the trainers that died in a job that others have completed.
 void WarnOfDead(const rendezvous::View& view, int trainers,
                 telemetry::Telemetry& telemetry) {
   for (const rendezvous::Departed& departed : view.departed()) {
@@ -116,6 +153,90 @@ void WarnOfDead(const rendezvous::View& view, int trainers,
   }
 }
 
+// Servers of one number can be lost together.
+uint32_t HostOf(const rendezvous::Member& member) {
+  if (absl::StartsWith(member.address, "unix:")) return 0;
+  const absl::string_view address = member.address;
+  return static_cast<uint32_t>(std::hash<std::string_view>()(std::string_view(
+      address.data(), std::min(address.rfind(':'), address.size()))));
+}
+
+// kFailedPrecondition: a server of the job has another --replicas. Each server
+// tells its own first: of two that begin at once one sees the other's.
+absl::Status CheckReplicas(worker::Worker& worker) {
+  const auto key = [](const std::string& server) {
+    return absl::StrCat("ps/replicas/", server);
+  };
+  const auto said = [](const rendezvous::Member& member, int replicas) {
+    return absl::StrCat(member.incarnation, " ", replicas);
+  };
+  rendezvous::Membership& membership = worker.membership();
+  const rendezvous::Member& self = membership.self();
+  const int own = worker.options().replicas;
+  const auto told =
+      membership.store().Set(key(self.name), said(self, own), kStoreTimeout);
+  if (!told.ok()) {
+    WEFT_LOG(worker.telemetry().logger(), Warning,
+             "the other servers do not know this one's --replicas: ")
+        << told.status().message();
+  }
+  const auto view = membership.view();
+  for (const rendezvous::Member& member : view->members()) {
+    if (member.role != "ps" || member.name == self.name) continue;
+    const auto entry = membership.store().Get(key(member.name), kStoreTimeout);
+    // It is still to come, or is of no help.
+    const int other = own == 1 ? 2 : 1;
+    if (!entry.ok() || entry->value != said(member, other)) continue;
+    return worker::WithExitCode(
+        absl::FailedPreconditionError(absl::StrCat(
+            "--replicas is ", own, " at ", self.name, " and ", other, " at ",
+            member.name, "; start all workers with the same --replicas")),
+        worker::ExitCode::kConfig);
+  }
+  return absl::OkStatus();
+}
+
+// The replicas of a job with two.
+std::shared_ptr<ps::ReplicatedServer> StartReplicas(
+    worker::Worker& worker, const ps::ServerOptions& of_server) {
+  ps::ReplicatedServer::Options options;
+  options.agent = &worker.agent();
+  options.store = &worker.membership().store();
+  options.self = worker.membership().self().key;
+  options.host = HostOf(worker.membership().self());
+  options.max_tables = of_server.max_tables;
+  options.round_budget = of_server.round_budget;
+  options.table_memory = of_server.table_memory;
+  // Whoever holds a lease of the coordinator is not declared gone by it.
+  options.leases.coordinator_lease =
+      std::min(options.leases.coordinator_lease,
+               0.9 * worker.options().limits.dead_after);
+  return std::make_shared<ps::ReplicatedServer>(options);
+}
+
+void TellReplicas(const rendezvous::View& view, int servers,
+                  ps::ReplicatedServer& replicas) {
+  std::vector<ps::PartitionMap::Server> live;
+  for (const rendezvous::Member& member : view.members()) {
+    if (member.role != "ps") continue;
+    live.push_back(
+        {member.key, HostOf(member), ps::PartitionMap::State::kLive});
+  }
+  std::vector<rendezvous::WorkerKey> exited;
+  for (const rendezvous::Departed& departed : view.departed()) {
+    if (absl::StartsWith(departed.name, "ps")) exited.push_back(departed.key);
+  }
+  replicas.OnServers(std::move(live), std::move(exited), servers);
+}
+
+// Whether all that it had is with other servers: it was drained.
+bool HasMoved(worker::Worker& worker, const ps::Server& server) {
+  const auto replicas = server.replicated();
+  if (replicas == nullptr) return false;
+  const auto map = replicas->map();
+  return map.entries() > 0 && map.PartsOf(worker.agent().key()).is_empty();
+}
+
 // Until all trainers have gone.
 absl::Status Serve(worker::Worker& worker, ps::Server& server,
                    absl::FunctionRef<int()> stop_signal, absl::Duration grace) {
@@ -124,6 +245,9 @@ absl::Status Serve(worker::Worker& worker, ps::Server& server,
       [&, known_keys = KnownKeys()](
           std::shared_ptr<const rendezvous::View> view) mutable {
         TellServer(*view, trainers, server, known_keys);
+        if (const auto replicas = server.replicated()) {
+          TellReplicas(*view, worker.options().servers, *replicas);
+        }
       });
   const auto forget = worker.agent().OnPeerGone(
       [&server](const rpc::Agent::GonePeer& gone) { server.Forget(gone.key); });
@@ -146,6 +270,10 @@ absl::Status Serve(worker::Worker& worker, ps::Server& server,
       return outcome;
     }
     if (!absl::IsDeadlineExceeded(gone.status())) return gone.status();
+    if (stop_signal() != 0 && HasMoved(worker, server)) {
+      return worker::EndedBySignal(stop_signal(),
+                                   "asked to stop, and it has no partitions");
+    }
     if (stop_by == Instant::Infinite() && stop_signal() != 0) {
       WEFT_LOG(worker.telemetry().logger(), Info,
                "asked to stop; serving until the trainers have left, for ")
@@ -165,6 +293,14 @@ absl::Status Serve(worker::Worker& worker, ps::Server& server,
 absl::Status ServeTables(worker::Worker& worker, ps::Server& server,
                          absl::FunctionRef<int()> stop_signal,
                          absl::Duration grace) {
+  WEFT_RETURN_IF_ERROR(CheckReplicas(worker));
+  if (worker.options().replicas > 1) {
+    const auto replicas = StartReplicas(worker, server.options());
+    server.SetReplicated(replicas);
+    worker.agent().SetLocal(replicas);
+  } else {
+    worker.agent().SetLocal(std::make_shared<ps::OneReplica>());
+  }
   worker.agent().SetLocal(&server);
   const auto page = worker.telemetry().status().Register(
       "ps", [&server] { return Describe(server); });
@@ -174,6 +310,8 @@ absl::Status ServeTables(worker::Worker& worker, ps::Server& server,
   server.Shutdown(absl::UnavailableError(
       absl::StrCat("parameter server ", worker.self().name, " shuts down",
                    ended.ok() ? "" : ": ", ended.message())));
+  worker.agent().SetLocal(std::shared_ptr<ps::ReplicatedServer>());
+  server.SetReplicated(nullptr);
   return ended;
 }
 

@@ -9,11 +9,13 @@
 
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
-#include "weft/train/job_outcome.h"
 #include "weft/ps/client.h"
 #include "weft/ps/server.h"
+#include "weft/rendezvous/store.h"
+#include "weft/rendezvous/view.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
+#include "weft/train/job_outcome.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/test_workers.h"
 
@@ -126,6 +128,89 @@ TEST_F(ServeTablesTest, ReportOfATrainerIsTheOutcome) {
   Leave("trainer1");
   EXPECT_THAT(Outcome(), StatusIs(absl::StatusCode::kResourceExhausted,
                                   "trainer0: no room"));
+}
+
+// Of three servers ps0 hosts the coordinator and serves on a thread. ps1 dies
+// and comes back, when trainer0 has died too.
+TEST(ServeTables, DeathOfAServerEndsNoOtherAndWhoTakesItsPlaceServes) {
+  worker::TestWorkers::Options options;
+  options.servers = 3;
+  options.trainers = 2;
+  options.configure = [](worker::Options& own) {
+    own.replicas = 2;
+    own.limits.suspect_after = absl::Seconds(1);
+    own.limits.dead_after = absl::Seconds(2);
+  };
+  ps::Server of_ps0{{0, 3}};
+  ps::Server of_ps1{{1, 3}};
+  const auto started = worker::TestWorkers::Start(options);
+  ASSERT_THAT(started, IsOk());
+  worker::TestWorkers& workers = **started;
+  const auto serve = [](worker::Worker& worker, ps::Server& server) {
+    return ServeTables(
+        worker, server, [] { return 0; }, absl::Seconds(20));
+  };
+  worker::Worker& ps0 = workers.Get("ps0");
+  absl::Status first = absl::UnknownError("serves");
+  std::thread serving([&] { first = serve(ps0, of_ps0); });
+  worker::Options again = workers.Get("ps1").options();
+  workers.Kill("trainer0");
+  workers.Kill("ps1");
+  again.rejoins = true;
+  const auto ps1 = worker::Worker::Start(again);
+  EXPECT_THAT(ps1, IsOk());
+  absl::Status second = ps1.status();
+  std::thread serving_again([&] {
+    if (ps1.ok()) second = serve(**ps1, of_ps1);
+  });
+  auto& trainer = workers.Get("trainer1").membership();
+  EXPECT_THAT(trainer.WaitFor(
+                  [](const rendezvous::View& view) {
+                    return view.Find("ps1") != nullptr &&
+                           view.Find("trainer0") == nullptr;
+                  },
+                  absl::Seconds(60)),
+              IsOk());
+  EXPECT_THAT(trainer.status(), IsOk());
+  EXPECT_THAT(ps0.membership().status(), IsOk());
+  EXPECT_THAT(trainer.Leave(absl::Seconds(30)), IsOk());
+  serving_again.join();
+  serving.join();
+  EXPECT_THAT(first, IsOk());
+  EXPECT_THAT(second, IsOk());
+}
+
+TEST(ServeTables, ServersThatDifferInReplicasAreToldAtTheStart) {
+  worker::TestWorkers::Options options;
+  options.servers = 2;
+  options.trainers = 1;
+  options.configure = [](worker::Options& own) {
+    own.replicas = own.name() == "ps0" ? 2 : 1;
+  };
+  ps::Server of_ps0{{0, 2}};
+  ps::Server of_ps1{{1, 2}};
+  const auto started = worker::TestWorkers::Start(options);
+  ASSERT_THAT(started, IsOk());
+  worker::TestWorkers& workers = **started;
+  std::thread serving([&] {
+    (void)ServeTables(
+        workers.Get("ps0"), of_ps0, [] { return 0; }, absl::Seconds(20));
+  });
+  ASSERT_TRUE(testing::Becomes([&] {
+    return workers.Get("ps1")
+        .membership()
+        .store()
+        .Get("ps/replicas/ps0", absl::Seconds(1))
+        .ok();
+  }));
+  EXPECT_THAT(
+      ServeTables(
+          workers.Get("ps1"), of_ps1, [] { return 0; }, absl::Seconds(20)),
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               "--replicas is 1 at ps1 and 2 at ps0"));
+  EXPECT_THAT(workers.Get("trainer0").membership().Leave(absl::Seconds(30)),
+              IsOk());
+  serving.join();
 }
 
 }  // namespace

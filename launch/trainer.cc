@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -11,9 +12,14 @@
 #include "nlohmann/json.hpp"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/status_macros.h"
+#include "weft/ddp/shard_tree.h"
+#include "weft/device/open.h"
 #include "weft/launch/address_space.h"
 #include "weft/launch/image_training.h"
 #include "weft/launch/standard_streams.h"
+#include "weft/optimizer/rules/rule_options.h"
+#include "weft/optimizer/rules/update_rule.h"
+#include "weft/tensor/device.h"
 #include "weft/train/options.h"
 #include "weft/train/run.h"
 #include "weft/worker/exit_code.h"
@@ -25,7 +31,7 @@ namespace {
 using weft::launch::ImageTrainingOptions;
 using weft::train::Result;
 
-// No step of Adam is of use beyond it: weights are far below.
+// No step is of use beyond it: weights are far below.
 constexpr double kMostLr = 1000;
 
 constexpr char kPs[] = "ps";
@@ -43,7 +49,50 @@ absl::Status CheckDdpOptions(const weft::worker::Options& worker,
     return absl::InvalidArgumentError(
         "--async needs --strategy=ps; with ddp all trainers step together");
   }
-  return absl::OkStatus();
+  if (training.virtual_shards == 0) return absl::OkStatus();
+  const absl::Status shards =
+      weft::ddp::CheckVirtualShards(training.virtual_shards, worker.trainers);
+  if (shards.ok()) return shards;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--virtual-shards=", training.virtual_shards, ": ", shards.message()));
+}
+
+absl::Status CheckRule(const ImageTrainingOptions& training) {
+  const double lr = weft::optimizer::LearningRate(training.rule);
+  if (!(lr > 0) || lr > kMostLr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--lr=", lr, ": wanted a number above 0 and at most ", kMostLr));
+  }
+  const weft::optimizer::ClipOptions& clip = training.clip;
+  for (const auto& [flag, limit] : {std::make_pair("--clip-value", clip.value),
+                                    std::make_pair("--clip-norm", clip.norm)}) {
+    if (limit >= 0 && std::isfinite(limit)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, "=", limit, ": wanted a number of at least 0"));
+  }
+  WEFT_ASSIGN_OR_RETURN(const auto rule,
+                        weft::optimizer::MakeRule(training.rule, clip));
+  if (training.strategy == kDdp ||
+      rule->scope() == weft::optimizer::Scope::kElement) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      clip.norm > 0 ? "--clip-norm" : "--optimizer=",
+      clip.norm > 0 ? "" : weft::optimizer::RuleName(training.rule),
+      " looks at whole rows of parameters, and the servers have this model as "
+      "one vector; wanted --strategy=ddp, or another optimizer without "
+      "--clip-norm"));
+}
+
+absl::Status CheckDevice(const weft::worker::Options& worker,
+                         const ImageTrainingOptions& training) {
+  // With servers the best device there is, is the CPU.
+  const bool is_cpu = worker.device == "cpu" || worker.device == "auto";
+  if (is_cpu || training.strategy == kDdp) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--device=", worker.device,
+                   ": wanted --strategy=ddp; with parameter "
+                   "servers a model is trained in memory of the CPU"));
 }
 
 absl::Status CheckOptions(const weft::worker::Options& worker,
@@ -55,15 +104,16 @@ absl::Status CheckOptions(const weft::worker::Options& worker,
         " (or WEFT_ROLE): this program is a trainer; "
         "wanted --role=trainer, or bin/parameter_server for a server"));
   }
-  if (worker.is_elastic()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--workers=", worker.min_workers, ":", worker.max_workers,
-        " (or WEFT_WORKERS): this program is of no elastic job; wanted "
-        "--servers=N and --trainers=N of at least 1"));
-  }
   if (strategy != kPs && strategy != kDdp) {
     return absl::InvalidArgumentError(
         absl::StrCat("--strategy=", strategy, ": wanted ps or ddp"));
+  }
+  if (worker.is_elastic() &&
+      (strategy != kDdp || training.virtual_shards == 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--workers=", worker.min_workers, ":", worker.max_workers,
+                     " (or WEFT_WORKERS): in an elastic job this program wants "
+                     "--strategy=ddp and --virtual-shards=N"));
   }
   if (strategy == kDdp) {
     WEFT_RETURN_IF_ERROR(CheckDdpOptions(worker, training));
@@ -74,21 +124,18 @@ absl::Status CheckOptions(const weft::worker::Options& worker,
         "; start servers too (weft run --role ps=1:bin/parameter_server --role "
         "trainer=2:bin/trainer), or train without any by --strategy=ddp"));
   }
+  if (strategy != kDdp && training.virtual_shards != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--virtual-shards=", training.virtual_shards,
+                     " needs --strategy=ddp; with parameter servers rounds "
+                     "have the same bits anyway"));
+  }
   if (training.batch_size < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--batch-size=", training.batch_size, ": wanted at least 1"));
   }
-  if (!(training.learning_rate > 0) || training.learning_rate > kMostLr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--lr=", training.learning_rate,
-                     ": wanted a number above 0 and at most ", kMostLr));
-  }
-  if (worker.device != "cpu") {
-    return absl::UnimplementedError(
-        absl::StrCat("--device=", worker.device,
-                     ": this program trains on the CPU only; wanted cpu"));
-  }
-  return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(CheckRule(training));
+  return CheckDevice(worker, training);
 }
 
 // One JSON object; a loss that is not finite as a string, as JSON has no number
@@ -123,6 +170,27 @@ absl::Status Usage(absl::string_view message) {
                                     weft::worker::ExitCode::kUsage);
 }
 
+void AddRuleFlags(weft::worker::Flags& flags, ImageTrainingOptions& training,
+                  double* lr) {
+  flags.AddWith(
+      "optimizer",
+      [&training](const std::string& name) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(training.rule, weft::optimizer::RuleNamed(name));
+        return absl::OkStatus();
+      },
+      "adam",
+      "sgd, adam, adamw, adagrad, ftrl, rmsprop, adadelta, lion; with "
+      "--strategy=ddp also lamb and rowwise_adagrad");
+  flags.Add("lr", lr,
+            "learning rate; that of adam is shown, others have a default of "
+            "their own");
+  flags.Add("clip-value", &training.clip.value,
+            "largest magnitude of an element of the gradient; 0: any");
+  flags.Add("clip-norm", &training.clip.norm,
+            "with --strategy=ddp, largest norm of the gradient of a row of a "
+            "parameter; 0: any");
+}
+
 // Reads the flags into `options` and `training`, and checks them.
 absl::Status ParseFlags(int argc, char** argv, weft::worker::Options& options,
                         ImageTrainingOptions& training) {
@@ -139,8 +207,13 @@ absl::Status ParseFlags(int argc, char** argv, weft::worker::Options& options,
             "the trainers");
   flags.Add("sync", &sync, "rounds that wait for all trainers (the default)");
   flags.Add("async", &async, "each trainer's gradient counts as it comes");
-  flags.Add("batch-size", &training.batch_size, "examples a step and trainer");
-  flags.Add("lr", &training.learning_rate, "learning rate of Adam");
+  flags.Add("batch-size", &training.batch_size,
+            "examples a step and trainer, or virtual shard");
+  flags.Add("virtual-shards", &training.virtual_shards,
+            "with --strategy=ddp, a power of two: the same bits with any "
+            "number of trainers up to it; 0: each trainer is a shard");
+  double lr = weft::optimizer::LearningRate(training.rule);
+  AddRuleFlags(flags, training, &lr);
   int loss_every = 100;
   flags.Add("loss-every", &loss_every,
             "with --json, the loss of every so many steps; 0: of none");
@@ -148,6 +221,10 @@ absl::Status ParseFlags(int argc, char** argv, weft::worker::Options& options,
   // Its error has the form of --log.
   WEFT_RETURN_IF_ERROR(
       weft::launch::CheckAddressSpace(weft::launch::kWorkerAddressSpace));
+  if (flags.Origin("lr") != "default" ||
+      weft::optimizer::RuleName(training.rule) == "adam") {
+    weft::optimizer::SetLearningRate(training.rule, lr);
+  }
   if (sync && async) return Usage("wanted --sync or --async, found both");
   const bool no_sync = flags.Origin("sync") != "default" && !sync;
   const bool no_async = flags.Origin("async") != "default" && !async;
@@ -173,6 +250,23 @@ absl::Status ParseFlags(int argc, char** argv, weft::worker::Options& options,
   return absl::OkStatus();
 }
 
+// Keeps what it opens in `training`. With ExitCode kConfig if it is not there.
+absl::Status OpenDevice(const weft::worker::Options& options,
+                        ImageTrainingOptions& training) {
+  auto opened = weft::device::OpenDevice(options.device, options.local_rank);
+  if (!opened.ok()) {
+    return weft::worker::WithExitCode(
+        absl::Status(opened.status().code(),
+                     absl::StrCat("--device=", options.device, ": ",
+                                  opened.status().message())),
+        weft::worker::ExitCode::kConfig);
+  }
+  if (opened->context == nullptr) return absl::OkStatus();
+  training.device = weft::Device(*opened->context, opened->index);
+  training.devices = std::move(opened->context);
+  return absl::OkStatus();
+}
+
 absl::Status Run(int argc, char** argv) {
   weft::worker::Options options;
   ImageTrainingOptions training;
@@ -184,15 +278,16 @@ absl::Status Run(int argc, char** argv) {
                                       weft::worker::ExitCode::kConfig);
   }
   training.settings = weft::launch::SettingsOf(training, *data);
+  if (training.strategy == kDdp) {
+    WEFT_RETURN_IF_ERROR(OpenDevice(options, training));
+  }
   return weft::train::Run(
       options, training,
       [&](weft::train::Job& job) -> absl::StatusOr<Result> {
         if (training.strategy == kPs) {
           return weft::launch::TrainWithServers(job.worker(), *data, training);
         }
-        WEFT_ASSIGN_OR_RETURN(const auto group, job.JoinGroup());
-        return weft::launch::TrainTogether(*group, job.telemetry(), *data,
-                                           training);
+        return weft::launch::TrainTogether(job, *data, training);
       },
       [&](const Result& result) { return Print(result, options.json); });
 }

@@ -74,7 +74,7 @@ class TrainerProgramTest : public ::testing::Test {
     return flags;
   }
 
-  // Of flags that are wrong whatever the job is.
+  // Expects that `flags` are refused, whatever the job is.
   void ExpectUsageError(const Words& flags, const std::string& message) {
     const auto trainer = Start(flags);
     EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(kUsage)) << message;
@@ -130,12 +130,25 @@ TEST_F(TrainerProgramTest, FlagsThatContradictEachOtherAreUsageErrors) {
        "--async needs --strategy=ps"},
       {{"--strategy=ddp", "--trainers=1", "--servers=1"},
        "needs no parameter servers; wanted --servers=0, found 1"},
+      {with(ps, {"--virtual-shards=8"}),
+       "--virtual-shards=8 needs --strategy=ddp"},
+      {{"--strategy=ddp", "--trainers=1", "--virtual-shards=3"},
+       "--virtual-shards=3: virtual shards: wanted a power of two"},
+      {{"--strategy=ddp", "--trainers=4", "--virtual-shards=2"},
+       "wanted at least one for each of 4 ranks, found 2"},
+      {{"--strategy=ddp", "--trainers=1", "--virtual-shards=-1"},
+       "wanted a power of two"},
       {with(ps, {"--resume"}), "--resume needs --checkpoint-dir=DIR"},
       {with(ps, {"--keep-best"}), "need --checkpoint-dir=DIR to keep it in"},
       {with(ps, {"--keep-as=x"}), "need --checkpoint-dir=DIR to keep it in"},
       {with(ps, {"--keep-as=best", "--keep-best", "--checkpoint-dir=c"}),
        "--keep-as=best is the name that --keep-best gives"},
       {{"--workers=1:2"}, "--workers=1:2 (or WEFT_WORKERS)"},
+      {{"--workers=1:2", "--strategy=ddp"},
+       "wants --strategy=ddp and --virtual-shards=N"},
+      {with(ps, {"--optimizer=lamb"}),
+       "--optimizer=lamb looks at whole rows of parameters"},
+      {with(ps, {"--clip-norm=1"}), "wanted --strategy=ddp, or another"},
       {with(ps, {"--role=ps"}),
        "--role=ps (or WEFT_ROLE): this program is a trainer"},
       {{"--trainers=2"}, "or train without any by --strategy=ddp"},
@@ -152,10 +165,17 @@ TEST_F(TrainerProgramTest, ValuesOutOfRangeAreUsageErrors) {
       {{"--batch-size=0"}, "--batch-size=0: wanted at least 1"},
       {{"--lr=1001"}, "--lr=1001: wanted a number above 0 and at most 1000"},
       {{"--lr=nan"}, "--lr=nan: wanted a number above 0"},
+      {{"--lr=0", "--optimizer=lion"}, "--lr=0: wanted a number above 0"},
+      {{"--optimizer=Adam"}, "'Adam'; allowed are sgd, adam, adamw"},
+      {{"--clip-value=-1"}, "--clip-value=-1: wanted a number of at least 0"},
+      {{"--clip-norm=inf"}, "--clip-norm=inf: wanted a number of at least 0"},
       {{"--keep=0"}, "--keep=0: wanted at least 1 checkpoint"},
+      {{"--replicas=3"}, "--replicas=3: wanted 1 or 2"},
+      {{"--replicas=2"}, "--replicas=2 wants at least 2 servers, found"},
       {{"--loss-every=-1"}, "--loss-every=-1: wanted a number of at least 0"},
       {{"--keep-as=A B", "--checkpoint-dir=c"}, "at most 63 of [a-z0-9-]"},
-      {{"--device=cuda"}, "--device=cuda: this program trains on the CPU only"},
+      {{"--device=cuda"}, "--device=cuda: wanted --strategy=ddp; with"},
+      {{"--device=tpu"}, "device \"tpu\": wanted cpu, cuda"},
       {{"--epochs=many"}, "--epochs=many: wanted an integer"},
       {{"word"}, "found the word \"word\" where flags are wanted"},
   };
@@ -184,6 +204,28 @@ TEST_F(TrainerProgramTest, ResultIsOneJsonObjectWithTheLossesBeforeIt) {
   EXPECT_GT(objects[2]["samples_per_s"].get<double>(), 0);
   EXPECT_EQ(objects[2]["checkpoint"], "");
   EXPECT_FALSE(objects[2].contains("interrupted"));
+}
+
+TEST_F(TrainerProgramTest, EveryOptimizerTrains) {
+  for (const char* name : {"sgd", "adamw", "adagrad", "ftrl", "rmsprop",
+                           "adadelta", "lion", "lamb", "rowwise_adagrad"}) {
+    const auto trainer =
+        Start(Alone({absl::StrCat("--optimizer=", name), "--clip-value=0.5",
+                     "--clip-norm=1", "--loss-every=4"}));
+    ASSERT_THAT(trainer->Wait(kLong), IsOkAndHolds(0)) << trainer->output();
+    EXPECT_THAT(Objects(trainer->output()), SizeIs(2)) << name;
+  }
+}
+
+TEST_F(TrainerProgramTest, CheckpointOfAnotherOptimizerIsRefused) {
+  const std::string saved = "--checkpoint-dir=" + dir_.Path("saved");
+  auto trainer = Start(Alone({saved}));
+  ASSERT_THAT(trainer->Wait(kLong), IsOkAndHolds(0)) << trainer->output();
+  // Its slots have the names of adam's.
+  trainer = Start(Alone({saved, "--resume", "--optimizer=lamb"}));
+  EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(kConfig));
+  EXPECT_THAT(trainer->output(),
+              HasSubstr("--optimizer is adam there and lamb now"));
 }
 
 TEST_F(TrainerProgramTest, LossEveryZeroWritesNoLoss) {

@@ -1,5 +1,5 @@
-// weft: the one program of the command line: run, certs init, call, dump,
-// health, status, version.
+// weft: the one program of the command line: run, coordinator, certs init,
+// call, ckpt, dump, health, servers, status, version.
 
 #include <cstdio>
 #include <cstring>
@@ -21,21 +21,28 @@ namespace {
 
 using weft::launch::CallCommand;
 using weft::launch::CertsCommand;
+using weft::launch::CkptCommand;
+using weft::launch::CoordinatorCommand;
 using weft::launch::DumpCommand;
 using weft::launch::HealthCommand;
 using weft::launch::RunCommand;
+using weft::launch::ServersCommand;
 using weft::launch::StatusCommand;
 
 constexpr char kUsage[] =
     "Usage: weft COMMAND [flags]\n"
     "\n"
-    "  run      start the ranks of a job on this host and watch them\n"
-    "  certs    make the certificates of a job: weft certs init\n"
-    "  call     run a function of a worker, or list them\n"
-    "  dump     say from flight recorders which worker is behind\n"
-    "  health   ask whether an endpoint serves\n"
-    "  status   show who is in a job\n"
-    "  version  say which Weft this is\n"
+    "  run          start the ranks of a job on this host and watch them\n"
+    "  coordinator  host where a job meets, in a process of its own\n"
+    "  certs        make the certificates of a job: weft certs init\n"
+    "  call         run a function of a worker, or list them\n"
+    "  ckpt         list, verify, compare, merge, export and serve saved "
+    "tables\n"
+    "  dump         say from flight recorders which worker is behind\n"
+    "  health       ask whether an endpoint serves\n"
+    "  servers      show what parameter servers have, and move it\n"
+    "  status       show who is in a job\n"
+    "  version      say which Weft this is\n"
     "\n"
     "weft COMMAND --help lists its flags; docs/cli.md has them all.\n";
 
@@ -55,9 +62,12 @@ struct Command {
   absl::StatusOr<int> (*run)(int argc, char** argv);
 };
 constexpr Command kCommands[] = {
-    {"run", RunCommand},   {"certs", CertsCommand},   {"call", CallCommand},
-    {"dump", DumpCommand}, {"health", HealthCommand}, {"status", StatusCommand},
-    {"version", Version},  {"--version", Version}};
+    {"run", RunCommand},       {"coordinator", CoordinatorCommand},
+    {"certs", CertsCommand},   {"call", CallCommand},
+    {"ckpt", CkptCommand},     {"dump", DumpCommand},
+    {"health", HealthCommand}, {"servers", ServersCommand},
+    {"status", StatusCommand}, {"version", Version},
+    {"--version", Version}};
 
 absl::StatusOr<int> Main(int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "";

@@ -42,8 +42,8 @@ TEST(Weft, HelpNamesEachCommandAndEndsWithZero) {
   for (const char* word : {"--help", "-h", "help"}) {
     const auto weft = Weft({word});
     EXPECT_THAT(weft->Wait(kLong), IsOkAndHolds(0)) << word;
-    for (const char* command :
-         {"run", "certs", "call", "dump", "health", "status", "version"}) {
+    for (const char* command : {"run", "certs", "call", "ckpt", "dump",
+                                "health", "status", "version"}) {
       EXPECT_THAT(weft->output(),
                   HasSubstr(absl::StrCat("\n  ", command, " ")));
     }
@@ -52,7 +52,7 @@ TEST(Weft, HelpNamesEachCommandAndEndsWithZero) {
 
 TEST(Weft, EachCommandHasHelp) {
   for (const char* command :
-       {"run", "certs", "call", "dump", "health", "status"}) {
+       {"run", "certs", "call", "ckpt", "dump", "health", "status"}) {
     const auto weft = Weft({command, "--help"});
     EXPECT_THAT(weft->Wait(kLong), IsOkAndHolds(0)) << command;
     EXPECT_THAT(weft->output(), HasSubstr(absl::StrCat("weft ", command)));
@@ -76,6 +76,8 @@ TEST(Weft, WrongCommandLinesAreUsageErrorsWithAHint) {
       {{"zzz"}, "there is no command \"zzz\"; see weft --help"},
       {{"version", "2"}, "weft version takes no arguments, found \"2\""},
       {{"certs"}, "weft certs init"},
+      {{"ckpt"}, "wanted list, verify, diff, merge, export or serve"},
+      {{"ckpt", "lst"}, "did you mean list?"},
       {{"certs", "init", "--servers=-1"}, "--servers: wanted 0 to 65536"},
       {{"certs", "init", "--servers=1000000"}, "--servers: wanted 0 to 65536"},
       {{"certs", "init", "--days=3000000"}, "--days: wanted 1 to 36500"},

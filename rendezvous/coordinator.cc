@@ -25,7 +25,7 @@ namespace {
 
 using Core = CoordinatorCore;
 
-// Of a request whose answer nobody waits for.
+// The ticket of a request whose answer nobody waits for.
 constexpr Core::Ticket kNobody = 0;
 
 // The log is made anew when it has grown to this, and to several times what it
@@ -36,9 +36,13 @@ constexpr int64_t kRewriteFactor = 4;
 constexpr absl::Duration kJournalPause = absl::Milliseconds(500);
 // How long a destructor waits for the journal: one in etcd gives up before.
 constexpr absl::Duration kStopTimeout = absl::Seconds(10);
-// How often it is looked whether members of this host have ended. It counts at
-// the second look: a launcher that saw it too knows how.
+// How often it is looked whether suspect members of this host run, and, where
+// the system has no thread for an ExitWatch, whether members have ended: that
+// counts at the second look.
 constexpr absl::Duration kLookPause = absl::Milliseconds(250);
+// After an end is seen until it counts: a launcher that saw it too knows how,
+// and may say so.
+constexpr absl::Duration kWitnessTime = absl::Milliseconds(30);
 
 // A parsed message takes many times its bytes. The longest that members send is
 // a heartbeat that names all departed members.
@@ -58,7 +62,7 @@ absl::StatusOr<Core::Request> Parse(absl::string_view method,
       "coordinator: ", bytes.size(), " bytes are no request of ", method));
 }
 
-// Of the alternatives of Core::Request from the one at `index` on.
+// Tries the alternatives of Core::Request from the one at `index` on.
 template <size_t index = 0>
 absl::StatusOr<Core::Request> ParseRequest(absl::string_view method,
                                            absl::string_view bytes) {
@@ -118,6 +122,8 @@ class Coordinator::State : public std::enable_shared_from_this<State> {
   void Watch(const v1::Member& member);
   void LookLater();
   void LookAtProcesses();
+  void OnProcessesEnded();
+  void Look();
 
   const Promise<void> gone_;  // the first, so dropped after all else
   TimerSource& timers_;
@@ -148,6 +154,7 @@ class Coordinator::State : public std::enable_shared_from_this<State> {
   std::map<std::pair<std::string, uint64_t>, Watched>
       watched_;  // by name and incarnation
   bool is_looking_ = false;
+  std::unique_ptr<ExitWatch> exits_;  // null until a process is watched
   Instant timer_at_ = Instant::Infinite();
 
   Mutex mu_;
@@ -332,7 +339,11 @@ void Coordinator::State::Tell(Core::Actions actions) {
         Answer(answer->ticket, answer->Encode());
       }
     } else if (auto* note = std::get_if<Core::Note>(&action)) {
-      WEFT_LOG(telemetry_.logger(), Info, note->text);
+      if (note->is_warning) {
+        WEFT_LOG(telemetry_.logger(), Warning, note->text);
+      } else {
+        WEFT_LOG(telemetry_.logger(), Info, note->text);
+      }
       telemetry_.recorder().Record("coordinator", note->text);
     }
   }
@@ -491,8 +502,25 @@ void Coordinator::State::Watch(const v1::Member& member) {
   if (!member.has_process() || watched_.count(who) > 0) return;
   auto process = ProcessWatch::Of(member.process());
   if (!process.has_value()) return;
+  if (exits_ == nullptr) {
+    exits_ = ExitWatch::Create([&timers = timers_, weak = weak_from_this()] {
+      timers.RunAfter(kWitnessTime, [weak] {
+        if (const auto self = weak.lock()) {
+          self->strand_.Schedule([self] { self->OnProcessesEnded(); });
+        }
+      });
+    });
+  }
+  if (exits_ != nullptr) exits_->Add(*process);
   watched_.emplace(who, Watched{*std::move(process)});
   LookLater();
+}
+
+void Coordinator::State::OnProcessesEnded() {
+  for (auto& [who, watched] : watched_) {
+    watched.has_ended = watched.has_ended || watched.process.HasEnded();
+  }
+  Look();
 }
 
 void Coordinator::State::LookLater() {
@@ -508,6 +536,11 @@ void Coordinator::State::LookLater() {
 // Told again until it is known: while the journal is not to be had, nothing is.
 void Coordinator::State::LookAtProcesses() {
   is_looking_ = false;
+  Look();
+  LookLater();
+}
+
+void Coordinator::State::Look() {
   std::vector<v1::ReportExitRequest> ended;
   std::vector<Core::Ran> ran;
   for (auto& [who, watched] : watched_) {
@@ -528,7 +561,6 @@ void Coordinator::State::LookAtProcesses() {
   for (v1::ReportExitRequest& exit : ended) {
     Run(Core::Call{kNobody, std::move(exit)});
   }
-  LookLater();
 }
 
 void Coordinator::State::Shutdown() {

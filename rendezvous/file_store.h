@@ -16,7 +16,7 @@ namespace weft::rendezvous {
 struct FileStoreOptions {
   // Made by whoever comes first, for its user alone; removed by nobody.
   std::string path;
-  // Of one run of the job: a file that another run has left is refused.
+  // Names one run of the job: a file that another run has left is refused.
   std::string session;
 };
 

@@ -2,36 +2,24 @@
 
 #include "weft/rendezvous/membership.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <atomic>
-#include <deque>
 #include <iterator>
-#include <list>
-#include <optional>
-#include <set>
-#include <thread>
 #include <utility>
 #include <variant>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/functional/function_ref.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "weft/base/catch_to_status.h"
-#include "weft/base/check.h"
-#include "weft/base/failpoint.h"
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
 #include "weft/base/strand.h"
+#include "weft/rendezvous/barrier_client.h"
 #include "weft/rendezvous/coordinator_call.h"
 #include "weft/rendezvous/core/member_core.h"
-#include "weft/rendezvous/core/poll_backoff.h"
+#include "weft/rendezvous/local_processes.h"
 #include "weft/rendezvous/open_calls.h"
 #include "weft/rendezvous/process_watch.h"
 #include "weft/rendezvous/store_client.h"
+#include "weft/rendezvous/view_feed.h"
 #include "weft/rendezvous/wire.h"
 
 namespace weft::rendezvous {
@@ -39,8 +27,8 @@ namespace {
 
 constexpr absl::Duration kProgressPeriod = absl::Seconds(10);
 constexpr absl::Duration kLook = absl::Seconds(1);
-// How often it is looked whether the coordinator's process has ended.
-constexpr absl::Duration kLookAtHost = absl::Milliseconds(250);
+// How often it is looked whether processes of this host have ended.
+constexpr absl::Duration kLookAtProcesses = absl::Milliseconds(250);
 // Refresh: when a request is given up, and after how long without an answer
 // nobody else waits for it.
 constexpr absl::Duration kRefreshTimeout = absl::Seconds(10);
@@ -55,82 +43,17 @@ Executor& Inline() {
   return executor;
 }
 
-// "trainer1, trainer2 and 5 more"; empty if none is named.
-std::string MissingIn(const v1::BarrierReply& reply) {
-  std::string text = absl::StrJoin(reply.missing(), ", ");
-  const auto named = static_cast<uint32_t>(reply.missing_size());
-  if (reply.missing_count() > named) {
-    absl::StrAppend(&text, " and ", reply.missing_count() - named, " more");
-  }
-  return text;
+// Whether all of the world are in `view`, or have been and are gone. An elastic
+// world names nobody: it has to be complete.
+bool HaveAllBeenThere(const View& view) {
+  const std::vector<std::string> missing = view.Missing();
+  const auto has_departed = [&](const std::string& name) {
+    return std::any_of(
+        view.departed().begin(), view.departed().end(),
+        [&](const Departed& departed) { return departed.name == name; });
+  };
+  return std::all_of(missing.begin(), missing.end(), has_departed);
 }
-
-// The callbacks of one OnChange. Thread-safety: thread-safe.
-class Listener {
- public:
-  using OnView = std::function<void(std::shared_ptr<const View>)>;
-  using OnLost = std::function<void(const absl::Status&)>;
-
-  Listener(OnView on_view, OnLost on_lost, telemetry::Telemetry& telemetry)
-      : on_view_(std::move(on_view)),
-        on_lost_(std::move(on_lost)),
-        telemetry_(telemetry) {}
-
-  // In the order in which this worker has received the views.
-  void Tell(std::shared_ptr<const View> view) {
-    {
-      MutexLock lock(mu_);
-      if (is_cancelled_) return;
-      running_on_ = std::this_thread::get_id();
-    }
-    Run([&] { on_view_(std::move(view)); });
-  }
-
-  void TellLost(const absl::Status& why) {
-    {
-      MutexLock lock(mu_);
-      if (is_cancelled_ || on_lost_ == nullptr) return;
-      running_on_ = std::this_thread::get_id();
-    }
-    Run([&] { on_lost_(why); });
-  }
-
-  // Once this has returned, the callback does not run, unless it is the
-  // callback that called.
-  void Cancel() {
-    MutexLock lock(mu_);
-    is_cancelled_ = true;
-    while (running_on_ != std::thread::id() &&
-           running_on_ != std::this_thread::get_id()) {
-      done_.Wait(mu_);
-    }
-  }
-  bool is_cancelled() {
-    MutexLock lock(mu_);
-    return is_cancelled_;
-  }
-
- private:
-  // For who has set running_on_.
-  void Run(absl::FunctionRef<void()> callback) {
-    const absl::Status told = CatchToStatus(callback);
-    if (!told.ok()) {
-      WEFT_LOG(telemetry_.logger(), Error, "an OnChange callback threw: ")
-          << told.message();
-    }
-    MutexLock lock(mu_);
-    running_on_ = std::thread::id();
-    done_.NotifyAll();
-  }
-
-  const OnView on_view_;
-  const OnLost on_lost_;
-  telemetry::Telemetry& telemetry_;
-  Mutex mu_;
-  CondVar done_;
-  std::thread::id running_on_ ABSL_GUARDED_BY(mu_);
-  bool is_cancelled_ ABSL_GUARDED_BY(mu_) = false;
-};
 
 }  // namespace
 
@@ -142,9 +65,15 @@ class Membership::State : public std::enable_shared_from_this<State> {
         link_(std::move(link)),
         options_(std::move(options)),
         strand_(Inline()),
-        listener_strand_(options_.executor != nullptr ? *options_.executor
-                                                      : Inline()),
-        core_(CoreOptions(), now()) {}
+        core_(CoreOptions(), now()),
+        feed_(std::make_shared<ViewFeed>(
+            timers_.driver(),
+            options_.executor != nullptr ? *options_.executor : Inline(),
+            telemetry::OrSilent(options_.telemetry), options_.job)),
+        barriers_(timers_, link_, options_.job, calls_, [this] {
+          (void)Refresh(kSilentAfter);
+          return status();
+        }) {}
 
   void Post(MemberCore::Event event);
   // Until this worker is in, or the whole world is.
@@ -156,25 +85,12 @@ class Membership::State : public std::enable_shared_from_this<State> {
       std::vector<std::string> members, absl::Duration timeout);
   absl::Status Announce(Phase phase, absl::Duration timeout);
   absl::Status Refresh(absl::Duration timeout);
-  absl::StatusOr<std::shared_ptr<const View>> WaitFor(
-      std::function<bool(const View&)> is_fit, absl::Duration timeout);
-  Subscription OnChange(Listener::OnView fn, Listener::OnLost on_lost);
 
-  std::shared_ptr<const View> view() const {
-    MutexLock lock(mu_);
-    return view_;
-  }
-  absl::Status status() const {
-    MutexLock lock(mu_);
-    return status_;
-  }
+  ViewFeed& feed() { return *feed_; }
+  absl::Status status() const { return feed_->status(); }
   absl::Status coordinator_status() const {
     MutexLock lock(mu_);
     return coordinator_status_;
-  }
-  bool KnowsEveryone() const {
-    MutexLock lock(mu_);
-    return knows_everyone_;
   }
   const Member& self() const { return self_; }
   const JoinOptions& options() const { return options_; }
@@ -182,11 +98,6 @@ class Membership::State : public std::enable_shared_from_this<State> {
   std::unique_ptr<Store> MakeStore();
 
  private:
-  struct Waiter {
-    std::deque<std::shared_ptr<const View>> unseen;
-    std::optional<Promise<void>> news;  // set while it has seen all
-  };
-
   MemberCore::Options CoreOptions();
   void Run(const MemberCore::Event& event);
   void Do(MemberCore::Send send);
@@ -197,22 +108,10 @@ class Membership::State : public std::enable_shared_from_this<State> {
   void Do(const MemberCore::Ended& ended);
   void Do(const MemberCore::Waiting& waiting);
   void Do(const MemberCore::Warn& warning);
-  // Sees the process end that hosts the coordinator, if it is of this host:
-  // sooner than by its silence. On the strand.
-  void WatchHost(const v1::View& view);
-  void LookAtHostLater();
-  void LookAtHost();
-  // While no coordinator sees them end: the other members of this host.
-  void WatchMembers();
-  void LookAtMembersLater();
-  void LookAtMembers();
+  // At the processes of this host. On the strand.
+  void LookLater();
+  void Look();
 
-  // The next view that `waiter` is to judge.
-  absl::StatusOr<std::shared_ptr<const View>> NextView(Waiter& waiter,
-                                                       Instant deadline)
-      ABSL_LOCKS_EXCLUDED(mu_);
-  std::vector<Promise<void>> TakeNews() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Begin(const std::shared_ptr<Listener>& listener);  // on its strand
   // For Refresh.
   void AskForView();                                             // on strand_
   void ViewAnswered(const absl::StatusOr<std::string>& answer);  // on strand_
@@ -220,33 +119,20 @@ class Membership::State : public std::enable_shared_from_this<State> {
   // The members that a barrier waits for: `members`, or all of a fixed world.
   absl::StatusOr<std::vector<std::string>> MembersOf(
       absl::string_view tag, std::vector<std::string> members) const;
-  // Numbers the arrival. kFailedPrecondition: this worker is there already.
-  absl::Status Arrive(v1::BarrierRequest& request);
-  // Of its arrivals so far, those whose answers it has not had.
-  void SaySettled(v1::BarrierRequest& request);
-  // Asks until the barrier opens or the deadline has passed; then `missing` has
-  // the members that are missing, for people.
-  absl::StatusOr<v1::BarrierReply> Meet(v1::BarrierRequest& request,
-                                        Instant deadline, std::string* missing);
   void ShowProgress(const std::string& text);
   std::string WhyNotJoined();
 
   TimerSource& timers_;
   const std::shared_ptr<CoordinatorLink> link_;
   const JoinOptions options_;
-  Strand strand_;           // of the core
-  Strand listener_strand_;  // of OnChange
-  Member self_;             // const once joined; CoreOptions fills it
-  MemberCore core_;         // on the strand
-  struct Host {
-    std::string name;
-    uint64_t incarnation = 0;
-    std::optional<ProcessWatch> process;  // nothing: of another host, or ended
-  };
-  Host host_;  // of the coordinator; on the strand
-  // Of members of this host, while there is no coordinator; on the strand.
-  std::map<WorkerKey, ProcessWatch> watched_;
+  Strand strand_;             // of the core
+  Member self_;               // const once joined; CoreOptions fills it
+  MemberCore core_;           // on the strand
+  LocalProcesses processes_;  // on the strand
+  bool is_looking_ = false;   // will be; on the strand
   const std::shared_ptr<OpenCalls> calls_ = std::make_shared<OpenCalls>();
+  const std::shared_ptr<ViewFeed> feed_;
+  BarrierClient barriers_;
   std::string shown_;  // of the joining thread
   Instant shown_at_;
 
@@ -254,19 +140,10 @@ class Membership::State : public std::enable_shared_from_this<State> {
   bool is_stopped_ ABSL_GUARDED_BY(mu_) = false;
   bool is_in_ ABSL_GUARDED_BY(mu_) = false;
   bool knows_everyone_ ABSL_GUARDED_BY(mu_) = false;  // the coordinator
-  absl::Status status_ ABSL_GUARDED_BY(mu_);
   absl::Status coordinator_status_ ABSL_GUARDED_BY(mu_);
-  bool is_lost_ ABSL_GUARDED_BY(mu_) = false;  // was in, and has not left
-  bool has_ended_ ABSL_GUARDED_BY(mu_) = false;
   std::string note_ ABSL_GUARDED_BY(mu_);
   bool has_answered_ ABSL_GUARDED_BY(mu_) = false;  // with that note
-  std::shared_ptr<const View> view_ ABSL_GUARDED_BY(mu_) =
-      std::make_shared<View>();
-  std::list<Waiter> waiters_ ABSL_GUARDED_BY(mu_);
   std::vector<Promise<void>> end_waiters_ ABSL_GUARDED_BY(mu_);
-  std::vector<std::shared_ptr<Listener>> listeners_ ABSL_GUARDED_BY(mu_);
-  uint64_t last_arrival_ ABSL_GUARDED_BY(mu_) = 0;
-  std::map<std::string, uint64_t> arrivals_ ABSL_GUARDED_BY(mu_);  // by tag
   // Refresh: of the request that is on its way since asked_at_; and of the next
   // one, since that one may have been answered before they called.
   bool is_asking_ ABSL_GUARDED_BY(mu_) = false;
@@ -292,6 +169,10 @@ MemberCore::Options Membership::State::CoreOptions() {
     *core.self.mutable_process() = *std::move(process);
   }
   core.world = ToWire(options_.world);
+  core.world.set_suspect_after_ms(
+      static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.suspect_after)));
+  core.world.set_dead_after_ms(
+      static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.dead_after)));
   core.start = options_.start;
   core.heartbeat_interval = options_.heartbeat_interval;
   return core;
@@ -345,106 +226,44 @@ void Membership::State::Do(const MemberCore::Joined& joined) {
 }
 
 void Membership::State::Do(const MemberCore::NewView& changed) {
-  WatchHost(*changed.view);
+  if (processes_.Follow(*changed.view)) {
+    MutexLock lock(mu_);
+    coordinator_status_ = absl::OkStatus();
+  }
+  LookLater();
   const auto view = std::make_shared<const View>(FromWire(*changed.view));
-  std::vector<Promise<void>> news;
-  std::vector<std::shared_ptr<Listener>> listeners;
-  std::shared_ptr<const View> before;
-  {
-    MutexLock lock(mu_);
-    before = std::exchange(view_, view);
-    listeners = listeners_;
-    for (Waiter& waiter : waiters_) waiter.unseen.push_back(view);
-    news = TakeNews();
-  }
-  Record(*before, *view);
-  for (Promise<void>& waiter : news) waiter.Set(absl::OkStatus());
-  for (const std::shared_ptr<Listener>& listener : listeners) {
-    listener_strand_.Schedule([listener, view] { listener->Tell(view); });
-  }
+  Record(*feed_->view(), *view);
+  feed_->Publish(view);
 }
 
-void Membership::State::WatchHost(const v1::View& view) {
-  for (const v1::Member& member : view.members()) {
-    if (!member.hosts_coordinator() || !member.has_process()) continue;
-    if (member.incarnation() == host_.incarnation) return;
-    const bool is_looking = host_.process.has_value();
-    host_ = {member.name(), member.incarnation(),
-             ProcessWatch::Of(member.process())};
-    watched_.clear();
-    {
+void Membership::State::LookLater() {
+  if (is_looking_ || !processes_.is_watching()) return;
+  is_looking_ = true;
+  timers_.RunAfter(kLookAtProcesses, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) {
+      self->strand_.Schedule([self] { self->Look(); });
+    }
+  });
+}
+
+void Membership::State::Look() {
+  is_looking_ = false;
+  {
+    MutexLock lock(mu_);
+    if (is_stopped_) return;
+  }
+  if (!status().ok()) return;
+  for (const MemberCore::Event& event : processes_.Look(core_, self_.key)) {
+    if (const auto* host = std::get_if<MemberCore::HostEnded>(&event)) {
       MutexLock lock(mu_);
-      coordinator_status_ = absl::OkStatus();
+      coordinator_status_ = absl::UnavailableError(absl::StrCat(
+          "the process of ", host->name,
+          ", which hosted the coordinator, has ended; none has taken its "
+          "place"));
     }
-    if (host_.process.has_value() && !is_looking) LookAtHostLater();
-    return;
+    Run(event);
   }
-}
-
-void Membership::State::LookAtHostLater() {
-  timers_.RunAfter(kLookAtHost, [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) {
-      self->strand_.Schedule([self] { self->LookAtHost(); });
-    }
-  });
-}
-
-void Membership::State::LookAtHost() {
-  {
-    MutexLock lock(mu_);
-    if (is_stopped_ || has_ended_) return;
-  }
-  if (!host_.process.has_value()) return;
-  if (!host_.process->HasEnded()) {
-    if (core_.hears_nothing() && host_.process->HasRun()) {
-      Run(MemberCore::HostRan{});
-    }
-    return LookAtHostLater();
-  }
-  host_.process.reset();
-  {
-    MutexLock lock(mu_);
-    coordinator_status_ = absl::UnavailableError(absl::StrCat(
-        "the process of ", host_.name,
-        ", which hosted the coordinator, has ended; none has taken its place"));
-  }
-  WatchMembers();  // of the view in which the host still is
-  Run(MemberCore::HostEnded{host_.name});
-}
-
-void Membership::State::WatchMembers() {
-  for (const v1::Member& member : core_.view().members()) {
-    const WorkerKey key = FromWire(member.key());
-    if (key == self_.key || !member.has_process()) continue;
-    auto process = ProcessWatch::Of(member.process());
-    if (process.has_value()) watched_.emplace(key, *std::move(process));
-  }
-  LookAtMembersLater();
-}
-
-void Membership::State::LookAtMembersLater() {
-  if (watched_.empty()) return;
-  timers_.RunAfter(kLookAtHost, [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) {
-      self->strand_.Schedule([self] { self->LookAtMembers(); });
-    }
-  });
-}
-
-void Membership::State::LookAtMembers() {
-  {
-    MutexLock lock(mu_);
-    if (is_stopped_ || has_ended_) return;
-  }
-  std::vector<WorkerKey> ended;
-  for (const auto& [key, process] : watched_) {
-    if (process.HasEnded()) ended.push_back(key);
-  }
-  for (const WorkerKey& key : ended) {
-    watched_.erase(key);
-    Run(MemberCore::MemberEnded{key});
-  }
-  LookAtMembersLater();
+  LookLater();
 }
 
 void Membership::State::Record(const View& before, const View& now) {
@@ -470,7 +289,6 @@ void Membership::State::Do(const MemberCore::Ended& ended) {
       .Record("member.ended", ended.status.message(), ended.status.raw_code());
   std::vector<Promise<void>> waiters;
   std::vector<Promise<void>> refreshes;
-  std::vector<std::shared_ptr<Listener>> listeners;
   absl::Status status = ended.status;
   bool is_lost = false;
   {
@@ -482,20 +300,15 @@ void Membership::State::Do(const MemberCore::Ended& ended) {
     WEFT_LOG(telemetry::OrSilent(options_.telemetry).logger(), Error, "")
         << status.message();
   }
+  if (status.ok()) {
+    status = absl::FailedPreconditionError(
+        absl::StrCat(self_.name, " has left job \"", options_.job, "\""));
+  }
+  feed_->End(status);
   {
+    // Who comes after this has seen the end of the feed.
     MutexLock lock(mu_);
-    is_lost_ = is_lost;
-    if (is_lost) listeners = listeners_;
-    if (status.ok()) {
-      status = absl::FailedPreconditionError(
-          absl::StrCat(self_.name, " has left job \"", options_.job, "\""));
-    }
-    status_ = status;
-    has_ended_ = true;
-    waiters = TakeNews();
-    std::move(end_waiters_.begin(), end_waiters_.end(),
-              std::back_inserter(waiters));
-    end_waiters_.clear();
+    waiters = std::exchange(end_waiters_, {});
     refreshes = std::exchange(asked_, {});
     std::move(ask_next_.begin(), ask_next_.end(),
               std::back_inserter(refreshes));
@@ -504,20 +317,7 @@ void Membership::State::Do(const MemberCore::Ended& ended) {
   calls_->End(status);  // barriers, the store, and what else asks
   for (Promise<void>& waiter : waiters) waiter.Set(absl::OkStatus());
   for (Promise<void>& waiter : refreshes) waiter.Set(status);
-  for (const std::shared_ptr<Listener>& listener : listeners) {
-    listener_strand_.Schedule(
-        [listener, status] { listener->TellLost(status); });
-  }
-}
-
-std::vector<Promise<void>> Membership::State::TakeNews() {
-  std::vector<Promise<void>> news;
-  for (Waiter& waiter : waiters_) {
-    if (!waiter.news.has_value()) continue;
-    news.push_back(*std::move(waiter.news));
-    waiter.news.reset();
-  }
-  return news;
+  if (is_lost) feed_->TellLost();
 }
 
 void Membership::State::Do(const MemberCore::Waiting& waiting) {
@@ -531,36 +331,12 @@ void Membership::State::Do(const MemberCore::Warn& warning) {
       << warning.text;
 }
 
-absl::StatusOr<std::shared_ptr<const View>> Membership::State::NextView(
-    Waiter& waiter, Instant deadline) {
-  for (;;) {
-    auto [promise, news] = MakePromise<void>(timers_.driver());
-    {
-      MutexLock lock(mu_);
-      if (!waiter.unseen.empty()) {
-        // Too late for all but the newest.
-        while (waiter.unseen.size() > 1 && now() >= deadline) {
-          waiter.unseen.pop_front();
-        }
-        std::shared_ptr<const View> view = std::move(waiter.unseen.front());
-        waiter.unseen.pop_front();
-        return view;
-      }
-      if (!status_.ok()) return status_;
-      waiter.news = std::move(promise);
-    }
-    const absl::Status told =
-        news.Wait(std::max(deadline - now(), absl::ZeroDuration()));
-    if (!news.IsReady()) return told;
-  }
-}
-
 absl::Status Membership::State::Refresh(absl::Duration timeout) {
   auto [promise, answered] = MakePromise<void>(timers_.driver());
   bool must_ask = false;
   {
     MutexLock lock(mu_);
-    if (!status_.ok()) return status_;
+    if (absl::Status over = status(); !over.ok()) return over;
     if (is_asking_ && now() - asked_at_ >= kSilentAfter) {
       return absl::UnavailableError(absl::StrCat(
           "the coordinator at ", link_->address(), " has not answered for ",
@@ -617,50 +393,17 @@ void Membership::State::ViewAnswered(
   if (again) AskForView();
 }
 
-// `is_fit` runs here, on the thread that waits and under no lock.
-absl::StatusOr<std::shared_ptr<const View>> Membership::State::WaitFor(
-    std::function<bool(const View&)> is_fit, absl::Duration timeout) {
-  const Instant deadline = now() + timeout;
-  std::list<Waiter>::iterator waiter;
-  {
-    MutexLock lock(mu_);
-    if (!status_.ok()) return status_;
-    waiter = waiters_.emplace(waiters_.end());
-    waiter->unseen.push_back(view_);
-  }
-  absl::StatusOr<std::shared_ptr<const View>> view;
-  absl::StatusOr<bool> fits = false;
-  // Views may come faster than they are judged; the deadline holds still.
-  bool is_over = false;
-  while (fits.ok() && !*fits) {
-    if (is_over) {
-      view = absl::DeadlineExceededError("");
-      break;
-    }
-    is_over = now() >= deadline;
-    view = NextView(*waiter, deadline);
-    if (!view.ok()) break;
-    fits = CatchToStatus([&] { return is_fit(**view); });
-  }
-  MutexLock lock(mu_);
-  waiters_.erase(waiter);
-  if (!fits.ok()) return fits.status();
-  if (!absl::IsDeadlineExceeded(view.status())) return view;
-  return absl::DeadlineExceededError(
-      absl::StrCat("job \"", options_.job, "\": ", view_->Summary(), " after ",
-                   absl::FormatDuration(timeout)));
-}
-
 absl::Status Membership::State::Await(bool whole_world,
                                       absl::Duration timeout) {
   const Instant deadline = now() + timeout;
+  const auto are_all_in = [&](const View& v) {
+    if (v.version() == 0) return false;
+    if (!whole_world) return true;
+    return options_.rejoins ? HaveAllBeenThere(v) : v.IsComplete();
+  };
   for (;;) {
     const absl::Duration left = deadline - now();
-    const auto view = WaitFor(
-        [whole_world](const View& v) {
-          return v.version() != 0 && (!whole_world || v.IsComplete());
-        },
-        std::min(left, kLook));
+    const auto view = feed_->WaitFor(are_all_in, std::min(left, kLook));
     if (view.ok()) return absl::OkStatus();
     if (!absl::IsDeadlineExceeded(view.status()) || !status().ok()) {
       return view.status();
@@ -675,8 +418,9 @@ absl::Status Membership::State::Await(bool whole_world,
 }
 
 std::string Membership::State::WhyNotJoined() {
+  const std::shared_ptr<const View> view = feed_->view();
+  if (view->version() != 0) return view->Summary();
   MutexLock lock(mu_);
-  if (view_->version() != 0) return view_->Summary();
   if (has_answered_) {
     return absl::StrCat("the coordinator at ", link_->address(),
                         " has not let it in (", note_, ")");
@@ -684,9 +428,12 @@ std::string Membership::State::WhyNotJoined() {
   std::string text =
       absl::StrCat("no coordinator has let it in at ", link_->address());
   if (!note_.empty()) absl::StrAppend(&text, " (", note_, ")");
-  const bool has_servers = options_.world.Place("ps", 0).has_value();
-  return absl::StrCat(text, "; is ", has_servers ? "server" : "trainer",
-                      " 0 running, with this --coordinator?");
+  std::string host = options_.host_of_coordinator;
+  if (host.empty()) {
+    host = options_.world.Place("ps", 0).has_value() ? "ps0" : "trainer0";
+  }
+  return absl::StrCat(text, "; is ", host,
+                      " running, with this --coordinator?");
 }
 
 void Membership::State::ShowProgress(const std::string& text) {
@@ -697,45 +444,11 @@ void Membership::State::ShowProgress(const std::string& text) {
   WEFT_LOG(telemetry::OrSilent(options_.telemetry).logger(), Info, text);
 }
 
-Membership::Subscription Membership::State::OnChange(Listener::OnView fn,
-                                                     Listener::OnLost on_lost) {
-  const auto listener =
-      std::make_shared<Listener>(std::move(fn), std::move(on_lost),
-                                 telemetry::OrSilent(options_.telemetry));
-  // Scheduled there, so that later views are delivered after the present one.
-  listener_strand_.Schedule([weak = weak_from_this(), listener] {
-    if (const auto self = weak.lock()) self->Begin(listener);
-  });
-  return Subscription([weak = weak_from_this(), listener] {
-    listener->Cancel();
-    if (const auto self = weak.lock()) {
-      MutexLock lock(self->mu_);
-      auto& all = self->listeners_;
-      all.erase(std::remove(all.begin(), all.end(), listener), all.end());
-    }
-  });
-}
-
-void Membership::State::Begin(const std::shared_ptr<Listener>& listener) {
-  std::shared_ptr<const View> view;
-  absl::Status lost;
-  {
-    MutexLock lock(mu_);
-    if (listener->is_cancelled()) return;
-    listeners_.push_back(listener);
-    view = view_;
-    if (is_lost_) lost = status_;
-  }
-  WEFT_FAILPOINT("rendezvous/on_change").IgnoreError();
-  listener->Tell(view);
-  if (!lost.ok()) listener->TellLost(lost);
-}
-
 absl::Status Membership::State::Leave(absl::Duration timeout) {
   auto [promise, future] = MakePromise<void>(timers_.driver());
   {
     MutexLock lock(mu_);
-    if (has_ended_) return absl::OkStatus();
+    if (!status().ok()) return absl::OkStatus();
     end_waiters_.push_back(std::move(promise));
   }
   Post(MemberCore::WantToLeave{});
@@ -762,7 +475,7 @@ void Membership::State::Stop() {
 absl::StatusOr<std::vector<std::string>> Membership::State::MembersOf(
     absl::string_view tag, std::vector<std::string> members) const {
   if (!members.empty()) return members;
-  const std::shared_ptr<const View> seen = view();
+  const std::shared_ptr<const View> seen = feed_->view();
   if (!seen->world().is_fixed()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Barrier ", tag, ": an elastic world wants the members named"));
@@ -775,106 +488,17 @@ absl::StatusOr<std::vector<std::string>> Membership::State::MembersOf(
   return members;
 }
 
-absl::Status Membership::State::Arrive(v1::BarrierRequest& request) {
-  MutexLock lock(mu_);
-  if (!status_.ok()) return status_;
-  request.set_arrival(++last_arrival_);
-  if (!arrivals_.emplace(request.tag(), last_arrival_).second) {
-    return absl::FailedPreconditionError(absl::StrCat("Barrier ", request.tag(),
-                                                      ": another thread of ",
-                                                      self_.name, " is there"));
-  }
-  return absl::OkStatus();
-}
-
-// One that waits for long does not keep all later ones unsettled.
-void Membership::State::SaySettled(v1::BarrierRequest& request) {
-  MutexLock lock(mu_);
-  uint64_t lowest = last_arrival_;
-  request.clear_unsettled();
-  for (const auto& [tag, number] : arrivals_) {
-    lowest = std::min(lowest, number);
-    request.add_unsettled(number);
-  }
-  request.set_settled_below(lowest);
-  request.set_arrivals(last_arrival_);
-}
-
-absl::StatusOr<v1::BarrierReply> Membership::State::Meet(
-    v1::BarrierRequest& request, Instant deadline, std::string* missing) {
-  PollBackoff backoff;
-  for (;;) {
-    const Instant asked = now();
-    WEFT_ASSIGN_OR_RETURN(
-        v1::BarrierReply reply,
-        CallUntil<v1::BarrierReply>(
-            *link_, timers_, "Barrier", deadline,
-            [&](absl::Duration hold) {
-              request.set_remaining_ms(absl::ToInt64Milliseconds(
-                  std::max(deadline - now(), absl::ZeroDuration())));
-              request.set_wait_ms(absl::ToInt64Milliseconds(hold));
-              SaySettled(request);
-              return request;
-            },
-            *calls_));
-    if (reply.released()) return reply;
-    *missing = MissingIn(reply);
-    const Instant answered = now();
-    if (answered >= deadline || !status().ok()) return reply;
-    PauseFor(timers_,
-             std::min(backoff.Pause(answered - asked), deadline - answered));
-  }
-}
-
 absl::StatusOr<std::map<std::string, std::string>> Membership::State::AllGather(
     absl::string_view tag, absl::string_view payload,
     std::vector<std::string> members, absl::Duration timeout) {
-  const Instant deadline = now() + timeout;
-  const bool is_everyone = members.empty();
+  bool is_everyone = members.empty();
   WEFT_ASSIGN_OR_RETURN(members, MembersOf(tag, std::move(members)));
-  v1::BarrierRequest request;
-  request.set_job(options_.job);
-  *request.mutable_key() = ToWire(self_.key);
-  request.set_tag(std::string(tag));
-  request.set_payload(std::string(payload));
-  request.set_everyone(is_everyone && KnowsEveryone());
-  if (!request.everyone()) {
-    *request.mutable_members() = {members.begin(), members.end()};
-  }
-  WEFT_RETURN_IF_ERROR(Arrive(request));
-  std::string missing;
-  absl::StatusOr<v1::BarrierReply> reply = Meet(request, deadline, &missing);
   {
     MutexLock lock(mu_);
-    arrivals_.erase(std::string(tag));
+    is_everyone = is_everyone && knows_everyone_;
   }
-  if (reply.ok() && reply->released()) {
-    std::map<std::string, std::string> gathered;
-    for (std::string& member : members) gathered[std::move(member)];
-    for (v1::Brought& brought : *reply->mutable_brought()) {
-      const auto of = gathered.find(brought.name());
-      if (of == gathered.end()) {
-        return BadAnswer(link_->address(), "Barrier",
-                         absl::StrCat("\"", absl::CHexEscape(brought.name()),
-                                      "\" is at ", tag, ", which waits for ",
-                                      gathered.size(), " others"));
-      }
-      of->second = std::move(*brought.mutable_payload());
-    }
-    return gathered;
-  }
-  // The coordinator may know before this worker that it is gone.
-  if (absl::IsFailedPrecondition(reply.status())) (void)Refresh(kSilentAfter);
-  WEFT_RETURN_IF_ERROR(status());
-  if (absl::IsAborted(reply.status())) {
-    return absl::UnavailableError(reply.status().message());
-  }
-  if (!reply.ok() && !absl::IsDeadlineExceeded(reply.status())) {
-    return reply.status();
-  }
-  return absl::DeadlineExceededError(absl::StrCat(
-      "Barrier ", tag, ": after ", absl::FormatDuration(timeout), " missing ",
-      missing.empty() ? "the coordinator's answer" : missing));
+  return barriers_.Gather(self_, tag, payload, std::move(members), is_everyone,
+                          timeout);
 }
 
 absl::Status Membership::State::Announce(Phase phase, absl::Duration timeout) {
@@ -915,7 +539,9 @@ Membership::~Membership() { state_->Stop(); }
 
 const Member& Membership::self() const { return state_->self(); }
 
-std::shared_ptr<const View> Membership::view() const { return state_->view(); }
+std::shared_ptr<const View> Membership::view() const {
+  return state_->feed().view();
+}
 
 absl::Status Membership::status() const { return state_->status(); }
 
@@ -929,7 +555,7 @@ absl::Status Membership::Refresh(absl::Duration timeout) {
 
 absl::StatusOr<std::shared_ptr<const View>> Membership::WaitFor(
     std::function<bool(const View&)> is_fit, absl::Duration timeout) {
-  return state_->WaitFor(std::move(is_fit), timeout);
+  return state_->feed().WaitFor(is_fit, timeout);
 }
 
 absl::Status Membership::AwaitWorld(absl::Duration timeout) {
@@ -939,7 +565,8 @@ absl::Status Membership::AwaitWorld(absl::Duration timeout) {
 Membership::Subscription Membership::OnChange(
     std::function<void(std::shared_ptr<const View>)> fn,
     std::function<void(const absl::Status& why)> on_lost) {
-  return state_->OnChange(std::move(fn), std::move(on_lost));
+  return Subscription(
+      state_->feed().OnChange(std::move(fn), std::move(on_lost)));
 }
 
 absl::Status Membership::Barrier(absl::string_view tag,
@@ -999,6 +626,14 @@ absl::Status CheckNobodyIsThere(TimerSource& timers, CoordinatorLink& link,
     return absl::FailedPreconditionError(
         absl::StrCat(name, " ", world.DifferenceFrom(view->world()), "; job \"",
                      job, "\" is at ", link.address()));
+  }
+  if (view->Find(name) == nullptr) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        "job \"", job, "\" has a coordinator at ", link.address(),
+        " already, where ", name,
+        " was to host it: say by --coordinator-host "
+        "who does (coordinator0 of `weft coordinator` and `weft run`), give "
+        "this job another --coordinator, or end the other first"));
   }
   return absl::AlreadyExistsError(absl::StrCat(
       "worker ", name, " is in job \"", job, "\" already, at ", link.address(),

@@ -36,10 +36,22 @@ struct JoinOptions {
   World world;
   // CoordinatorCore::Options::start of the coordinator that it belongs to.
   uint32_t start = 0;
+  // The name of the process that hosts the coordinator, for messages. Empty:
+  // ps0, or trainer0 where there are no servers.
+  std::string host_of_coordinator;
+  // How long a member may be silent before it is suspect, and gone, if this is
+  // the first of the job and the coordinator takes it from there
+  // (CoordinatorCore::Options::takes_silence_limits). Zero: as the coordinator
+  // has it.
+  absl::Duration suspect_after = absl::ZeroDuration();
+  absl::Duration dead_after = absl::ZeroDuration();
   // Until the coordinator has answered and the world is complete.
   absl::Duration timeout = absl::Minutes(5);
   // Return as soon as this worker is in, whoever else is.
   bool wait_for_world = true;
+  // This worker comes to a job that has begun: Join and AwaitWorld wait for
+  // nobody who has been in the job and is gone.
+  bool rejoins = false;
   // Ends Join and AwaitWorld, with its reason, within a second.
   CancelToken cancel;
   absl::Duration heartbeat_interval = absl::Milliseconds(500);
@@ -108,7 +120,8 @@ class Membership {
   absl::StatusOr<std::shared_ptr<const View>> WaitFor(
       std::function<bool(const View&)> is_fit, absl::Duration timeout);
 
-  // Waits until the world is complete, telling JoinOptions::progress meanwhile.
+  // Waits until the world is complete, telling JoinOptions::progress meanwhile;
+  // with JoinOptions::rejoins, until each of it has been in the job.
   // kDeadlineExceeded says who is missing.
   absl::Status AwaitWorld(absl::Duration timeout);
 
@@ -152,8 +165,8 @@ class Membership {
   // views. Does not go back.
   absl::Status Announce(Phase phase, absl::Duration timeout);
 
-  // Of all members of the job. Errors besides those of store.h: status(), once
-  // that is one.
+  // The store that all members of the job share. Errors besides those of
+  // store.h: status(), once that is one.
   Store& store();
 
   // Says good-bye. The others see a departure, not a death. Idempotent.

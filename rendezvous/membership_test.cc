@@ -955,6 +955,19 @@ TEST_F(MembershipTest, RefreshFailsAtOnceWhileTheCoordinatorIsSilent) {
               StatusIs(absl::StatusCode::kFailedPrecondition, "has left"));
 }
 
+TEST_F(MembershipTest, JoinNamesTheHostOfTheCoordinatorThatIsNotThere) {
+  for (const std::string host : {"", "coordinator0"}) {
+    JoinOptions options = OptionsOf("trainer", 0);
+    options.world = World::Fixed(0, 1);
+    options.timeout = absl::Milliseconds(200);
+    options.host_of_coordinator = host;
+    EXPECT_THAT(Join(options),
+                StatusIs(absl::StatusCode::kDeadlineExceeded,
+                         absl::StrCat("is ", host.empty() ? "trainer0" : host,
+                                      " running, with this --coordinator?")));
+  }
+}
+
 TEST_F(MembershipTest, JoinWaitsForACoordinatorThatIsNotThereYet) {
   Parker waiting;
   JoinOptions options = OptionsOf("trainer", 0);
@@ -1125,6 +1138,41 @@ TEST_F(MembershipTest, MemberThatLeftMayComeBackWithAHigherEpoch) {
   EXPECT_THAT(ps_->WaitFor([](const View& v) { return v.IsComplete(); }, kLong),
               IsOk());
   EXPECT_GE(changes.load(), 1);
+}
+
+TEST_F(MembershipTest, WorkerThatRejoinsDoesNotWaitForThoseWhoHaveGone) {
+  StartCoordinator();
+  JoinBoth();
+  EXPECT_THAT(trainer_->Leave(kLong), IsOk());
+  EXPECT_THAT(ps_->Leave(kLong), IsOk());
+  JoinOptions options = OptionsOf("ps", 0);
+  options.wait_for_world = false;
+  const auto waits = Join(options);
+  ASSERT_THAT(waits, IsOk());
+  EXPECT_THAT((*waits)->AwaitWorld(absl::Milliseconds(100)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       "1/2 joined, missing trainer0"));
+  EXPECT_THAT((*waits)->Leave(kLong), IsOk());
+  options.rejoins = true;
+  const auto rejoins = Join(options);
+  ASSERT_THAT(rejoins, IsOk());
+  EXPECT_THAT((*rejoins)->AwaitWorld(kLong), IsOk());
+  EXPECT_FALSE((*rejoins)->view()->IsComplete());
+}
+
+TEST_F(MembershipTest, WorkerThatRejoinsWaitsForThoseWhoHaveNotComeYet) {
+  StartCoordinator();
+  JoinOptions options = OptionsOf("ps", 0);
+  options.wait_for_world = false;
+  auto first = Join(options);
+  ASSERT_THAT(first, IsOk());
+  EXPECT_THAT((*first)->Leave(kLong), IsOk());
+  options.rejoins = true;
+  const auto again = Join(options);
+  ASSERT_THAT(again, IsOk());
+  EXPECT_THAT((*again)->AwaitWorld(absl::Milliseconds(100)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       "1/2 joined, missing trainer0"));
 }
 
 TEST_F(MembershipTest, UserCallbacksMayThrowAndUseTheMembership) {

@@ -4,6 +4,8 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -11,6 +13,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -106,6 +109,58 @@ bool ProcessWatch::HasEnded() const {
   if (pidfd_.get() < 0) return true;
   pollfd ended = {pidfd_.get(), POLLIN, 0};
   return poll(&ended, 1, 0) > 0;
+}
+
+std::unique_ptr<ExitWatch> ExitWatch::Create(std::function<void()> on_exit) {
+  net::Descriptor events(epoll_create1(EPOLL_CLOEXEC));
+  net::Descriptor stop(eventfd(0, EFD_CLOEXEC));
+  if (events.get() < 0 || stop.get() < 0) return nullptr;
+  epoll_event until_stopped = {};
+  until_stopped.events = EPOLLIN;
+  until_stopped.data.u64 = 1;
+  if (epoll_ctl(events.get(), EPOLL_CTL_ADD, stop.get(), &until_stopped) != 0) {
+    return nullptr;
+  }
+  try {
+    return std::unique_ptr<ExitWatch>(
+        new ExitWatch(std::move(events), std::move(stop), std::move(on_exit)));
+  } catch (const std::system_error&) {
+    return nullptr;
+  }
+}
+
+ExitWatch::ExitWatch(net::Descriptor events, net::Descriptor stop,
+                     std::function<void()> on_exit)
+    : events_(std::move(events)),
+      stop_(std::move(stop)),
+      on_exit_(std::move(on_exit)),
+      thread_([this] { Run(); }) {}
+
+ExitWatch::~ExitWatch() {
+  const uint64_t one = 1;
+  (void)!write(stop_.get(), &one, sizeof one);
+  thread_.join();
+}
+
+bool ExitWatch::Add(const ProcessWatch& process) {
+  if (process.pidfd_.get() < 0) return false;
+  epoll_event end = {};
+  // Once: a descriptor of a process that has ended stays readable.
+  end.events = EPOLLIN | EPOLLONESHOT;
+  return epoll_ctl(events_.get(), EPOLL_CTL_ADD, process.pidfd_.get(), &end) ==
+         0;
+}
+
+void ExitWatch::Run() {
+  epoll_event events[16];
+  for (;;) {
+    const int count = epoll_wait(events_.get(), events, 16, -1);
+    if (count < 0 && errno != EINTR) return;
+    for (int i = 0; i < count; ++i) {
+      if (events[i].data.u64 == 1) return;
+    }
+    if (count > 0) on_exit_();
+  }
 }
 
 }  // namespace weft::rendezvous

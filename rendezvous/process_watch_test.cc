@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <string>
 
 #include "gtest/gtest.h"
@@ -93,6 +94,43 @@ TEST(ProcessWatch, SeesWhetherAProcessRuns) {
   child.Kill();
   EXPECT_TRUE(Becomes([&] { return watch->HasEnded(); }));
   EXPECT_FALSE(watch->HasRun());
+}
+
+TEST(ExitWatch, SaysThatOneHasEndedAndSleepsOtherwise) {
+  std::atomic<int> calls = 0;
+  const auto exits = ExitWatch::Create([&] { ++calls; });
+  ASSERT_NE(exits, nullptr);
+  Child first, second;
+  auto watch_of_first = ProcessWatch::Of(first.process());
+  const auto watch_of_second = ProcessWatch::Of(second.process());
+  ASSERT_TRUE(watch_of_first.has_value() && watch_of_second.has_value());
+  EXPECT_TRUE(exits->Add(*watch_of_first));
+  EXPECT_TRUE(exits->Add(*watch_of_second));
+  EXPECT_EQ(calls, 0);
+  first.Kill();
+  EXPECT_TRUE(Becomes([&] { return calls == 1; }));
+  EXPECT_TRUE(watch_of_first->HasEnded());
+  EXPECT_FALSE(watch_of_second->HasEnded());
+  second.Kill();
+  EXPECT_TRUE(Becomes([&] { return calls == 2; }));
+  // Both may still be held: what has been said is not said again.
+  watch_of_first.reset();
+  Child third;
+  const auto watch_of_third = ProcessWatch::Of(third.process());
+  ASSERT_TRUE(exits->Add(*watch_of_third));
+  third.Kill();
+  EXPECT_TRUE(Becomes([&] { return calls == 3; }));
+}
+
+TEST(ExitWatch, TakesNoneThatHadEndedBefore) {
+  const auto exits = ExitWatch::Create([] {});
+  ASSERT_NE(exits, nullptr);
+  Child child;
+  child.Kill();
+  child.Reap();
+  const auto watch = ProcessWatch::Of(child.process());
+  ASSERT_TRUE(watch.has_value());
+  EXPECT_FALSE(exits->Add(*watch));
 }
 
 TEST(ProcessWatch, LooksAtNoOtherHostNorAtItselfNorAtNonsense) {

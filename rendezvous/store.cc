@@ -13,7 +13,7 @@ namespace {
 
 // For a look at each key that may be missing once the time is over.
 constexpr absl::Duration kLastLook = absl::Seconds(1);
-// Of one key of several that were all waited for in time.
+// The time for one key of several that were all waited for in time.
 constexpr absl::Duration kLeastLook = absl::Milliseconds(1);
 constexpr size_t kMostKeyBytes = 1 << 10;
 

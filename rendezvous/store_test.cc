@@ -266,7 +266,7 @@ TEST_P(StoreConformance, CompareSetAppliesOnlyToTheExpectedVersion) {
   EXPECT_TRUE(changed->applied);
   EXPECT_GT(changed->now.version, made->now.version);
   EXPECT_EQ(a_->Get("key", kLong)->value, "b");
-  // Of a key that is not there, whatever its version was.
+  // The same of a key that is not there, whatever its version was.
   const auto absent = a_->CompareSet("none", changed->now.version, "x", kLong);
   ASSERT_THAT(absent, IsOk());
   EXPECT_FALSE(absent->applied);

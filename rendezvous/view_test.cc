@@ -123,7 +123,7 @@ TEST(View, ContainsAdmittedMembers) {
               StatusIs(absl::StatusCode::kInvalidArgument, "as 0@0.0"));
 }
 
-// Of `size` members, some of them suspect and some names gone.
+// A view of `size` members, some of them suspect and some names gone.
 v1::View SomeView(uint32_t size, Epoch version) {
   v1::View view;
   view.set_version(version);

@@ -33,8 +33,8 @@ View FromWire(const v1::View& view);  // of a view that CheckView takes
 // The most names of a view: members and departed together.
 inline constexpr int kMaxNames = 2 * kMaxWorkers;
 
-// Of who is in and in which state, and who is gone: the sum over all members
-// and departed, so that it can be kept up to date change by change.
+// Digests who is in and in which state, and who is gone: the sum over all
+// members and departed, so that it can be kept up to date change by change.
 uint64_t DigestOf(const v1::Member& member);
 uint64_t DigestOf(const v1::Departed& departed);
 uint64_t DigestOf(const v1::View& view);
@@ -48,8 +48,8 @@ absl::StatusOr<v1::View> Merge(const v1::View& view, const v1::View& changes);
 // or id; in a fixed world each but an admin at its place, <role><rank>.
 // kInvalidArgument says what is wrong.
 absl::Status CheckView(const v1::View& view);
-// Of one that CheckView takes: it has `name` under the key that was given to it
-// by the coordinator.
+// Checks that `view`, which CheckView takes, has `name` under the key that the
+// coordinator gave to it.
 absl::Status CheckHas(const v1::View& view, absl::string_view name,
                       const v1::WorkerKey& key);
 
@@ -61,7 +61,8 @@ template <typename Request>
 absl::string_view MethodOf() {
   return absl::StripSuffix(Request::descriptor()->name(), "Request");
 }
-// Of each alternative of a std::variant of requests, in their order.
+// The methods of the alternatives of a std::variant of requests, in their
+// order.
 template <typename Variant>
 struct MethodsOf;
 template <typename... Requests>

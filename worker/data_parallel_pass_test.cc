@@ -114,7 +114,7 @@ TEST(DataParallelPass, MeansOfDenseLayersAreCommittedWithTheTablesGradient) {
                             pass.Call(worker.agent().To("ps0"), LookUpRows,
                                       Tensor::FromVector<int64_t>(words)));
       WEFT_RETURN_IF_ERROR(pass.Backward(Sum(trainer.dense.Forward(x))));
-      // Of the bias: the number of rows, 1 and 3.
+      // The gradient of the bias is the number of rows, 1 and 3.
       const Variable bias = trainer.dense.Parameters()[1];
       EXPECT_THAT(pass.GradientOf(bias).ToDense().ToVector<float>(), Each(2));
       // In the context, not in the leaf.

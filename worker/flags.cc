@@ -75,7 +75,7 @@ size_t EditDistance(absl::string_view a, absl::string_view b) {
 std::string NearestName(const std::string& name,
                         const std::vector<std::string>& known) {
   std::string nearest;
-  // Of a shorter name little is left after two changes.
+  // Two changes leave little of a shorter name.
   size_t best =
       (name.size() < 4 ? 1 : std::max<size_t>(2, name.size() / 3)) + 1;
   for (const std::string& candidate : known) {
@@ -427,7 +427,7 @@ absl::Status Flags::Settle() {
     }
     if (flag.given.empty()) continue;
     for (const std::string& text : flag.given) {
-      // Of a flag that is given twice the last counts.
+      // The last of a flag that is given twice counts.
       if (!flag.is_repeated && &text != &flag.given.back()) continue;
       WEFT_RETURN_IF_ERROR(apply(flag, text, "flag", ExitCode::kUsage));
     }
@@ -445,7 +445,7 @@ absl::Status Flags::ReadFile(const std::string& path) {
         absl::StrCat(program_, ": --config: cannot read ", path, ": ",
                      errno != 0 ? std::strerror(errno) : "an error"));
   }
-  // Of what is no file of flags, /dev/zero say, not more is read.
+  // No more is read of what is no file of flags, such as /dev/zero.
   std::string content(kMaxConfigBytes + 1, '\0');
   file.read(content.data(), static_cast<std::streamsize>(content.size()));
   content.resize(static_cast<size_t>(file.gcount()));

@@ -92,7 +92,7 @@ TEST(GroupEnd, CallsAfterShutdownSayThatThisWorkerHasShutDown) {
   auto worker = Worker::Start(AloneAt(dir.Path("c.sock")));
   ASSERT_THAT(worker, IsOk());
   ASSERT_THAT((*worker)->Shutdown(absl::Seconds(60)).status(), IsOk());
-  // Of itself it has heard that it left, of the other nothing.
+  // It has heard that it left itself, and nothing of the other.
   for (const char* name : {"trainer0", "trainer1"}) {
     const absl::Status refused =
         rpc::Call((*worker)->agent().To(name), Twice, int64_t{21}).status();

@@ -38,7 +38,11 @@ absl::StatusOr<std::unique_ptr<rendezvous::Journal>> OpenJournal(
     return WithExitCode(OfPart("--init", journal.status()), ExitCode::kConfig);
   }
   if (options.coordinator_log.empty()) return nullptr;
-  auto log = rendezvous::CoordinatorLog::Open(options.coordinator_log);
+  auto log = rendezvous::CoordinatorLog::Open(
+      options.coordinator_log,
+      options.coordinator_log_survives_host
+          ? rendezvous::CoordinatorLog::Survives::kHost
+          : rendezvous::CoordinatorLog::Survives::kProcess);
   if (log.ok()) return *std::move(log);
   return WithExitCode(OfPart("--coordinator-log", log.status()),
                       absl::IsResourceExhausted(log.status())
@@ -58,6 +62,11 @@ absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::Create(
   coordinator_options.core.job = options.job;
   coordinator_options.core.suspect_after = options.limits.suspect_after;
   coordinator_options.core.dead_after = options.limits.dead_after;
+  const Limits by_default;
+  coordinator_options.core.takes_silence_limits =
+      options.role == kCoordinatorRole &&
+      options.limits.suspect_after == by_default.suspect_after &&
+      options.limits.dead_after == by_default.dead_after;
   coordinator_options.core.start = options.start;
   coordinator_options.telemetry = &telemetry;
   WEFT_ASSIGN_OR_RETURN(coordinator_options.journal,
@@ -96,9 +105,20 @@ absl::Status CheckNoCoordinator(const Options& options,
                                         kWhoIsThere);
 }
 
+absl::StatusOr<net::Credentials> CredentialsFor(const Options& options) {
+  WEFT_RETURN_IF_ERROR(CheckTrust(options.certs, options.insecure));
+  if (options.insecure) return net::Credentials::Insecure();
+  if (options.certs.empty()) return net::Credentials::LocalOnly();
+  WEFT_ASSIGN_OR_RETURN(
+      net::Credentials credentials,
+      net::Credentials::ForMember(options.certs, options.name()));
+  WEFT_RETURN_IF_ERROR(credentials.CheckJob(options.job));
+  return credentials;
+}
+
 absl::StatusOr<std::unique_ptr<rendezvous::CoordinatorLink>> LinkToCoordinator(
     const Options& options, net::Loop& loop) {
-  const std::string host = options.servers > 0 ? "ps0" : "trainer0";
+  const std::string host = options.host_of_coordinator();
   const rendezvous::InitUrl& url = options.init_url;
   if (!url.is_found()) {
     return rendezvous::MakeGrpcLink(loop, options.coordinator, host);

@@ -11,6 +11,7 @@
 #include "weft/base/thread_pool.h"
 #include "weft/net/endpoint.h"
 #include "weft/net/loop/loop.h"
+#include "weft/net/tls/credentials.h"
 #include "weft/rendezvous/coordinator.h"
 #include "weft/rendezvous/coordinator_link.h"
 #include "weft/rendezvous/discovery/rendezvous_file.h"
@@ -38,7 +39,8 @@ class HostedCoordinator {
  private:
   HostedCoordinator() = default;
 
-  // Of its own, as it waits for the disk and must not wait for handlers.
+  // It has threads of its own, as it waits for the disk and must not wait for
+  // handlers.
   std::unique_ptr<ThreadPool> executor_;
   std::unique_ptr<rendezvous::Coordinator> coordinator_;
   std::unique_ptr<rendezvous::RendezvousFile> file_;  // if it is found by one
@@ -49,6 +51,10 @@ class HostedCoordinator {
 absl::Status CheckNoCoordinator(const Options& options,
                                 rendezvous::TimerSource& timers,
                                 net::Loop& loop);
+
+// What `certs` and `insecure` say, for a process with the name of `options`.
+// kInvalidArgument: both are given; else what net::Credentials says.
+absl::StatusOr<net::Credentials> CredentialsFor(const Options& options);
 
 // To the coordinator of `options`, at its address or where it is found. Both
 // must outlive the link.

@@ -18,6 +18,7 @@
 #include "weft/collectives/backends/host/host_backend.h"
 #include "weft/net/edge/socket_directory.h"
 #include "weft/rendezvous/membership.h"
+#include "weft/rendezvous/roll_call.h"
 #include "weft/rendezvous/view.h"
 #include "weft/rendezvous/worker_key.h"
 #include "weft/telemetry/logger.h"
@@ -40,13 +41,6 @@ absl::StatusOr<Ranks> RanksOf(const Worker& worker,
   const Options& own = worker.options();
   Ranks ranks;
   ranks.names = options.members;
-  if (ranks.names.empty() && own.is_elastic()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "JoinGroup: ", own.name(),
-        " is of an elastic job, in which the number of ranks is not known; "
-        "name the members in JoinGroupOptions::members, or start the job with "
-        "--servers and --trainers"));
-  }
   if (ranks.names.empty()) {
     const int size = own.role == "ps" ? own.servers : own.trainers;
     for (int rank = 0; rank < size; ++rank) {
@@ -94,7 +88,8 @@ absl::Status ReadCards(const std::map<std::string, std::string>& cards,
   return absl::OkStatus();
 }
 
-// Of a whole role, others may come in the place of those that are gone.
+// Meets a whole role, where others may come in the place of those that are
+// gone.
 absl::StatusOr<std::map<std::string, std::string>> MeetAll(
     rendezvous::Membership& members, const std::string& tag,
     const std::string& card, const std::vector<std::string>& names,
@@ -123,6 +118,37 @@ absl::StatusOr<std::map<std::string, std::string>> MeetAll(
   }
 }
 
+std::string SelectorOf(const Worker& worker, const JoinGroupOptions& options) {
+  return options.elastic.selector.empty()
+             ? absl::StrCat("role=", worker.options().role)
+             : options.elastic.selector;
+}
+
+// What cannot be, whoever else comes.
+absl::Status CheckElastic(const Worker& worker,
+                          const JoinGroupOptions& options) {
+  const ElasticMembers& elastic = options.elastic;
+  const ElasticMembers unset;
+  const bool is_given = !elastic.selector.empty() || elastic.min != unset.min ||
+                        elastic.max != unset.max ||
+                        elastic.last_call != unset.last_call;
+  if (!is_given) return absl::OkStatus();
+  if (!worker.options().is_elastic()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "JoinGroup ", options.name,
+        ": `elastic` is of an elastic job "
+        "(--workers=MIN:MAX), and that of ",
+        worker.options().name(), " is ", worker.options().world().ToString()));
+  }
+  if (!options.members.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("JoinGroup ", options.name,
+                     ": wanted `members` or `elastic`, found "
+                     "both"));
+  }
+  return absl::OkStatus();
+}
+
 // Checks against membership that the incarnations of a group are alive.
 std::function<absl::Status(int)> CheckMembers(
     rendezvous::Membership& members, std::vector<rendezvous::WorkerKey> keys) {
@@ -136,6 +162,119 @@ std::function<absl::Status(int)> CheckMembers(
     }
     return absl::UnavailableError("another has taken its place");
   };
+}
+
+// Connects those who have met. `nonce`: no other group of this name has it.
+absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Connect(
+    Worker& worker, const JoinGroupOptions& options, const std::string& name,
+    Ranks ranks, Instant deadline) {
+  const Options& own = worker.options();
+  collectives::HostOptions host;
+  host.store = &worker.membership().store();
+  host.name = absl::StrCat(name, "#", ranks.nonce);
+  host.rank = ranks.rank;
+  host.size = static_cast<int>(ranks.keys.size());
+  host.arena_bytes = options.arena_bytes;
+  host.connect_timeout =
+      std::max(deadline - SteadyClock().Now(), absl::ZeroDuration());
+  host.memory_budget = worker.memory_budget();
+  host.streams = &worker.group_streams();
+  host.own_stream = {worker.self().name, worker.self().address};
+  host.host = options.host_id.empty() ? own.host_id : options.host_id;
+  if (host.host.empty()) {  // else it shares no memory with other hosts
+    host.own_stream.memory_socket =
+        worker.group_streams().transport().memory_socket();
+  }
+  host.dead_after = own.limits.dead_after;
+  host.check_member = CheckMembers(worker.membership(), ranks.keys);
+  host.check_wait = [check = host.check_member, names = ranks.names, name] {
+    for (size_t rank = 0; rank < names.size(); ++rank) {
+      const absl::Status there = check(static_cast<int>(rank));
+      if (!there.ok()) {
+        return absl::Status(there.code(),
+                            absl::StrCat("JoinGroup ", name, ": ", names[rank],
+                                         " is gone: ", there.message()));
+      }
+    }
+    return absl::OkStatus();
+  };
+  host.diagnosis.report = [&worker](absl::string_view report) {
+    WEFT_LOG(worker.telemetry().logger(), Warning, report);
+  };
+  WEFT_ASSIGN_OR_RETURN(host.directory, net::DefaultSocketDirectory(own.job));
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<collectives::Backend> backend,
+                        collectives::ConnectHost(std::move(host)));
+  collectives::GroupOptions group;
+  group.name = name;
+  group.timeout = options.timeout;
+  group.recorder = &worker.telemetry().recorder();
+  group.on_broken = [&worker](const absl::Status&) {
+    worker.DumpFlightRecorder();
+  };
+  group.abort_source = worker.group_abort();
+  return collectives::ProcessGroup::Create(std::move(backend),
+                                           std::move(group));
+}
+
+Ranks RanksOf(const Worker& worker, const rendezvous::Roll& roll) {
+  Ranks ranks;
+  ranks.nonce = absl::StrCat(roll.round);
+  for (const rendezvous::RollEntry& entry : roll.entries) {
+    if (entry.key == worker.self().key) {
+      ranks.rank = static_cast<int>(ranks.keys.size());
+    }
+    ranks.names.push_back(entry.name);
+    ranks.keys.push_back(entry.key);
+  }
+  return ranks;
+}
+
+// Whether one of them is gone. Who finds its streams ended hears of it before
+// the view does: so it waits, for as long as silence may take to be an end.
+bool IsAnyGone(Worker& worker, const std::vector<rendezvous::WorkerKey>& keys,
+               Instant deadline) {
+  const absl::Duration wait =
+      std::min(worker.options().limits.dead_after + absl::Seconds(5),
+               deadline - SteadyClock().Now());
+  return worker.membership()
+      .WaitFor(
+          [&](const rendezvous::View& view) {
+            return std::any_of(
+                keys.begin(), keys.end(),
+                [&](rendezvous::WorkerKey key) { return view.IsGone(key); });
+          },
+          std::max(wait, absl::ZeroDuration()))
+      .ok();
+}
+
+absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinElastic(
+    Worker& worker, const JoinGroupOptions& options, Instant deadline) {
+  rendezvous::RollTerms terms;
+  terms.selector = SelectorOf(worker, options);
+  terms.min = options.elastic.min;
+  terms.max = options.elastic.max;
+  terms.last_call = options.elastic.last_call;
+  const std::string name = absl::StrCat(terms.selector, "/", options.name);
+  const auto said_by = [&](const absl::Status& status) {
+    return absl::Status(status.code(),
+                        absl::StrCat("JoinGroup: ", status.message()));
+  };
+  auto call = worker.roll_calls().Begin(options.name, std::move(terms));
+  if (!call.ok()) return said_by(call.status());
+  (*call)->OnProgress([&worker](const std::string& text) {
+    WEFT_LOG(worker.telemetry().logger(), Info, "JoinGroup: " + text);
+  });
+  while (true) {
+    auto roll = (*call)->Next(deadline);
+    if (!roll.ok()) return said_by(roll.status());
+    Ranks ranks = RanksOf(worker, *roll);
+    const std::vector<rendezvous::WorkerKey> keys = ranks.keys;
+    auto group = Connect(worker, options, name, std::move(ranks), deadline);
+    if (group.ok() || !absl::IsUnavailable(group.status()) ||
+        !IsAnyGone(worker, keys, deadline)) {
+      return group;
+    }
+  }
 }
 
 }  // namespace
@@ -161,8 +300,12 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
                                      ? options.join_timeout
                                      : own.join_timeout;
   const Instant deadline = SteadyClock().Now() + timeout;
-  WEFT_ASSIGN_OR_RETURN(Ranks ranks, RanksOf(worker, options));
+  WEFT_RETURN_IF_ERROR(CheckElastic(worker, options));
   const bool is_of_role = options.members.empty();
+  if (is_of_role && own.is_elastic()) {
+    return JoinElastic(worker, options, deadline);
+  }
+  WEFT_ASSIGN_OR_RETURN(Ranks ranks, RanksOf(worker, options));
   const std::string name =
       is_of_role ? absl::StrCat(own.role, "/", options.name) : options.name;
   WEFT_ASSIGN_OR_RETURN(
@@ -170,40 +313,19 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
       MeetAll(worker.membership(), absl::StrCat("join_group/", name),
               Card(worker), ranks.names, is_of_role, deadline));
   WEFT_RETURN_IF_ERROR(ReadCards(cards, &ranks));
-  collectives::HostOptions host;
-  host.store = &worker.membership().store();
-  host.name = absl::StrCat(name, "#", ranks.nonce);
-  host.rank = ranks.rank;
-  host.size = static_cast<int>(ranks.names.size());
-  host.arena_bytes = options.arena_bytes;
-  host.connect_timeout =
-      std::max(deadline - SteadyClock().Now(), absl::ZeroDuration());
-  host.memory_budget = worker.memory_budget();
-  host.streams = &worker.group_streams();
-  host.own_stream = {worker.self().name, worker.self().address};
-  host.host = options.host_id.empty() ? own.host_id : options.host_id;
-  if (host.host.empty()) {  // else it shares no memory with other hosts
-    host.own_stream.memory_socket =
-        worker.group_streams().transport().memory_socket();
+  return Connect(worker, options, name, std::move(ranks), deadline);
+}
+
+absl::StatusOr<std::vector<std::string>> MembersWaiting(
+    Worker& worker, const JoinGroupOptions& options, absl::Duration timeout) {
+  if (!worker.options().is_elastic()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("MembersWaiting ", options.name, ": the job of ",
+                     worker.options().name(), " is ",
+                     worker.options().world().ToString(), ", not elastic"));
   }
-  host.dead_after = own.limits.dead_after;
-  host.check_member = CheckMembers(worker.membership(), std::move(ranks.keys));
-  host.diagnosis.report = [&worker](absl::string_view report) {
-    WEFT_LOG(worker.telemetry().logger(), Warning, report);
-  };
-  WEFT_ASSIGN_OR_RETURN(host.directory, net::DefaultSocketDirectory(own.job));
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<collectives::Backend> backend,
-                        collectives::ConnectHost(std::move(host)));
-  collectives::GroupOptions group;
-  group.name = name;
-  group.timeout = options.timeout;
-  group.recorder = &worker.telemetry().recorder();
-  group.on_broken = [&worker](const absl::Status&) {
-    worker.DumpFlightRecorder();
-  };
-  group.abort_source = worker.group_abort();
-  return collectives::ProcessGroup::Create(std::move(backend),
-                                           std::move(group));
+  return worker.roll_calls().Waiting(options.name, SelectorOf(worker, options),
+                                     timeout);
 }
 
 }  // namespace weft::worker

@@ -4,7 +4,18 @@
 //   weft::ExitIfError(group.status());
 //   weft::ExitIfError((*group)->AllReduce(gradient));
 //
-// Of the members that are there now, after some have left and others have come:
+// In an elastic job the same call makes a group of those that are in the job
+// now. When one has died, or others wait to come in, all call it again:
+//
+//   JoinGroupOptions join;
+//   join.elastic.min = 2;
+//   while (!is_trained) {
+//     WEFT_ASSIGN_OR_RETURN(auto group, JoinGroup(worker, join));
+//     ...  // until an operation ends with kUnavailable, or rank 0 has found
+//     ...  // that somebody is MembersWaiting, and has broadcast it
+//   }
+//
+// In a job of fixed numbers, a group of the members that are there now:
 //
 //   WEFT_RETURN_IF_ERROR(worker.membership().Refresh(timeout));
 //   JoinGroupOptions join;
@@ -23,9 +34,24 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "weft/collectives/process_group.h"
+#include "weft/rendezvous/roll_call.h"
 #include "weft/worker/worker.h"
 
 namespace weft::worker {
+
+// Whom a group of an elastic job is of. The same on all workers that are to be
+// in it.
+struct ElasticMembers {
+  // View::Select: "role=trainer,zone=a". It must find this worker. Empty: all
+  // of this worker's role.
+  std::string selector;
+  int min = 1;
+  int max = rendezvous::kMostOnARoll;
+  // Once `min` have come, how long to wait for others that are in the job; they
+  // are then left out. By default for all of them, until join_timeout. With it
+  // two parts of a job may make a group each, unless `min` is more than half.
+  absl::Duration last_call = absl::InfiniteDuration();
+};
 
 struct JoinGroupOptions {
   // By which the members find each other: they are at one group of one name at
@@ -34,8 +60,11 @@ struct JoinGroupOptions {
   std::string name = "world";
   // The names of its members, this worker's among them, of any roles; the rank
   // of each is its place in this list, which is the same at all of them. Empty:
-  // all workers of this worker's role, by rank.
+  // all workers of this worker's role, by rank; in an elastic job, those of
+  // `elastic`.
   std::vector<std::string> members;
+  // Of an elastic job, without `members`.
+  ElasticMembers elastic;
   // How long to wait for the others; 0: Options::join_timeout.
   absl::Duration join_timeout;
   // Bytes of shared memory that ProcessGroup::Allocate may hand out on this
@@ -57,6 +86,16 @@ struct JoinGroupOptions {
 // Without `members`, a worker of the role that is gone is waited for: another
 // may come in its place. With `members`, one that is gone is an error at once.
 //
+// In an elastic job, without `members`, they agree on who is in the group
+// (docs/rendezvous.md, "Roll calls"): it is closed once `max` of
+// ElasticMembers have come, those of the group before among them who live, or
+// at least `min` and all whom its selector finds in the job at one version of
+// the view; ranks are in the order of their roles and ranks there. Who comes later waits for the next group, which is made when
+// the others call JoinGroup again: until then it is told for whom it waits, in
+// the log. One that ends is waited for no more; if it ends after the group was
+// closed and before it was made, the others begin again. Called again under a
+// name, the groups of before go on as they are.
+//
 // When this worker is out of its job, the operations of the group, and of the
 // groups made from it, end on every rank with kUnavailable and the reason.
 //
@@ -66,14 +105,25 @@ struct JoinGroupOptions {
 //   kDeadlineExceeded    names the members that did not come
 //   kUnavailable         a member is gone, which is named; or as status()
 //   kAborted             Membership::status(): this worker is out of its job
-//   kFailedPrecondition  members of the same name wait for others than these;
-//                        another thread of this worker is at this name; or it
-//                        is of an elastic job, in which the number of ranks is
-//                        not known, and there are no `members`
-//   kInvalidArgument     `members` without this worker, or with one twice
+//   kFailedPrecondition  members of the same name wait for others than these,
+//                        or have come with another `elastic`; another thread of
+//                        this worker is at this name; or `elastic` is given in
+//                        a job that is not
+//   kInvalidArgument     `members` without this worker, or with one twice, or
+//                        with `elastic`; in `elastic` a min below 1 or above
+//                        max, a max above rendezvous::kMostOnARoll, a negative
+//                        last_call, or a selector that is none or is of others
 // and those of collectives::ConnectHost.
 absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
     Worker& worker, const JoinGroupOptions& options = {});
+
+// Of an elastic job: who waits in JoinGroup, with this name and selector, for a
+// group that is to be made yet, by name. A member of a group asks it from time
+// to time, on one rank, and tells the others: if there are any, all call
+// JoinGroup again. kFailedPrecondition: the job is not elastic; and errors of
+// Membership::store().
+absl::StatusOr<std::vector<std::string>> MembersWaiting(
+    Worker& worker, const JoinGroupOptions& options, absl::Duration timeout);
 
 // For JoinGroupOptions::members: the names of the members that `selector`
 // (View::Select) finds in the newest view, by role and rank. Workers that look

@@ -4,12 +4,16 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -27,6 +31,7 @@ namespace {
 using ::testing::Contains;
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::Not;
 using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
 using ::weft::testing::IsOk;
@@ -263,17 +268,6 @@ TEST(JoinGroup, OperationsOfAWorkerThatIsOutOfItsJobEndWithTheReason) {
   for (auto& part : parts) part.reset();
 }
 
-Options ElasticOf(int rank, const std::string& socket) {
-  Options options;
-  options.job = "job";
-  options.rank = rank;
-  options.min_workers = 1;
-  options.max_workers = 4;
-  options.coordinator = absl::StrCat("unix:", socket);
-  options.log_level = telemetry::Level::kError;
-  return options;
-}
-
 // For `weft dump`, which compares what each has called.
 TEST(JoinGroup, GroupThatPassesItsDeadlineLeavesARecordingOfEachWorker) {
   weft::testing::TempDir dumps;
@@ -306,38 +300,308 @@ TEST(JoinGroup, GroupThatPassesItsDeadlineLeavesARecordingOfEachWorker) {
   EXPECT_TRUE((*workers)->Shutdown().ok());
 }
 
-TEST(JoinGroup, WorkersOfAnElasticJobNameTheirMembers) {
-  weft::testing::TempDir directory;
-  chmod(directory.path().c_str(), 0700);
-  setenv("XDG_RUNTIME_DIR", directory.path().c_str(), 1);
-  std::vector<std::unique_ptr<Worker>> workers;
-  for (int rank = 0; rank < 3; ++rank) {
-    auto worker = Worker::Start(ElasticOf(rank, directory.Path("c.sock")));
-    WEFT_ASSERT_OK(worker.status());
-    workers.push_back(*std::move(worker));
+// Workers of an elastic job, by rank; each may come, end or die at any time.
+class ElasticJob : public ::testing::Test {
+ protected:
+  ElasticJob() {
+    chmod(directory_.path().c_str(), 0700);
+    setenv("XDG_RUNTIME_DIR", directory_.path().c_str(), 1);
   }
-  EXPECT_THAT(JoinGroup(*workers[0]).status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       "name the members in JoinGroupOptions::members"));
-  for (const size_t size : {3, 2}) {
-    WEFT_EXPECT_OK(workers[0]->membership().Refresh(kLong));
-    const auto members = MembersNow(*workers[0], "role=trainer");
-    WEFT_ASSERT_OK(members.status());
-    ASSERT_EQ(members->size(), size);
-    const auto statuses = testing::RunRanks(
-        static_cast<int>(size), [&](int rank) -> absl::Status {
-          JoinGroupOptions join;
-          join.members = *members;
-          join.arena_bytes = 1 << 20;
+
+  // Rank 0 is the first to come and the last to go: the coordinator is there.
+  void Come(int rank, const std::string& role = "trainer") {
+    Options options;
+    options.job = "job";
+    options.role = role;
+    options.rank = rank;
+    options.min_workers = 1;
+    options.max_workers = 16;
+    options.coordinator = absl::StrCat("unix:", directory_.Path("c.sock"));
+    options.log_level = telemetry::Level::kError;
+    options.limits.suspect_after = absl::Seconds(1);
+    options.limits.dead_after = absl::Seconds(2);
+    auto worker = Worker::Start(options);
+    WEFT_ASSERT_OK(worker.status());
+    workers_[rank] = *std::move(worker);
+  }
+  void ComeAll(int count) {
+    for (int rank = 0; rank < count; ++rank) Come(rank);
+  }
+  void Leave(int rank) {
+    EXPECT_TRUE(workers_[rank]->Shutdown(kLong).status().ok());
+    workers_.erase(rank);
+  }
+  ~ElasticJob() override {
+    while (!workers_.empty()) workers_.erase(std::prev(workers_.end()));
+  }
+
+  static JoinGroupOptions Within(absl::Duration timeout) {
+    JoinGroupOptions join;
+    join.join_timeout = timeout;
+    join.arena_bytes = 1 << 20;
+    return join;
+  }
+
+  // Joins the group of `join` on these ranks; OK if all are in one of `size`
+  // and it adds up.
+  std::vector<absl::Status> MeetAndSum(const std::vector<int>& ranks, int size,
+                                       const JoinGroupOptions& join) {
+    return testing::RunRanks(
+        static_cast<int>(ranks.size()), [&](int i) -> absl::Status {
           WEFT_ASSIGN_OR_RETURN(
               std::unique_ptr<collectives::ProcessGroup> group,
-              JoinGroup(*workers[rank], join));
-          return group->Barrier();
+              JoinGroup(*workers_.at(ranks[i]), join));
+          const Tensor tensor = Tensor::Ones({10});
+          WEFT_RETURN_IF_ERROR(group->AllReduce(tensor));
+          const float sum = tensor.data<float>()[9];
+          if (group->size() == size && sum == static_cast<float>(size)) {
+            return absl::OkStatus();
+          }
+          return absl::InternalError(
+              absl::StrCat("size ", group->size(), ", sum ", sum));
         });
-    EXPECT_THAT(statuses, Each(IsOk()));
-    EXPECT_TRUE(workers.back()->Shutdown(kLong).status().ok());
-    workers.pop_back();
   }
+
+  void AwaitWaiting(const JoinGroupOptions& join,
+                    const std::vector<std::string>& names) {
+    EXPECT_TRUE(testing::Becomes([&] {
+      const auto found = MembersWaiting(*workers_.at(0), join, kLong);
+      return found.ok() && *found == names;
+    })) << absl::StrJoin(names, ", ");
+  }
+
+  weft::testing::TempDir directory_;
+  std::map<int, std::unique_ptr<Worker>> workers_;
+};
+
+TEST_F(ElasticJob, WorkersMayNameTheirMembers) {
+  ComeAll(3);
+  for (const size_t size : {3, 2}) {
+    WEFT_EXPECT_OK(workers_[0]->membership().Refresh(kLong));
+    JoinGroupOptions join = Within(kLong);
+    const auto members = MembersNow(*workers_[0], "role=trainer");
+    WEFT_ASSERT_OK(members.status());
+    ASSERT_EQ(members->size(), size);
+    join.members = *members;
+    std::vector<int> ranks;
+    for (const auto& [rank, worker] : workers_) ranks.push_back(rank);
+    EXPECT_THAT(MeetAndSum(ranks, static_cast<int>(size), join), Each(IsOk()));
+    Leave(ranks.back());
+  }
+}
+
+TEST_F(ElasticJob, GroupIsOfAllWhoAreThereInTheOrderOfTheirRanks) {
+  for (const int rank : {0, 7, 3}) Come(rank);
+  const auto statuses = testing::RunRanks(3, [&](int i) -> absl::Status {
+    const int rank = i == 0 ? 0 : i == 1 ? 7 : 3;
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<collectives::ProcessGroup> group,
+                          JoinGroup(*workers_.at(rank), Within(kLong)));
+    const int wanted = rank == 0 ? 0 : rank == 3 ? 1 : 2;
+    return group->rank() == wanted && group->size() == 3
+               ? group->Barrier()
+               : absl::InternalError("wrong rank");
+  });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST_F(ElasticJob, WhoComesLateWaitsAndIsInTheNextGroup) {
+  ComeAll(2);
+  const JoinGroupOptions join = Within(kLong);
+  EXPECT_THAT(MeetAndSum({0, 1}, 2, join), Each(IsOk()));
+  Come(2);
+  std::vector<absl::Status> late;
+  std::thread third([&] { late = MeetAndSum({2}, 3, join); });
+  AwaitWaiting(join, {"trainer2"});
+  EXPECT_THAT(MeetAndSum({0, 1}, 3, join), Each(IsOk()));
+  third.join();
+  EXPECT_THAT(late, Each(IsOk()));
+  AwaitWaiting(join, {});
+  Leave(1);
+  EXPECT_THAT(MeetAndSum({0, 2}, 2, join), Each(IsOk()));
+}
+
+TEST_F(ElasticJob, WhoDiesWhileTheyMeetIsWaitedForNoMore) {
+  ComeAll(4);
+  const JoinGroupOptions join = Within(kLong);
+  std::vector<absl::Status> statuses;
+  std::thread others([&] { statuses = MeetAndSum({0, 1}, 2, join); });
+  // One has come, and one has not.
+  std::thread dies([&] {
+    EXPECT_THAT(JoinGroup(*workers_.at(2), join).status(), Not(IsOk()));
+  });
+  AwaitWaiting(join, {"trainer0", "trainer1", "trainer2"});
+  workers_.erase(3);
+  workers_.at(2)->membership().Leave(kLong).IgnoreError();
+  dies.join();
+  others.join();
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+// It is on the roll, and the others wait for it to connect.
+TEST_F(ElasticJob, WhoDiesBetweenTheRollAndTheGroupBeginsANewRound) {
+  ComeAll(3);
+  const JoinGroupOptions join = Within(kLong);
+  std::vector<absl::Status> statuses;
+  std::thread others([&] { statuses = MeetAndSum({0, 1}, 2, join); });
+  {
+    rendezvous::RollTerms terms;
+    terms.selector = "role=trainer";
+    auto call = workers_.at(2)->roll_calls().Begin("world", terms);
+    WEFT_ASSERT_OK(call.status());
+    const auto roll = (*call)->Next(SteadyClock().Now() + kLong);
+    WEFT_ASSERT_OK(roll.status());
+    EXPECT_EQ(roll->entries.size(), 3u);
+  }
+  workers_.erase(2);
+  others.join();
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST_F(ElasticJob, SurvivorsOfAGroupMakeTheNextOne) {
+  ComeAll(3);
+  const JoinGroupOptions join = Within(kLong);
+  std::unique_ptr<collectives::ProcessGroup> groups[3];
+  EXPECT_THAT(testing::RunRanks(3,
+                                [&](int rank) -> absl::Status {
+                                  WEFT_ASSIGN_OR_RETURN(
+                                      groups[rank],
+                                      JoinGroup(*workers_.at(rank), join));
+                                  return groups[rank]->Barrier();
+                                }),
+              Each(IsOk()));
+  groups[2].reset();
+  workers_.erase(2);
+  const auto statuses = testing::RunRanks(
+      2, [&](int rank) { return groups[rank]->AllReduce(Tensor::Ones({3})); });
+  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kUnavailable)));
+  EXPECT_THAT(MeetAndSum({0, 1}, 2, join), Each(IsOk()));
+  for (auto& group : groups) group.reset();
+}
+
+TEST_F(ElasticJob, GroupHasMinToMaxMembersAndALastCall) {
+  ComeAll(4);
+  JoinGroupOptions join = Within(kLong);
+  join.elastic.min = 2;
+  join.elastic.max = 3;
+  // Two of four come: until the last call they wait for the others.
+  join.elastic.last_call = absl::Milliseconds(200);
+  EXPECT_THAT(MeetAndSum({0, 3}, 2, join), Each(IsOk()));
+  join.name = "second";
+  join.elastic.last_call = absl::InfiniteDuration();
+  std::vector<absl::Status> statuses;
+  std::thread three([&] { statuses = MeetAndSum({0, 1, 2}, 3, join); });
+  three.join();
+  EXPECT_THAT(statuses, Each(IsOk()));
+  // The fourth has none with whom to be two.
+  join.join_timeout = absl::Seconds(1);
+  const absl::Status alone = JoinGroup(*workers_.at(3), join).status();
+  EXPECT_THAT(alone, StatusIs(absl::StatusCode::kDeadlineExceeded,
+                              "round 2: 1 have come (trainer3), waiting for "
+                              "trainer0 (of round 1), trainer1 (of round 1), "
+                              "trainer2 (of round 1)"));
+  AwaitWaiting(join, {});
+}
+
+TEST_F(ElasticJob, SelectorsChooseAmongRoles) {
+  ComeAll(2);
+  Come(5, "reader");
+  JoinGroupOptions all = Within(kLong);
+  all.elastic.selector = "role=trainer";
+  std::vector<absl::Status> readers;
+  std::thread reads([&] { readers = MeetAndSum({5}, 1, Within(kLong)); });
+  EXPECT_THAT(MeetAndSum({0, 1}, 2, all), Each(IsOk()));
+  reads.join();
+  EXPECT_THAT(readers, Each(IsOk()));
+  EXPECT_THAT(JoinGroup(*workers_.at(5), all).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "selector \"role=trainer\" is of others"));
+}
+
+TEST_F(ElasticJob, WhatCannotBeIsRefusedByName) {
+  ComeAll(2);
+  const auto refused = [&](absl::StatusCode code, const std::string& text,
+                           const ElasticMembers& elastic) {
+    JoinGroupOptions join = Within(kLong);
+    join.elastic = elastic;
+    EXPECT_THAT(JoinGroup(*workers_.at(0), join).status(),
+                StatusIs(code, text));
+  };
+  const auto kInvalid = absl::StatusCode::kInvalidArgument;
+  ElasticMembers elastic;
+  elastic.min = 3;
+  elastic.max = 2;
+  refused(kInvalid, "found min 3 and max 2", elastic);
+  elastic.min = 0;
+  refused(kInvalid, "found min 0 and max 2", elastic);
+  elastic.max = 0;
+  refused(kInvalid, "found min 0 and max 0", elastic);
+  elastic = {};
+  elastic.selector = "trainer";
+  refused(kInvalid, "selector \"trainer\"", elastic);
+  elastic = {};
+  elastic.last_call = -absl::Seconds(1);
+  refused(kInvalid, "found -1s", elastic);
+  JoinGroupOptions both = Within(kLong);
+  both.members = {"trainer0"};
+  both.elastic.min = 2;
+  EXPECT_THAT(JoinGroup(*workers_.at(0), both).status(),
+              StatusIs(kInvalid, "found both"));
+  // Others have come with other numbers, or this worker has come already.
+  std::vector<absl::Status> statuses;
+  std::thread first([&] { statuses = MeetAndSum({0}, 2, Within(kLong)); });
+  AwaitWaiting(Within(kLong), {"trainer0"});
+  JoinGroupOptions other = Within(kLong);
+  other.elastic.min = 2;
+  EXPECT_THAT(JoinGroup(*workers_.at(1), other).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "wanted (role=trainer, 2 to 4096), found (role=trainer, "
+                       "1 to 4096), with which trainer0 has come"));
+  EXPECT_THAT(JoinGroup(*workers_.at(0), Within(kLong)).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "another thread of trainer0 is at it"));
+  EXPECT_THAT(MeetAndSum({1}, 2, Within(kLong)), Each(IsOk()));
+  first.join();
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST_F(ElasticJob, DeadlineNamesForWhomWasWaited) {
+  ComeAll(2);
+  JoinGroupOptions join = Within(absl::Milliseconds(300));
+  join.elastic.min = 3;
+  EXPECT_THAT(JoinGroup(*workers_.at(0), join).status(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       "1 have come (trainer0), waiting for trainer1, 1 more, "
+                       "which the job has not"));
+  AwaitWaiting(join, {});
+}
+
+TEST_F(ElasticJob, ManyMakeTenGroupsOfOneNameWithoutAWordBetween) {
+  ComeAll(6);
+  const auto statuses = testing::RunRanks(6, [&](int rank) -> absl::Status {
+    for (int i = 0; i < 10; ++i) {
+      WEFT_ASSIGN_OR_RETURN(std::unique_ptr<collectives::ProcessGroup> group,
+                            JoinGroup(*workers_.at(rank), Within(kLong)));
+      if (group->size() != 6) return absl::InternalError("not all");
+      WEFT_RETURN_IF_ERROR(group->Barrier());
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(JoinGroup, ElasticMembersAreOfAnElasticJob) {
+  auto workers = TestWorkers::Start({});
+  WEFT_ASSERT_OK(workers.status());
+  JoinGroupOptions join;
+  join.elastic.min = 2;
+  Worker& first = (*workers)->Get("trainer0");
+  EXPECT_THAT(JoinGroup(first, join).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "is of an elastic job (--workers=MIN:MAX), and that of "
+                       "trainer0 is trainer=2"));
+  EXPECT_THAT(MembersWaiting(first, join, kLong).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "not elastic"));
+  EXPECT_TRUE((*workers)->Shutdown().ok());
 }
 
 }  // namespace

@@ -21,8 +21,10 @@ struct Limits {
   rpc::Limits rpc;
   // See rpc::AgentOptions.
   absl::Duration give_up_after = absl::Seconds(10);
-  // Of the coordinator, which one worker hosts for the whole job: a member that
-  // is silent for so long is shown as suspect, and then declared gone.
+  // A member that is silent for so long is shown as suspect, and then declared
+  // gone: settings of the coordinator, for the whole job. A coordinator of its
+  // own that has none takes those of the first worker to join, if they are not
+  // the default, between 100 ms and an hour.
   absl::Duration suspect_after = absl::Seconds(3);
   absl::Duration dead_after = absl::Seconds(10);
 };

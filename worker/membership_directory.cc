@@ -11,7 +11,7 @@
 namespace weft::worker {
 namespace {
 
-// Of an error that says who could have been meant.
+// An error that says who could have been meant has no more.
 constexpr size_t kMostNames = 20;
 
 std::string NamesOf(const rendezvous::View& view) {

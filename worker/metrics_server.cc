@@ -29,8 +29,8 @@ namespace weft {
 namespace {
 
 constexpr int kMostConnections = 64;
-// Of a connection, until its answer is sent: the library knows only how long
-// nothing came, so that a byte now and then would hold it for ever.
+// A connection has so long until its answer is sent: the library knows only how
+// long nothing came, so that a byte now and then would hold it for ever.
 constexpr absl::Duration kPatience = absl::Seconds(2);
 // How often old connections, and the end, are looked for.
 constexpr int kLookEveryMs = 250;

@@ -14,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "weft/base/status_macros.h"
+#include "weft/device/open.h"
 #include "weft/net/address.h"
 #include "weft/net/edge/socket_directory.h"
 #include "weft/net/tls/identity.h"
@@ -97,6 +98,27 @@ absl::Status SetLabels(const std::string& text,
   return absl::OkStatus();
 }
 
+absl::Status CheckDevice(const Options& options) {
+  const absl::Status known = device::CheckDeviceText(options.device);
+  if (!known.ok()) return Usage(absl::StrCat("--device: ", known.message()));
+  if (options.local_rank >= 0) return absl::OkStatus();
+  return Usage(absl::StrCat("--local-rank=", options.local_rank,
+                            " (or LOCAL_RANK): wanted 0 or more"));
+}
+
+absl::Status CheckReplicas(const Options& options) {
+  if (options.replicas != 1 && options.replicas != 2) {
+    return Usage(
+        absl::StrCat("--replicas=", options.replicas, ": wanted 1 or 2"));
+  }
+  if (options.replicas > 1 && options.servers == 1) {
+    return Usage(absl::StrCat(
+        "--replicas=", options.replicas,
+        " wants at least 2 servers, found --servers=", options.servers));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckLimits(const Options& options) {
   if (options.ranks_on_host < 1) {
     return Usage(absl::StrCat("--ranks-on-host=", options.ranks_on_host,
@@ -131,6 +153,148 @@ absl::Status CheckLimits(const Options& options) {
   return absl::OkStatus();
 }
 
+// Who this worker is, and of which job.
+void AddIdentityFlags(Options& options, Flags& flags) {
+  flags.Add("job", &options.job, "the job's name, equal in all its workers",
+            {"WEFT_JOB"});
+  flags.Add("role", &options.role, "ps, trainer or admin", {"WEFT_ROLE"});
+  flags.Add("rank", &options.rank,
+            "this worker's number within its role, from 0",
+            {"WEFT_RANK", "RANK"});
+  flags.Add("servers", &options.servers,
+            "how many parameter servers the job has", {"WEFT_SERVERS"});
+  flags.Add("trainers", &options.trainers, "how many trainers the job has",
+            {"WEFT_TRAINERS"});
+  flags.Add("replicas", &options.replicas,
+            "servers that have each partition of the tables: 1, or 2, with "
+            "which the job outlives a server",
+            {"WEFT_REPLICAS"});
+  flags.Add("rejoin", &options.rejoins,
+            "in place of a worker that has died: do not wait for those who "
+            "have been in the job and are gone",
+            {"WEFT_REJOIN"});
+  flags.AddWith(
+      "workers",
+      [&options](const std::string& text) {
+        return SetWorkers(text, &options.min_workers, &options.max_workers);
+      },
+      "", "MIN:MAX workers, which may come and go, in place of those two",
+      {"WEFT_WORKERS"});
+  flags.AddWith("labels",
+                [&options](const std::string& text) {
+                  return SetLabels(text, &options.labels);
+                },
+                "", "NAME=VALUE,... by which others select this worker",
+                {"WEFT_LABELS"});
+}
+
+// Where the job meets, where this worker is reached, and whom it trusts.
+void AddMeetingFlags(Options& options, Flags& flags) {
+  flags.Add("init", &options.init,
+            "how the workers meet: env://, tcp://HOST:PORT, file:///PATH, "
+            "etcd://HOST:PORT[/PREFIX] or etcd+unix:///PATH",
+            {"WEFT_INIT"});
+  flags.Add("coordinator", &options.coordinator,
+            "where the job meets: HOST:PORT or unix:PATH",
+            {"WEFT_COORDINATOR"});
+  flags.Add("coordinator-host", &options.coordinator_host,
+            "who hosts the coordinator: ps0 by default, or trainer0 in a job "
+            "without servers",
+            {"WEFT_COORDINATOR_HOST"});
+  flags.Add("coordinator-log", &options.coordinator_log,
+            "file by which the coordinator survives its host's restart",
+            {"WEFT_COORDINATOR_LOG"});
+  flags.Add("coordinator-log-survives-host",
+            &options.coordinator_log_survives_host,
+            "wait until the disk has what is written to it");
+  flags.Add("listen", &options.listen, "where this worker listens",
+            {"WEFT_LISTEN"});
+  flags.Add("advertise", &options.advertise,
+            "where the others reach it, if elsewhere", {"WEFT_ADVERTISE"});
+  flags.Add("certs", &options.certs, "directory made by `weft certs init`",
+            {"WEFT_CERTS"});
+  flags.Add("insecure", &options.insecure,
+            "TCP without certificates, on a network that you trust",
+            {"WEFT_INSECURE"});
+}
+
+// The seed, and what is reported.
+void AddReportFlags(Options& options, Flags& flags) {
+  flags.Add("seed", &options.seed, "of all random numbers", {"WEFT_SEED"});
+  flags.Add("metrics-port", &options.metrics_port,
+            "serve Prometheus at 127.0.0.1 there; 0: off",
+            {"WEFT_METRICS_PORT"});
+  flags.Add(
+      "metrics-listen", &options.metrics_listen,
+      "serve Prometheus at host:port, with --certs where others can reach "
+      "it",
+      {"WEFT_METRICS_LISTEN"});
+  flags.AddWith("log",
+                [&options](const std::string& t) {
+                  return SetLogFormat(t, &options.log_format);
+                },
+                "text", "format of the log: text or json", {"WEFT_LOG"});
+  flags.AddWith("log-level",
+                [&options](const std::string& t) {
+                  return SetLogLevel(t, &options.log_level);
+                },
+                "info", "debug, info, warning, error or off",
+                {"WEFT_LOG_LEVEL"});
+  flags.Add("dump-dir", &options.dump_dir,
+            "where a worker that fails or gets SIGUSR2 writes what it did last",
+            {"WEFT_DUMP_DIR"});
+  flags.Add("trace", &options.trace,
+            "file for spans of calls, for Perfetto; {name} in it: the worker's",
+            {"WEFT_TRACE"});
+  flags.Add("json", &options.json, "results as JSON, one object a line");
+  flags.Add("device", &options.device,
+            "cpu, cuda, cuda:N, simulated or auto: where a model is trained",
+            {"WEFT_DEVICE"});
+  flags.Add("local-rank", &options.local_rank,
+            "of the workers of this host, for --device=cuda", {"LOCAL_RANK"});
+}
+
+// Time-outs, limits, and the resources of the host.
+void AddLimitFlags(Options& options, Flags& flags) {
+  flags.Add("join-timeout", &options.join_timeout, "for all workers to join",
+            {"WEFT_JOIN_TIMEOUT"});
+  flags.Add("rpc-timeout", &options.rpc_timeout, "of a remote call",
+            {"WEFT_RPC_TIMEOUT"});
+  flags.AddWith(
+      "limits",
+      [&options](const std::string& t) {
+        return SetLimits(t, &options.limits);
+      },
+      "", "NAME=VALUE,... of docs/security.md, such as max_connections=200",
+      {"WEFT_LIMITS"});
+  flags.Add("ranks-on-host", &options.ranks_on_host,
+            "workers that share this host",
+            {"WEFT_RANKS_ON_HOST", "LOCAL_WORLD_SIZE"});
+  flags.Add("host-id", &options.host_id,
+            "which host this is, for process groups: workers of different ones "
+            "share no memory; empty: those that can share it do",
+            {"WEFT_HOST_ID"});
+  flags.Add("exit-if-unreachable", &options.exit_if_unreachable,
+            "end, for a supervisor to start another, if its own address stays "
+            "dead",
+            {"WEFT_EXIT_IF_UNREACHABLE"});
+  flags.Add("shared-memories", &options.shared_memories,
+            "connections within the host that share memory (0.5 MiB each, "
+            "8.5 MiB with large tensors); 0: none",
+            {"WEFT_SHARED_MEMORIES"});
+  flags.Add("shared-memory-budget", &options.shared_memory_budget,
+            "bytes of shared memory that the job's workers on this host may "
+            "have together; 0: half of its memory",
+            {"WEFT_SHARED_MEMORY_BUDGET"});
+  flags.Add("handler-threads", &options.handler_threads,
+            "functions that run at once for remote calls; 0: one a core, at "
+            "least 16",
+            {"WEFT_HANDLER_THREADS"});
+  flags.Add("max-handler-threads", &options.max_handler_threads,
+            "threads for remote calls, those that wait in functions included",
+            {"WEFT_MAX_HANDLER_THREADS"});
+}
+
 }  // namespace
 
 absl::Status CheckTrust(const std::string& certs, bool insecure) {
@@ -143,8 +307,13 @@ absl::Status CheckTrust(const std::string& certs, bool insecure) {
 
 std::string Options::name() const { return absl::StrCat(role, rank); }
 
+std::string Options::host_of_coordinator() const {
+  if (!coordinator_host.empty()) return coordinator_host;
+  return servers > 0 ? "ps0" : "trainer0";
+}
+
 bool Options::hosts_coordinator() const {
-  return rank == 0 && role == (servers > 0 ? "ps" : "trainer");
+  return name() == host_of_coordinator();
 }
 
 rendezvous::World Options::world() const {
@@ -158,105 +327,19 @@ rendezvous::World Options::world() const {
 void Options::AddTo(Flags& flags) {
   flags.WarnOfUnknown("WEFT_", {"WEFT_FAILPOINTS", "WEFT_START", kNoRestartFile,
                                 "WEFT_WORLD_ORIGIN"});
-  flags.Add("job", &job, "the job's name, equal in all its workers",
-            {"WEFT_JOB"});
-  flags.Add("role", &role, "ps, trainer or admin", {"WEFT_ROLE"});
-  flags.Add("rank", &rank, "this worker's number within its role, from 0",
-            {"WEFT_RANK", "RANK"});
-  flags.Add("servers", &servers, "how many parameter servers the job has",
-            {"WEFT_SERVERS"});
-  flags.Add("trainers", &trainers, "how many trainers the job has",
-            {"WEFT_TRAINERS"});
-  flags.AddWith("workers",
-                [this](const std::string& text) {
-                  return SetWorkers(text, &min_workers, &max_workers);
-                },
-                "",
-                "MIN:MAX workers, which may come and go, in place of those two",
-                {"WEFT_WORKERS"});
-  flags.AddWith(
-      "labels",
-      [this](const std::string& text) { return SetLabels(text, &labels); }, "",
-      "NAME=VALUE,... by which others select this worker", {"WEFT_LABELS"});
-  flags.Add("init", &init,
-            "how the workers meet: env://, tcp://HOST:PORT, file:///PATH, "
-            "etcd://HOST:PORT[/PREFIX] or etcd+unix:///PATH",
-            {"WEFT_INIT"});
-  flags.Add("coordinator", &coordinator,
-            "where the job meets: HOST:PORT or unix:PATH; hosted by server 0",
-            {"WEFT_COORDINATOR"});
-  flags.Add("coordinator-log", &coordinator_log,
-            "file by which the coordinator survives its host's restart",
-            {"WEFT_COORDINATOR_LOG"});
-  flags.Add("listen", &listen, "where this worker listens", {"WEFT_LISTEN"});
-  flags.Add("advertise", &advertise, "where the others reach it, if elsewhere",
-            {"WEFT_ADVERTISE"});
-  flags.Add("certs", &certs, "directory made by `weft certs init`",
-            {"WEFT_CERTS"});
-  flags.Add("insecure", &insecure,
-            "TCP without certificates, on a network that you trust",
-            {"WEFT_INSECURE"});
-  flags.Add("seed", &seed, "of all random numbers", {"WEFT_SEED"});
-  flags.Add("metrics-port", &metrics_port,
-            "serve Prometheus at 127.0.0.1 there; 0: off",
-            {"WEFT_METRICS_PORT"});
-  flags.Add(
-      "metrics-listen", &metrics_listen,
-      "serve Prometheus at host:port, with --certs where others can reach "
-      "it",
-      {"WEFT_METRICS_LISTEN"});
-  flags.AddWith(
-      "log",
-      [this](const std::string& t) { return SetLogFormat(t, &log_format); },
-      "text", "format of the log: text or json", {"WEFT_LOG"});
-  flags.AddWith(
-      "log-level",
-      [this](const std::string& t) { return SetLogLevel(t, &log_level); },
-      "info", "debug, info, warning, error or off", {"WEFT_LOG_LEVEL"});
-  flags.Add("dump-dir", &dump_dir,
-            "where a worker that fails or gets SIGUSR2 writes what it did last",
-            {"WEFT_DUMP_DIR"});
-  flags.Add("trace", &trace,
-            "file for spans of calls, for Perfetto; {name} in it: the worker's",
-            {"WEFT_TRACE"});
-  flags.Add("json", &json, "results as JSON, one object a line");
-  flags.Add("device", &device, "cpu; cuda is planned", {"WEFT_DEVICE"});
-  flags.Add("join-timeout", &join_timeout, "for all workers to join",
-            {"WEFT_JOIN_TIMEOUT"});
-  flags.Add("rpc-timeout", &rpc_timeout, "of a remote call",
-            {"WEFT_RPC_TIMEOUT"});
-  flags.AddWith(
-      "limits", [this](const std::string& t) { return SetLimits(t, &limits); },
-      "", "NAME=VALUE,... of docs/security.md, such as max_connections=200",
-      {"WEFT_LIMITS"});
-  flags.Add("ranks-on-host", &ranks_on_host, "workers that share this host",
-            {"WEFT_RANKS_ON_HOST", "LOCAL_WORLD_SIZE"});
-  flags.Add("host-id", &host_id,
-            "which host this is, for process groups: workers of different ones "
-            "share no memory; empty: those that can share it do",
-            {"WEFT_HOST_ID"});
-  flags.Add("exit-if-unreachable", &exit_if_unreachable,
-            "end, for a supervisor to start another, if its own address stays "
-            "dead",
-            {"WEFT_EXIT_IF_UNREACHABLE"});
-  flags.Add("shared-memories", &shared_memories,
-            "connections within the host that share memory (0.5 MiB each, "
-            "8.5 MiB with large tensors); 0: none",
-            {"WEFT_SHARED_MEMORIES"});
-  flags.Add("shared-memory-budget", &shared_memory_budget,
-            "bytes of shared memory that the job's workers on this host may "
-            "have together; 0: half of its memory",
-            {"WEFT_SHARED_MEMORY_BUDGET"});
-  flags.Add("handler-threads", &handler_threads,
-            "functions that run at once for remote calls; 0: one a core, at "
-            "least 16",
-            {"WEFT_HANDLER_THREADS"});
-  flags.Add("max-handler-threads", &max_handler_threads,
-            "threads for remote calls, those that wait in functions included",
-            {"WEFT_MAX_HANDLER_THREADS"});
+  AddIdentityFlags(*this, flags);
+  AddMeetingFlags(*this, flags);
+  AddReportFlags(*this, flags);
+  AddLimitFlags(*this, flags);
 }
 
 absl::Status Options::Resolve() {
+  // The environment names the host of the address there, not of another one.
+  if (role != kCoordinatorRole &&
+      coordinator_host == Environment("WEFT_COORDINATOR_HOST") &&
+      coordinator != Environment("WEFT_COORDINATOR")) {
+    coordinator_host = "";
+  }
   if (const std::string number = Environment("WEFT_START");
       !number.empty() && !absl::SimpleAtoi(number, &start)) {
     return Config(absl::StrCat("environment WEFT_START = ", number,
@@ -265,6 +348,11 @@ absl::Status Options::Resolve() {
   world_origin = Environment("WEFT_WORLD_ORIGIN");
   if (log_format == telemetry::LogFormat::kJson) {
     telemetry::SetStderrFormat(log_format);
+  }
+  if (is_elastic()) {
+    // A launcher counts the ranks that it starts; others may come.
+    if (absl::StrCat(servers) == Environment("WEFT_SERVERS")) servers = 0;
+    if (absl::StrCat(trainers) == Environment("WEFT_TRAINERS")) trainers = 0;
   }
   if (is_elastic() && (servers > 0 || trainers > 0)) {
     return Usage(absl::StrCat(
@@ -285,6 +373,7 @@ absl::Status Options::Resolve() {
     }
     (role == "ps" ? servers : trainers) = size;
   }
+  WEFT_RETURN_IF_ERROR(CheckReplicas(*this));
   // A wrong name would be refused by the first part that uses it; say it once
   // and here.
   if (const absl::Status named = net::ValidateIdentity({job, role, rank});
@@ -294,13 +383,13 @@ absl::Status Options::Resolve() {
   if (const absl::Status fit = world().Validate(); !fit.ok()) {
     return Config(absl::StrCat("--servers, --trainers: ", fit.message()));
   }
-  if (role != rendezvous::kAdminRole && role != "ps" && role != "trainer" &&
-      !is_elastic()) {
+  const bool is_of_world =
+      role != rendezvous::kAdminRole && role != kCoordinatorRole;
+  if (is_of_world && role != "ps" && role != "trainer" && !is_elastic()) {
     return Usage(
         absl::StrCat("--role=", role, ": wanted ps, trainer or admin"));
   }
-  if (role != rendezvous::kAdminRole && !is_elastic() &&
-      !world().Place(role, rank).has_value()) {
+  if (is_of_world && !is_elastic() && !world().Place(role, rank).has_value()) {
     const bool has_none = (role == "ps" ? servers : trainers) == 0;
     return Config(absl::StrCat(
         "--rank=", rank, " (or WEFT_RANK, RANK): there is no ", name(),
@@ -309,9 +398,7 @@ absl::Status Options::Resolve() {
                                 role == "ps" ? "servers" : "trainers", "=N")
                  : "ranks count from 0"));
   }
-  if (device != "cpu" && device != "cuda") {
-    return Usage(absl::StrCat("--device=", device, ": wanted cpu or cuda"));
-  }
+  WEFT_RETURN_IF_ERROR(CheckDevice(*this));
   if (metrics_port < 0 || metrics_port > 65535) {
     return Usage(
         absl::StrCat("--metrics-port=", metrics_port,
@@ -427,6 +514,10 @@ absl::Status Options::ResolveListen() {
     WEFT_ASSIGN_OR_RETURN(directory, net::DefaultSocketDirectory(job));
   }
   listen = absl::StrCat("unix:", directory, "/", name(), ".sock");
+  // The job may meet at a socket of this name, which another process hosts.
+  if (listen == coordinator) {
+    listen = absl::StrCat("unix:", directory, "/", name(), "-worker.sock");
+  }
   return absl::OkStatus();
 }
 

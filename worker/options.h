@@ -29,6 +29,12 @@ namespace weft::worker {
 // a worker: transport::Transport::memory_socket().
 inline constexpr char kMemorySocketLabel[] = "memory_socket";
 
+// The role of a process that hosts the job's coordinator and is none of its
+// workers (coordinator_server.h), and the name of the one that `weft run`
+// starts.
+inline constexpr char kCoordinatorRole[] = "coordinator";
+inline constexpr char kCoordinatorName[] = "coordinator0";
+
 // kInvalidArgument, with exit code 2, if both are given.
 absl::Status CheckTrust(const std::string& certs, bool insecure);
 
@@ -44,8 +50,13 @@ struct Options {
   // (WORLD_SIZE counts the own role), the job is this worker alone.
   int servers = 0;   // --servers, WEFT_SERVERS
   int trainers = 0;  // --trainers, WEFT_TRAINERS
+  // How many servers have each partition of the tables, the same in all
+  // workers: 1, or 2, with which the job outlives a server. Without servers it
+  // has no effect. --replicas, WEFT_REPLICAS
+  int replicas = 1;
   // Or the job is elastic: it begins with `min` workers of any role and rank,
-  // and others come and go, up to `max`. --workers=MIN:MAX, WEFT_WORKERS.
+  // and others come and go, up to `max`. --workers=MIN:MAX, WEFT_WORKERS. The
+  // numbers that a launcher leaves in the environment then do not count.
   int min_workers = 0;
   int max_workers = 0;  // 0: not elastic
 
@@ -61,8 +72,18 @@ struct Options {
   // (trainer 0 where there are no servers). Empty: a socket in this user's
   // directory for the job, for ranks on one host.
   std::string coordinator;
+  // The name of the process that hosts it: a worker of the job, or the
+  // coordinator0 that `weft run` starts. Empty: ps0, or trainer0 where there
+  // are no servers. In the environment it belongs to the address there, and
+  // does not count where another address is given. --coordinator-host,
+  // WEFT_COORDINATOR_HOST
+  std::string coordinator_host;
   // The coordinator's journal on its host; empty: in memory.
   std::string coordinator_log;  // --coordinator-log
+  // False: a decision is not waited for until the disk has it. The log then
+  // survives the coordinator's process, but not its host.
+  // --coordinator-log-survives-host
+  bool coordinator_log_survives_host = true;
   // Where this rank listens; empty: the coordinator's address for its host,
   // else next to it (unix) or a free port (TCP).
   std::string listen;     // --listen
@@ -87,7 +108,8 @@ struct Options {
   // this worker's. Empty: none are kept. --trace
   std::string trace;
   bool json = false;           // --json: results as one JSON object a line
-  std::string device = "cpu";  // --device: cpu; cuda is planned
+  std::string device = "cpu";  // --device: see weft/device/open.h
+  int local_rank = 0;          // of this host's workers; --local-rank
 
   // Timeout until all workers have joined; --join-timeout.
   absl::Duration join_timeout = absl::Minutes(5);
@@ -117,6 +139,10 @@ struct Options {
   // What `weft run` made servers and trainers from: rendezvous::World::origin.
   // WEFT_WORLD_ORIGIN
   std::string world_origin;
+  // This worker takes the place of one that has died, in a job that has begun:
+  // Start waits for nobody who has been in the job and is gone. `weft run` sets
+  // it for a server that it starts again. --rejoin, WEFT_REJOIN
+  bool rejoins = false;
   // The number of the start of all ranks, from 1, if launchers on several hosts
   // restart them: the worker joins no other start. 0: any. WEFT_START
   uint32_t start = 0;
@@ -155,6 +181,8 @@ struct Options {
   std::string name() const;
   bool is_elastic() const { return max_workers > 0; }
   bool hosts_coordinator() const;
+  // As `coordinator_host` says, or by default.
+  std::string host_of_coordinator() const;
   rendezvous::World world() const;
 
   // Adds flags that set these options. Programs may add their own.

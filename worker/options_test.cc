@@ -223,6 +223,49 @@ absl::Status Resolve(Options& options, std::vector<const char*> arguments) {
   return status.ok() ? options.Resolve() : status;
 }
 
+TEST(Options, CoordinatorIsHostedByRankZeroUnlessAHostIsNamed) {
+  const auto host = [](std::vector<const char*> arguments) {
+    Options options;
+    EXPECT_THAT(Resolve(options, std::move(arguments)), IsOk());
+    return std::pair(options.host_of_coordinator(),
+                     options.hosts_coordinator());
+  };
+  EXPECT_EQ(host({"--trainers=2"}), std::pair(std::string("trainer0"), true));
+  EXPECT_EQ(host({"--trainers=2", "--servers=1"}),
+            std::pair(std::string("ps0"), false));
+  EXPECT_EQ(host({"--trainers=2", "--coordinator-host=coordinator0"}),
+            std::pair(std::string("coordinator0"), false));
+  EXPECT_EQ(host({"--trainers=2", "--rank=1", "--coordinator-host=trainer1"}),
+            std::pair(std::string("trainer1"), true));
+}
+
+TEST(Options, WorkerThatDoesNotHostLeavesTheMeetingPlaceFree) {
+  for (const auto& [host, listen] :
+       std::vector<std::pair<const char*, const char*>>{
+           {"--coordinator-host=trainer0", "unix:/a/trainer0.sock"},
+           {"--coordinator-host=coordinator0",
+            "unix:/a/trainer0-worker.sock"}}) {
+    Options options;
+    ASSERT_THAT(Resolve(options, {"--trainers=2", host,
+                                  "--coordinator=unix:/a/trainer0.sock"}),
+                IsOk());
+    EXPECT_EQ(options.listen, listen);
+  }
+}
+
+TEST(Options, HostInTheEnvironmentIsOfTheAddressThere) {
+  const Environment address("WEFT_COORDINATOR", "unix:/a/b.sock");
+  const Environment name("WEFT_COORDINATOR_HOST", "coordinator0");
+  Options as_there;
+  ASSERT_THAT(Resolve(as_there, {"--trainers=2"}), IsOk());
+  EXPECT_EQ(as_there.host_of_coordinator(), "coordinator0");
+  Options elsewhere;
+  ASSERT_THAT(
+      Resolve(elsewhere, {"--trainers=2", "--coordinator=unix:/c/d.sock"}),
+      IsOk());
+  EXPECT_EQ(elsewhere.host_of_coordinator(), "trainer0");
+}
+
 TEST(Options, LimitsAreSetByTheirNames) {
   Options options;
   ASSERT_THAT(
@@ -308,6 +351,25 @@ TEST(Options, TheBoundsOfAnElasticJobAreNamed) {
               StatusIs(absl::StatusCode::kInvalidArgument,
                        "--workers=1:99999999: wanted MIN:MAX, as in 2:8, MIN "
                        "at least 1 and MAX from MIN to 65536"));
+}
+
+TEST(Options, ReplicasAreOneUnlessTheFlagOrTheEnvironmentSaysTwo) {
+  Options by_default;
+  ASSERT_THAT(Resolve(by_default, {"--servers=2", "--trainers=1"}), IsOk());
+  EXPECT_EQ(by_default.replicas, 1);
+  EXPECT_FALSE(by_default.rejoins);
+  const Environment environment("WEFT_REPLICAS", "2");
+  const Environment rejoin("WEFT_REJOIN", "true");
+  Options two;
+  ASSERT_THAT(Resolve(two, {"--servers=2", "--trainers=1"}), IsOk());
+  EXPECT_EQ(two.replicas, 2);
+  EXPECT_TRUE(two.rejoins);
+  Options one;
+  ASSERT_THAT(Resolve(one, {"--servers=1", "--trainers=1", "--replicas=1"}),
+              IsOk());
+  EXPECT_EQ(one.replicas, 1);
+  // Of data-parallel training, which has no tables.
+  EXPECT_THAT(Resolve(two, {"--servers=0", "--trainers=2"}), IsOk());
 }
 
 TEST(Options, ServerZeroHostsTheCoordinatorAndListensThere) {
@@ -401,6 +463,18 @@ TEST(Options, AnElasticJobHasBoundsAndAWorkerLabels) {
   EXPECT_FALSE(options.hosts_coordinator());
 }
 
+// `weft run` counts the ranks that it starts.
+TEST(Options, NumbersOfALauncherAreNoneOfAnElasticJob) {
+  const Environment trainers("WEFT_TRAINERS", "3");
+  const Environment world("WORLD_SIZE", "3");
+  Options options;
+  ASSERT_THAT(Resolve(options, {"--workers=2:8", "--rank=5"}), IsOk());
+  EXPECT_EQ(options.world(), rendezvous::World::Elastic(2, 8));
+  Options both;
+  EXPECT_THAT(Resolve(both, {"--workers=2:8", "--trainers=4"}),
+              StatusIs(absl::StatusCode::kInvalidArgument, "give either"));
+}
+
 TEST(Options, ConflictingOptionsFailBeforeTheStart) {
   // Room for the coordinator's own socket, none for trainer0.sock.
   const std::string long_socket =
@@ -429,6 +503,11 @@ TEST(Options, ConflictingOptionsFailBeforeTheStart) {
          {
              {{"--servers=-1"},
               "--servers=-1, --trainers=0: wanted numbers from 0"},
+             {{"--replicas=0"}, "--replicas=0: wanted 1 or 2"},
+             {{"--replicas=3", "--servers=3", "--trainers=1"},
+              "--replicas=3: wanted 1 or 2"},
+             {{"--replicas=2", "--servers=1", "--trainers=1"},
+              "--replicas=2 wants at least 2 servers, found --servers=1"},
              {{"--workers=1:2", "--trainers=1"}, "--workers=1:2"},
              {{"--init=tcp://a:1", "--coordinator=b:1"}, "both say"},
              {{"--init=etcd://a:1", "--coordinator-log=f"}, "one too many"},
@@ -439,7 +518,8 @@ TEST(Options, ConflictingOptionsFailBeforeTheStart) {
              {{"--max-handler-threads=0"}, "--max-handler-threads=0: wanted"},
              {{"--handler-threads=32", "--max-handler-threads=31"},
               "wanted no fewer than --handler-threads, 32"},
-             {{"--device=tpu"}, "cpu or cuda"},
+             {{"--device=tpu"}, "device \"tpu\": wanted cpu, cuda"},
+             {{"--local-rank=-1"}, "--local-rank=-1"},
              {{"--coordinator=nowhere"}, "--coordinator: address \"nowhere\""},
              {{"--listen=nowhere"}, "--listen: address \"nowhere\""},
              {{"--advertise=nowhere"}, "--advertise: address \"nowhere\""},

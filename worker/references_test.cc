@@ -43,7 +43,7 @@ class Cell {
 WEFT_RPC_CLASS(Cell, int64_t);
 WEFT_RPC_METHOD(Cell, Get);
 
-// Of all workers of this process.
+// All workers of this process share these.
 Mutex kept_mu;
 std::vector<RRef<Cell>>& Kept() ABSL_EXCLUSIVE_LOCKS_REQUIRED(kept_mu) {
   static auto* const kept = new std::vector<RRef<Cell>>();

@@ -199,7 +199,8 @@ const std::map<std::string, std::vector<std::string>>& AccessTable() {
           {"/grpc.health.v1.Health/Watch", all},
           {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
            {"admin"}},
-          // Of no proto: its messages are those of collectives/core/frame.h.
+          // No proto has it: its messages are those of
+          // collectives/core/frame.h.
           {"/weft.collectives.v1.Group/Connect", members},
           {"/weft.rendezvous.v1.Coordinator/Announce", members},
           {"/weft.rendezvous.v1.Coordinator/Barrier", members},
@@ -264,7 +265,7 @@ TEST_F(SecuredWorker, EachMethodOfTheProtosIsForItsRoles) {
                 StatusIs(absl::StatusCode::kPermissionDenied, method));
     EXPECT_EQ(Refused("method"), ++refused) << role;
   }
-  // Of each service that a worker has there was something to refuse.
+  // Each service that a worker has had something to refuse.
   EXPECT_GE(refused, 16);
   // Nothing else is served.
   for (const auto& [method, access] : worker_->endpoint().Access())

@@ -22,7 +22,7 @@ absl::StatusOr<int64_t> HalfAt(rpc::CallContext& context,
 // x, after a sleep which holds its thread.
 int64_t SleepThen(double seconds, int64_t x);
 
-// Of a call that lasts until the test lets it end: the callee's Local<Gate>.
+// Holds a call until the test lets it end: the callee's Local<Gate>.
 struct Gate {
   Parker entered;
   Parker may_leave;

@@ -56,7 +56,7 @@ class TestWorkers {
   TestWorkers(const TestWorkers&) = delete;
   TestWorkers& operator=(const TestWorkers&) = delete;
 
-  // Of those that live: servers first, each role by rank.
+  // The names of those that live: servers first, each role by rank.
   std::vector<std::string> names() const;
   // REQUIRES: a worker of this name lives.
   Worker& Get(const std::string& name);

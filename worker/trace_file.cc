@@ -25,7 +25,7 @@
 namespace weft::worker {
 namespace {
 
-// Of what Spans::WriteChromeTrace writes: so others' traces do not begin.
+// What Spans::WriteChromeTrace writes begins so, and others' traces do not.
 constexpr absl::string_view kTraceBegin =
     "{\"displayTimeUnit\":\"ms\",\"traceEvents\":["
     "{\"name\":\"process_name\",\"ph\":\"M\",";

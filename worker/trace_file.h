@@ -47,7 +47,8 @@ class TraceFile {
   const std::string path_;
   telemetry::Telemetry& telemetry_;
   Mutex mu_;  // of the file
-  // Of a pipe or a device; held open, for its reader ends with its last writer.
+  // A pipe or a device; it is held open, for its reader ends with its last
+  // writer.
   net::Descriptor output_ ABSL_GUARDED_BY(mu_);
 };
 

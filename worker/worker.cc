@@ -30,19 +30,8 @@ namespace {
 
 // To tell the others, when there is no time for anything.
 constexpr absl::Duration kGoodBye = absl::Seconds(1);
-// Of the references that are open at the end.
+// So many of the references that are open at the end are logged.
 constexpr size_t kMostLogged = 20;
-
-absl::StatusOr<net::Credentials> CredentialsOf(const Options& options) {
-  WEFT_RETURN_IF_ERROR(CheckTrust(options.certs, options.insecure));
-  if (options.insecure) return net::Credentials::Insecure();
-  if (options.certs.empty()) return net::Credentials::LocalOnly();
-  WEFT_ASSIGN_OR_RETURN(
-      net::Credentials credentials,
-      net::Credentials::ForMember(options.certs, options.name()));
-  WEFT_RETURN_IF_ERROR(credentials.CheckJob(options.job));
-  return credentials;
-}
 
 // As many as peers have: a function that sleeps, or waits for a file, holds its
 // thread, and with one thread a core a few such functions would keep all others
@@ -147,7 +136,7 @@ absl::Status Worker::ServeMetrics(const net::Credentials& credentials) {
 
 absl::Status Worker::OpenNetwork() {
   net::LoopOptions loop = options_.limits.loop;
-  absl::StatusOr<net::Credentials> credentials = CredentialsOf(options_);
+  absl::StatusOr<net::Credentials> credentials = CredentialsFor(options_);
   if (!credentials.ok()) {
     return WithExitCode(OfPart("--certs", credentials.status()),
                         ExitCode::kAuth);
@@ -262,16 +251,25 @@ absl::Status Worker::Join() {
   join.address = endpoint_->address();
   join.world = options_.world();
   join.start = options_.start;
+  join.host_of_coordinator = options_.host_of_coordinator();
+  const Limits by_default;
+  if (options_.limits.suspect_after != by_default.suspect_after ||
+      options_.limits.dead_after != by_default.dead_after) {
+    join.suspect_after = options_.limits.suspect_after;
+    join.dead_after = options_.limits.dead_after;
+  }
   join.timeout = options_.join_timeout;
   join.cancel = options_.cancel;
   // The others will call as soon as they see this rank, so the agent comes
   // before the wait for all.
   join.wait_for_world = false;
+  join.rejoins = options_.rejoins;
   join.executor = executor_.get();
   join.telemetry = telemetry_.get();
   WEFT_ASSIGN_OR_RETURN(
       membership_,
       rendezvous::Membership::Join(*timers_, std::move(link), std::move(join)));
+  roll_calls_ = std::make_unique<rendezvous::RollCalls>(*membership_);
   return absl::OkStatus();
 }
 

@@ -27,6 +27,7 @@
 #include "weft/net/loop/loop.h"
 #include "weft/rendezvous/coordinator_link.h"
 #include "weft/rendezvous/membership.h"
+#include "weft/rendezvous/roll_call.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/gateway/untyped_call_service.h"
 #include "weft/rpc/session/directory.h"
@@ -52,7 +53,8 @@ class Worker {
  public:
   // Telemetry, loop, endpoint, coordinator (if this rank hosts it), membership,
   // agent, references, contexts. Returns once all workers of the world have
-  // joined. The error names the part that failed.
+  // joined (Options::rejoins: but for those who have gone since). The error
+  // names the part that failed.
   static absl::StatusOr<std::unique_ptr<Worker>> Start(Options options);
 
   // Ends what Shutdown() has not, without waiting for peers, in 2 s at most:
@@ -80,6 +82,8 @@ class Worker {
   }
   // Connects process groups to ranks of other hosts (worker/join_group.h).
   collectives::Streams& group_streams() { return *group_streams_; }
+  // By which JoinGroup finds the members of a group in an elastic job.
+  rendezvous::RollCalls& roll_calls() { return *roll_calls_; }
   // Ends the process groups of a worker that is out of its job.
   const std::shared_ptr<collectives::AbortSource>& group_abort() const {
     return group_abort_;
@@ -146,6 +150,7 @@ class Worker {
       std::make_shared<collectives::AbortSource>();
   std::unique_ptr<rpc::UntypedCallService> untyped_call_service_;
   std::unique_ptr<rendezvous::Membership> membership_;
+  std::unique_ptr<rendezvous::RollCalls> roll_calls_;
   telemetry::StatusPage::Registration membership_page_;
   std::unique_ptr<ThreadPool> status_executor_;
   StatusSource status_source_;

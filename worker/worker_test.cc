@@ -138,7 +138,7 @@ class Traffic {
   ::testing::AssertionResult GoesOn() {
     return Becomes([this, before = calls()] { return calls() > before; });
   }
-  // Of the calls since its making; each is 0 or more calls later.
+  // Ends it, and returns the errors of all its calls.
   std::vector<absl::Status> End() {
     is_over_ = true;
     if (thread_.joinable()) thread_.join();
@@ -240,7 +240,7 @@ TEST_F(WorkerTest, AServerThatIsNotThereIsNamedWithTheDeadline) {
   options.join_timeout = absl::Milliseconds(500);
   const auto worker = Worker::Start(options);
   EXPECT_THAT(worker, StatusIs(absl::StatusCode::kDeadlineExceeded,
-                               "is server 0 running"));
+                               "is ps0 running"));
   EXPECT_EQ(ExitCodeFor(worker.status()), ExitCode::kTimeout);
 }
 

@@ -14,6 +14,7 @@
 #include "weft/rendezvous/world.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"
+#include "weft/worker/options.h"
 
 namespace weft::launch {
 namespace {
@@ -82,6 +83,7 @@ absl::StatusOr<int> Init(int argc, char** argv) {
   int admins = 1;
   int clients = 0;
   int etcds = 0;
+  int coordinators = 1;
   int days = 30;
   worker::Flags flags(
       "weft certs init",
@@ -96,6 +98,9 @@ absl::StatusOr<int> Init(int argc, char** argv) {
   flags.Add("admins", &admins, "for admin0, ...: `weft status` and the like");
   flags.Add("clients", &clients,
             "for client0, ...: programs that are no workers");
+  flags.Add("coordinators", &coordinators,
+            "for coordinator0: the process that `weft run` starts, or `weft "
+            "coordinator`");
   flags.Add("etcds", &etcds, "for etcd0: the server that --init=etcd:// names");
   flags.Add("renew", &options.renew,
             "new ones in place of those that are there; workers that run use "
@@ -113,13 +118,15 @@ absl::StatusOr<int> Init(int argc, char** argv) {
   for (const auto& [flag, count] :
        {std::pair("servers", servers), std::pair("trainers", trainers),
         std::pair("admins", admins), std::pair("clients", clients),
-        std::pair("etcds", etcds)}) {
+        std::pair("coordinators", coordinators), std::pair("etcds", etcds)}) {
     WEFT_RETURN_IF_ERROR(CheckRange(flag, count, 0, rendezvous::kMaxWorkers));
   }
   AddMembers(options.job, "ps", servers, options.members);
   AddMembers(options.job, "trainer", trainers, options.members);
   AddMembers(options.job, "admin", admins, options.members);
   AddMembers(options.job, "client", clients, options.members);
+  AddMembers(options.job, worker::kCoordinatorRole, coordinators,
+             options.members);
   AddMembers(options.job, "etcd", etcds, options.members);
   const size_t all = options.members.size();
   if (!options.renew) LeaveOutThoseThere(options);

@@ -11,10 +11,13 @@ namespace weft::launch {
 
 absl::StatusOr<int> RunCommand(int argc, char** argv);
 absl::StatusOr<int> CertsCommand(int argc, char** argv);
+absl::StatusOr<int> CoordinatorCommand(int argc, char** argv);
 absl::StatusOr<int> HealthCommand(int argc, char** argv);
+absl::StatusOr<int> ServersCommand(int argc, char** argv);
 absl::StatusOr<int> StatusCommand(int argc, char** argv);
 absl::StatusOr<int> CallCommand(int argc, char** argv);
 absl::StatusOr<int> DumpCommand(int argc, char** argv);
+absl::StatusOr<int> CkptCommand(int argc, char** argv);
 
 }  // namespace weft::launch
 

@@ -55,6 +55,11 @@ TEST(Commands, CommandLinesThatMakeNoSenseAreRefusedAsUsage) {
               HasSubstr("--days: wanted 1 to 36500, found 0"));
   EXPECT_THAT(UsageError(StatusCommand, {"status", "--no-such-flag"}),
               HasSubstr("no-such-flag"));
+  for (const char* flag : {"--rank=1", "--role=ps", "--workers=1:2"}) {
+    EXPECT_THAT(
+        UsageError(CoordinatorCommand, {"coordinator", "--job=x", flag}),
+        HasSubstr("is of a worker"));
+  }
 }
 
 TEST(Commands, CertsInitMakesTheMembersAndLeavesThoseThatAreThere) {

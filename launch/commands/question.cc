@@ -33,8 +33,10 @@ absl::Status WithWhomToName(const Question& question,
   if (!absl::IsUnauthenticated(status) || question.name != kHost) return status;
   return absl::Status(status.code(),
                       absl::StrCat(status.message(),
-                                   "; --name says who it is: trainer0 hosts "
-                                   "the coordinator of a job without servers"));
+                                   "; --name says who it is: coordinator0 "
+                                   "hosts the coordinator of a job that weft "
+                                   "run started, otherwise ps0, or trainer0 "
+                                   "of a job without servers"));
 }
 
 // Where the coordinator is now, of a job whose workers look for it.

@@ -20,12 +20,17 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "weft/base/status_macros.h"
+#include "weft/input/read_file.h"
 #include "weft/launch/commands/commands.h"
+#include "weft/launch/commands/flight_report.h"
 #include "weft/launch/run/exit_reporter.h"
 #include "weft/launch/run/launcher.h"
+#include "weft/launch/run/role_spec.h"
 #include "weft/launch/run/run_directory.h"
 #include "weft/net/edge/socket_directory.h"
+#include "weft/net/tls/certificates.h"
 #include "weft/net/tls/identity.h"
 #include "weft/rendezvous/membership.h"
 #include "weft/worker/exit_code.h"
@@ -72,15 +77,25 @@ absl::StatusOr<int> CountOf(const std::string& processes) {
                             ": wanted a number from 1 to 1024, auto or cpu"));
 }
 
+// "N", or torchrun's "MIN:MAX".
+absl::StatusOr<std::pair<int, int>> ParseNodes(const std::string& text) {
+  const std::vector<std::string> parts = absl::StrSplit(text, ':');
+  int least = 0;
+  int most = 0;
+  if (parts.size() <= 2 && absl::SimpleAtoi(parts.front(), &least) &&
+      absl::SimpleAtoi(parts.back(), &most) && least >= 1 && least <= most &&
+      most <= 1024) {
+    return std::make_pair(least, most);
+  }
+  return Usage(absl::StrCat("--nnodes=", text,
+                            ": wanted the number of hosts, from 1 to 1024, or "
+                            "MIN:MAX of an elastic job"));
+}
+
 absl::Status ReadTorchrunFlags(const TorchrunFlags& flags,
                                LaunchOptions& options) {
-  if (flags.nodes == "1:1") {
-    options.nodes = 1;
-  } else if (!absl::SimpleAtoi(flags.nodes, &options.nodes) ||
-             options.nodes < 1 || options.nodes > 1024) {
-    return Usage(absl::StrCat("--nnodes=", flags.nodes,
-                              ": wanted the number of hosts, from 1 to 1024"));
-  }
+  WEFT_ASSIGN_OR_RETURN(const auto nodes, ParseNodes(flags.nodes));
+  options.nodes = nodes.second;
   options.node = flags.node;
   if (options.node < 0 || options.node >= options.nodes) {
     return Usage(absl::StrCat("--node-rank=", options.node, ": wanted 0 to ",
@@ -123,6 +138,74 @@ absl::Status CompleteNodes(const std::string& init, LaunchOptions& options) {
                               ": wanted --job=NAME, the same on all nodes"));
   }
   return absl::OkStatus();
+}
+
+// As worker::Options checks it in each rank.
+absl::Status CheckReplicas(const LaunchOptions& options) {
+  if (options.replicas != 1 && options.replicas != 2) {
+    return Usage(
+        absl::StrCat("--replicas=", options.replicas, ": wanted 1 or 2"));
+  }
+  for (const RoleSpec& role : options.roles) {
+    const int servers = role.count * options.nodes;
+    if (role.role != "ps" || options.replicas <= servers) continue;
+    return Usage(absl::StrCat("--replicas=", options.replicas,
+                              " wants at least 2 servers, found ", servers));
+  }
+  return absl::OkStatus();
+}
+
+// --nnodes=MIN:MAX is --elastic by hosts: with so many trainers on each.
+absl::Status ReadElasticNodes(const TorchrunFlags& flags,
+                              LaunchOptions& options) {
+  WEFT_ASSIGN_OR_RETURN(const auto nodes, ParseNodes(flags.nodes));
+  if (nodes.first == nodes.second) return absl::OkStatus();
+  if (!options.workers.empty()) {
+    return Usage(absl::StrCat("--nnodes=", flags.nodes,
+                              " and --elastic=", options.workers,
+                              ": wanted one of them with MIN:MAX; of a job "
+                              "with a fixed number of hosts, --nnodes=N"));
+  }
+  int trainers = 0;
+  for (const RoleSpec& role : options.roles) trainers += role.count;
+  options.workers =
+      absl::StrCat(nodes.first * trainers, ":", nodes.second * trainers);
+  return absl::OkStatus();
+}
+
+// "MIN:MAX", with room for those that are started here.
+absl::Status CheckElastic(const LaunchOptions& options) {
+  if (options.workers.empty()) return absl::OkStatus();
+  const std::pair<std::string, std::string> parts =
+      absl::StrSplit(options.workers, absl::MaxSplits(':', 1));
+  int min = 0;
+  int max = 0;
+  if (!absl::SimpleAtoi(parts.first, &min) ||
+      !absl::SimpleAtoi(parts.second, &max) || min < 1 || max < min) {
+    return Usage(absl::StrCat("--elastic=", options.workers,
+                              ": wanted MIN:MAX, as in 2:8, from 1 on"));
+  }
+  int ranks = 0;
+  for (const RoleSpec& role : options.roles) {
+    if (role.role == "trainer") {
+      ranks += role.count * options.nodes;
+      continue;
+    }
+    return Usage(absl::StrCat("--elastic=", options.workers,
+                              " is of a job of trainers alone; found role ",
+                              role.role));
+  }
+  if (ranks > max) {
+    return Usage(absl::StrCat("--elastic=", options.workers,
+                              ": wanted at most ", max, " trainers, found ",
+                              ranks));
+  }
+  if (options.max_restarts == 0 && options.allowed_trainer_exits == 0) {
+    return absl::OkStatus();
+  }
+  return Usage(
+      "--elastic starts a trainer that fails again, as often as it takes; it "
+      "goes with neither --max-restarts nor --allow-trainer-exits");
 }
 
 absl::Status CheckMasterPort(int port) {
@@ -187,12 +270,30 @@ std::string NameOfOwnJob() {
       absl::Hex(static_cast<uint32_t>(rendezvous::DrawIncarnation())));
 }
 
+// What the recordings that ranks have left say together: who waits for whom in
+// which collective operation.
+void TellOfRecordings(const std::vector<std::string>& paths) {
+  std::vector<FlightFile> files;
+  for (const std::string& path : paths) {
+    absl::StatusOr<std::string> text = input::ReadFile(path);
+    if (text.ok() && IsRecording(*text)) {
+      files.push_back({path, *std::move(text)});
+    }
+  }
+  if (files.empty()) return;
+  const absl::StatusOr<std::string> report = FlightReport(files);
+  if (!report.ok() || !absl::StartsWith(*report, "group ")) return;
+  std::fprintf(stderr, "weft: the recordings say:\n%s", report->c_str());
+}
+
 // The keeper has done so where the ranks were started.
 void Sweep(const std::string& directory, bool is_own_job) {
   if (directory.empty()) return;
   RemoveOldRecordings(directory, absl::Now());
   if (!is_own_job) return SweepJobDirectory(directory);
-  for (const std::string& path : SweepRunDirectory(directory)) {
+  const std::vector<std::string> recordings = SweepRunDirectory(directory);
+  TellOfRecordings(recordings);
+  for (const std::string& path : recordings) {
     std::fprintf(stderr,
                  "weft: a flight recording is kept: %s (for a day; weft dump "
                  "reads it)\n",
@@ -235,18 +336,15 @@ struct Arguments {
   std::string init;
   std::string directory;  // of the job's sockets; empty: none
   bool is_own_job = false;
+  bool has_own_coordinator = true;  // a process of its own hosts it
 };
 
-absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
-  Arguments arguments;
-  LaunchOptions& options = arguments.options;
-  ExitReporterOptions& reporting = arguments.reporting;
-  TorchrunFlags torchrun;
-  options.master_port = 0;
-  worker::Flags flags("weft run", kAbout);
+// Which ranks are started, and what becomes of those that fail.
+void AddRankFlags(worker::Flags& flags, LaunchOptions& options,
+                  TorchrunFlags& torchrun) {
   flags.AddRepeated(
       "role",
-      [&](const std::string& text) {
+      [&options](const std::string& text) {
         absl::StatusOr<RoleSpec> role = ParseRole(text);
         if (!role.ok()) return role.status();
         for (const RoleSpec& other : options.roles) {
@@ -264,7 +362,9 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
             "run so many of the program after the flags: a number, auto or cpu",
             {"PET_NPROC_PER_NODE"});
   flags.Add("nnodes", &torchrun.nodes,
-            "hosts of the job, with a weft run on each", {"PET_NNODES"});
+            "hosts of the job, with a weft run on each; MIN:MAX: an elastic "
+            "job, whose hosts may come and go (--elastic)",
+            {"PET_NNODES"});
   flags.Add("node-rank", &torchrun.node,
             "this host's number, from 0; the coordinator is on 0",
             {"PET_NODE_RANK"});
@@ -273,6 +373,25 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
             {"PET_MAX_RESTARTS"});
   flags.Add("allow-trainer-exits", &options.allowed_trainer_exits,
             "the job goes on after so many trainers of this host have failed");
+  flags.Add("replicas", &options.replicas,
+            "servers that have each partition of the tables: 1, or 2, with "
+            "which a server that fails is started again alone",
+            {"WEFT_REPLICAS"});
+  flags.Add("elastic", &options.workers,
+            "MIN:MAX trainers, of which this starts --nproc-per-node or those "
+            "of --role: one that fails is started again alone, and others may "
+            "come, while the program goes on (bin/trainer --strategy=ddp "
+            "--virtual-shards=N)");
+}
+
+absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
+  Arguments arguments;
+  LaunchOptions& options = arguments.options;
+  ExitReporterOptions& reporting = arguments.reporting;
+  TorchrunFlags torchrun;
+  options.master_port = 0;
+  worker::Flags flags("weft run", kAbout);
+  AddRankFlags(flags, options, torchrun);
   flags.Add("standalone", &torchrun.standalone,
             "as torchrun's; jobs of this command always are");
   flags.Add("rdzv-id", &options.job, "torchrun's name for --job",
@@ -285,7 +404,13 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
   flags.Add("rdzv-endpoint", &options.coordinator,
             "torchrun's name for --coordinator", {"PET_RDZV_ENDPOINT"});
   flags.Add("init", &arguments.init,
-            "how the ranks meet, in place of --coordinator", {"WEFT_INIT"});
+            "how the ranks meet, in place of --coordinator; rank 0 of the "
+            "servers, or of the trainers, hosts the coordinator then",
+            {"WEFT_INIT"});
+  flags.Add("own-coordinator", &arguments.has_own_coordinator,
+            "start the coordinator in a process of its own, coordinator0, and "
+            "start that again if it ends; --no-own-coordinator: rank 0 hosts "
+            "it. The same on all nodes");
   flags.Add("certs", &reporting.certs,
             "directory made by `weft certs init`, for the ranks",
             {"WEFT_CERTS"});
@@ -302,6 +427,9 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
             "directory, made if it is not there, for all output of each rank: "
             "DIR/trainer0.log",
             {"PET_LOG_DIR"});
+  flags.Add("events", &options.events_file,
+            "file to which the events of the job are appended, a JSON object "
+            "a line");
   flags.Add("prefix", &options.prefix, "begin lines with the rank's name");
   flags.AllowPositional("PROGRAM ARGS");
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
@@ -314,11 +442,50 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
   }
   WEFT_RETURN_IF_ERROR(worker::CheckTrust(reporting.certs, reporting.insecure));
   WEFT_RETURN_IF_ERROR(AddProgram(torchrun, flags.positional(), options));
+  WEFT_RETURN_IF_ERROR(CheckReplicas(options));
+  WEFT_RETURN_IF_ERROR(ReadElasticNodes(torchrun, options));
+  WEFT_RETURN_IF_ERROR(CheckElastic(options));
   if (!arguments.init.empty() && !options.coordinator.empty()) {
     return Usage("give either --init or --coordinator");
   }
+  if (!absl::StartsWith(options.coordinator, "unix:") &&
+      absl::EndsWith(options.coordinator, ":0")) {
+    return Usage(absl::StrCat(
+        "--coordinator=", options.coordinator,
+        ": the ranks cannot know which port that will be; give one that is "
+        "free"));
+  }
   WEFT_RETURN_IF_ERROR(CompleteNodes(arguments.init, options));
   return arguments;
+}
+
+// The command of coordinator0, which runs on node 0, and its name for the
+// ranks.
+absl::Status PlanOwnCoordinator(const std::string& certs,
+                                LaunchOptions& options) {
+  options.coordinator_host = worker::kCoordinatorName;
+  if (options.node != 0) return absl::OkStatus();
+  if (!certs.empty() &&
+      !net::HasMember(certs, {options.job, worker::kCoordinatorRole, 0})) {
+    return WithExitCode(
+        absl::FailedPreconditionError(absl::StrCat(
+            "weft run: --certs=", certs, ": wanted a certificate of ",
+            worker::kCoordinatorName,
+            ", found none; make it by `weft certs init`, which keeps those "
+            "that are there, or let rank 0 host the coordinator by "
+            "--no-own-coordinator on all nodes")),
+        ExitCode::kAuth);
+  }
+  std::error_code error;
+  const std::filesystem::path self =
+      std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) {
+    return absl::InternalError(absl::StrCat(
+        "weft run: /proc/self/exe cannot be read: ", error.message()));
+  }
+  options.coordinator_argv = {self.string(), "coordinator",
+                              "--log-level=warning"};
+  return absl::OkStatus();
 }
 
 // Names the job and its coordinator's address, if the command line does not,
@@ -352,6 +519,10 @@ absl::Status CompleteOptions(Arguments& arguments) {
     options.coordinator =
         absl::StrCat("unix:", *directory, "/coordinator.sock");
   }
+  if (!arguments.init.empty()) arguments.has_own_coordinator = false;
+  if (arguments.has_own_coordinator) {
+    WEFT_RETURN_IF_ERROR(PlanOwnCoordinator(reporting.certs, options));
+  }
   options.sweep = [path = arguments.directory, is_own_job] {
     Sweep(path, is_own_job);
   };
@@ -364,6 +535,9 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
   WEFT_ASSIGN_OR_RETURN(Arguments arguments, ParseFlags(argc, argv));
   WEFT_RETURN_IF_ERROR(CompleteOptions(arguments));
   LaunchOptions& options = arguments.options;
+  // A `weft run` around this one may have set it: for its own ranks.
+  if (options.coordinator_host.empty()) unsetenv("WEFT_COORDINATOR_HOST");
+  unsetenv("WEFT_REJOIN");
   const absl::Cleanup sweeper = [&] {
     Sweep(arguments.directory, arguments.is_own_job);
   };
@@ -377,7 +551,9 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
     ExitReporterOptions& reporting = arguments.reporting;
     reporting.job = options.job;
     reporting.coordinator = options.coordinator;
-    reporting.host = HostOf(options.roles);
+    reporting.host = options.coordinator_host.empty()
+                         ? HostOf(options.roles)
+                         : options.coordinator_host;
     reporter = std::make_unique<ExitReporter>(std::move(reporting));
     options.on_exit = [&](const Child& child, const Exit& exit) {
       // Without a certificate of admin0 silence has to do.

@@ -75,7 +75,14 @@ TEST(RunCommand, FlagsThatDoNotFitAreUsageErrors) {
       {{"--nproc-per-node=0", "true"}, "--nproc-per-node=0: wanted a number"},
       {{"--nproc-per-node=gpu", "true"}, "from 1 to 1024, auto or cpu"},
       {{"--nproc-per-node=1025", "true"}, "from 1 to 1024, auto or cpu"},
-      {{"--nnodes=1:2", "true"}, "--nnodes=1:2: wanted the number of hosts"},
+      {{"--nnodes=2:1", "true"}, "--nnodes=2:1: wanted the number of hosts"},
+      {{"--nnodes=0:2", "true"}, "--nnodes=0:2: wanted the number of hosts"},
+      {{"--nnodes=1:2:3", "true"}, "wanted the number of hosts"},
+      {{"--nnodes=1:2", "--elastic=1:2", "true"}, "wanted one of them"},
+      {{"--nnodes=1:2", "--max-restarts=1", "true"},
+       "goes with neither --max-restarts"},
+      {{"--nnodes=1:2", "--role", "ps=1:true"}, "of a job of trainers alone"},
+      {{"--nnodes=1:2", "true"}, "--nnodes=2: wanted --coordinator=HOST:PORT"},
       {{"--nnodes=2", "--node-rank=2", "true"}, "--node-rank=2: wanted 0 to 1"},
       {{"--node-rank=-1", "true"}, "--node-rank=-1: wanted 0 to 0"},
       {{"--nnodes=2", "--node-rank=1", "true"},
@@ -85,6 +92,10 @@ TEST(RunCommand, FlagsThatDoNotFitAreUsageErrors) {
       {{"--nnodes=2", "--coordinator=h:1", "true"},
        "wanted --job=NAME, the same on all nodes"},
       {{"--max-restarts=-1", "true"}, "--max-restarts=-1: wanted a number"},
+      {{"--replicas=0", "true"}, "--replicas=0: wanted 1 or 2"},
+      {{"--replicas=3", "--role=ps=3:true"}, "--replicas=3: wanted 1 or 2"},
+      {{"--replicas=2", "--role=ps=1:true"},
+       "--replicas=2 wants at least 2 servers, found 1"},
       {{"--master-port=99999", "true"}, "wanted a port from 1 to 65535"},
       {{"--init=env://", "--coordinator=h:1", "true"},
        "give either --init or --coordinator"},
@@ -161,17 +172,41 @@ TEST(RunCommand, MasterPortIsAFreeOneUnlessItIsGiven) {
 
 TEST(RunCommand, RanksFindTheMeetingPlaceAndTrustInTheirEnvironment) {
   EXPECT_EQ(Echo("$WEFT_JOB $WEFT_COORDINATOR $WEFT_INSECURE",
-                 {"--job=mnist", "--coordinator=127.0.0.1:1", "--insecure"}),
+                 {"--job=mnist", "--coordinator=127.0.0.1:1", "--insecure",
+                  "--no-own-coordinator"}),
             "mnist 127.0.0.1:1 true");
   // torchrun's names.
   EXPECT_EQ(Echo("$WEFT_JOB $WEFT_COORDINATOR",
-                 {"--rdzv-id=mnist", "--rdzv-endpoint=127.0.0.1:1"}),
+                 {"--rdzv-id=mnist", "--rdzv-endpoint=127.0.0.1:1",
+                  "--no-own-coordinator"}),
             "mnist 127.0.0.1:1");
   EXPECT_EQ(Echo("$WEFT_INIT,$WEFT_COORDINATOR", {"--init=file:///x/y"}),
             "file:///x/y,");
   EXPECT_EQ(
       Echo("$WEFT_CERTS", {"--certs=/c", "--job=mnist", "--init=file:///x/y"}),
       "/c");
+}
+
+TEST(RunCommand, RanksFindWhoHostsTheCoordinator) {
+  EXPECT_EQ(Echo("host:$WEFT_COORDINATOR_HOST"), "host:coordinator0");
+  for (const char* by_rank : {"--no-own-coordinator", "--init=file:///x/y"}) {
+    EXPECT_EQ(Echo("host:$WEFT_COORDINATOR_HOST", {by_rank}), "host:");
+  }
+}
+
+// Which would keep the ranks from meeting, or from knowing whom they meet.
+TEST(RunCommand, CoordinatorThatCannotBeIsConfiguration) {
+  const testing::TempDir dir;
+  const absl::Status uncertified =
+      Refused({"--job=mnist", "--certs=" + dir.Path(""), "true"});
+  EXPECT_THAT(uncertified, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                    "weft certs init"));
+  EXPECT_EQ(worker::ExitCodeFor(uncertified), worker::ExitCode::kAuth);
+  const auto run =
+      WeftRun({"--coordinator=unix:/nowhere/c.sock", "sleep", "9"});
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(3));
+  EXPECT_THAT(run->output(), HasSubstr("coordinator0 failed first"));
+  EXPECT_THAT(run->output(), HasSubstr("/nowhere"));
 }
 
 TEST(RunCommand, SeveralNodesMeetAtTheMasterPort) {
@@ -181,7 +216,7 @@ TEST(RunCommand, SeveralNodesMeetAtTheMasterPort) {
             "127.0.0.1:1 1 2");
   EXPECT_EQ(Echo("$MASTER_ADDR $MASTER_PORT",
                  {"--nnodes=2", "--job=mnist", "--coordinator=127.0.0.1:1",
-                  "--insecure"}),
+                  "--insecure", "--no-own-coordinator"}),
             "127.0.0.1 1");
 }
 

@@ -45,7 +45,7 @@ class Drawer {
 WEFT_RPC_CLASS(Drawer, int64_t);
 WEFT_RPC_METHOD(Drawer, Get);
 
-// Of the backward of Hooked.
+// Holds the backward of Hooked.
 struct Gate {
   absl::Notification entered;
   absl::Notification open;

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -190,13 +191,14 @@ std::vector<std::string> Child::ReadLines(int stream) {
     }
     from.partial.erase(0, begin);
     if (from.partial.size() > kMaxLineBytes) {
-      lines.push_back(std::exchange(from.partial, ""));
+      lines.push_back(std::move(from.partial));
+      from.partial.clear();
     }
     // One rank that writes without pause must not keep the others waiting.
     if (lines.size() >= 1000) break;
   }
   if (from.fd < 0 && !from.partial.empty()) {
-    lines.push_back(std::exchange(from.partial, ""));
+    lines.push_back(std::exchange(from.partial, std::string()));
   }
   for (const std::string& line : lines) {
     tail_.push_back(line);
@@ -209,9 +211,11 @@ Exit Child::Reap() {
   // The dead leader keeps the group's number until it is reaped.
   kill(-pid_, SIGKILL);
   int status = 0;
-  while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+  rusage usage = {};
+  while (wait4(pid_, &status, 0, &usage) < 0 && errno == EINTR) {
   }
   has_ended_ = true;
+  peak_bytes_ = int64_t{usage.ru_maxrss} * 1024;
   if (WIFSIGNALED(status)) exit_.signal = WTERMSIG(status);
   if (WIFEXITED(status)) exit_.code = WEXITSTATUS(status);
   return exit_;

@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
@@ -51,6 +52,7 @@ class Child {
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
+  const ChildSpec& spec() const { return spec_; }
   const std::string& name() const { return spec_.name; }
   const std::string& role() const { return spec_.role; }
   pid_t pid() const { return pid_; }
@@ -74,6 +76,9 @@ class Child {
   Exit Reap();
   bool has_ended() const { return has_ended_; }
   const Exit& exit() const { return exit_; }
+  // The most memory that it, or a process of its own that it has waited for,
+  // has had at a time, in bytes; once it has ended.
+  int64_t peak_bytes() const { return peak_bytes_; }
 
   // To the whole group.
   void Signal(int signal);
@@ -97,6 +102,7 @@ class Child {
   std::deque<std::string> tail_;
   bool has_ended_ = false;
   Exit exit_;
+  int64_t peak_bytes_ = 0;
 };
 
 }  // namespace weft::launch

@@ -17,8 +17,8 @@
 namespace weft::launch {
 namespace {
 
-// Of the keeper's process: a message above 0 is a group to watch, below 0 one
-// to forget.
+// What the keeper's process runs: a message above 0 is a group to watch, below
+// 0 one to forget.
 [[noreturn]] void Keep(int fd, const std::string& launcher,
                        const std::function<void()>& sweep) {
   setpgid(0, 0);  // a terminal's Ctrl-C is not for it

@@ -22,8 +22,8 @@ namespace weft::launch {
 // Thread-safety: one thread at a time.
 class Keeper {
  public:
-  // Of the launcher of that id (DrawLauncherId). In the end `sweep` runs in the
-  // keeper's process. REQUIRES: the process has one thread.
+  // Starts the keeper of the launcher with that id (DrawLauncherId). In the end
+  // `sweep` runs in the keeper's process. REQUIRES: the process has one thread.
   static absl::StatusOr<std::unique_ptr<Keeper>> Start(
       const std::string& launcher, const std::function<void()>& sweep);
   // Ends it, with all groups it still watches.

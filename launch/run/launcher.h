@@ -10,34 +10,41 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "weft/launch/run/child.h"
+#include "weft/launch/run/role_spec.h"
 
 namespace weft::launch {
 
-// The ranks of one role.
-struct RoleSpec {
-  std::string role;
-  int count = 1;
-  std::vector<std::string> argv;
-};
-
 struct LaunchOptions {
   std::string job;
-  // Of each node: the hosts of a job run the same roles, with a launcher each.
+  // Each node runs these: a job's hosts have the same roles, with a launcher
+  // each.
   std::vector<RoleSpec> roles;
   int nodes = 1;
   int node = 0;             // this one, from 0; 0 has the ranks from 0 on
   std::string coordinator;  // for WEFT_COORDINATOR; empty: not set
+  // For WEFT_COORDINATOR_HOST: a process of its own hosts the coordinator,
+  // coordinator0. Empty: not set, a rank hosts it.
+  std::string coordinator_host;
+  // The program and flags of that process, where it is of this node: it is
+  // started before the ranks, started again whenever it ends before they have
+  // ended, and ended after them. Empty: it is of another node, or a rank's.
+  std::vector<std::string> coordinator_argv;
   std::string master_addr = "127.0.0.1";
   int master_port = 29500;
   // Over what the launcher sets itself.
   std::map<std::string, std::string> environment;
   // Runs for each rank that has ended, at once.
   std::function<void(const Child& child, const Exit& exit)> on_exit;
+  // For WEFT_REPLICAS: servers that have each partition of the tables. With
+  // more than one the others go on when a parameter server (role ps) fails, and
+  // it alone is started again.
+  int replicas = 1;
+  // For WEFT_WORKERS, "MIN:MAX": the job is elastic, and a trainer that fails
+  // is started again alone, while the others go on. Empty: it is not.
+  std::string workers;
   // How often all ranks are started again after one of them has failed.
   int max_restarts = 0;
   // After how many failures of trainers of this node the others go on, in each
@@ -45,15 +52,17 @@ struct LaunchOptions {
   // know. A failure that would be every trainer's (by its exit code, or as
   // below), and that of the last trainer, ends the job all the same.
   int allowed_trainer_exits = 0;
-  // Of this user alone, and there while the ranks run: a rank whose failure
-  // no restart can help leaves a file here (worker::kNoRestartFile). Empty:
-  // exit codes alone say so.
+  // It belongs to this user alone and is there while the ranks run: a rank
+  // whose failure no restart can help leaves a file here
+  // (worker::kNoRestartFile). Empty: exit codes alone say so.
   std::string directory;
   // Between asking the ranks to end and killing them.
   absl::Duration shutdown_timeout = absl::Seconds(30);
   // Each rank's whole output goes to <log_dir>/<name>.log too, both streams as
   // they come, after what the file holds; empty: none. It must be there.
   std::string log_dir;
+  // A file for the events of the job (event_log.h); empty: none.
+  std::string events_file;
   // Removes what the ranks leave (run_directory.h): runs in the end, however
   // the launcher ends, in a process of its own; null: nothing.
   std::function<void()> sweep;
@@ -63,28 +72,22 @@ struct LaunchOptions {
   std::ostream* err = nullptr;  // null: standard error
 };
 
-// "ps=2:bin/server --x 'a b'": the words as a shell would split them, without
-// its expansions. kInvalidArgument says what is wrong.
-absl::StatusOr<RoleSpec> ParseRole(absl::string_view text);
-absl::StatusOr<std::vector<std::string>> SplitWords(absl::string_view text);
-
-// What Run starts: name, command and environment of each rank of this node.
-// RANK and WORLD_SIZE count within the role over all nodes, LOCAL_RANK within
-// the role on this one.
-// `restart` counts how often they were started before; `launcher` is the id in
-// their marks (rank_mark.h).
-std::vector<ChildSpec> PlanChildren(const LaunchOptions& options,
-                                    int restart = 0,
-                                    const std::string& launcher = "");
-
 // Runs until all ranks have ended: 0 if all ended with 0. When one fails, ends
-// the others, writes one block that names the first that failed and why, and
-// returns its exit code (128 + signal if one killed it). With `max_restarts` it
-// then starts all of them again instead, unless the exit code says that a
+// the others, writes one block that names the rank that the job failed by
+// (root_cause.h) and how the others ended, and returns the exit code of the
+// rank that failed first (128 + signal if one killed it). With `max_restarts`
+// it then starts all of them again instead, unless the exit code says that a
 // restart cannot help (usage, configuration, diverged, checkpoint), the rank
 // has said so, or a signal was passed on; the ranks find the number of restarts
-// in TORCHELASTIC_RESTART_COUNT. With `allowed_trainer_exits` a trainer that
-// fails may be reported and left out instead. SIGINT, SIGTERM, SIGHUP (unless
+// in TORCHELASTIC_RESTART_COUNT. A coordinator of its own is a new one in each
+// of these starts; one that cannot start is what has failed. With
+// `allowed_trainer_exits` a trainer that fails may be reported and left out
+// instead, and with `replicas` a server that fails may be started again alone,
+// as often as it takes, until all trainers of this node have ended: with
+// WEFT_REJOIN, and unless it ends within 2 s of its start three times in a row,
+// or says as above that it would end so again. In an elastic job that holds for
+// a trainer, until one has ended with 0; one that fails after that is reported,
+// and the others end as they do. SIGINT, SIGTERM, SIGHUP (unless
 // it is ignored, as nohup does) and SIGQUIT are passed on, and after
 // `shutdown_timeout` or a second SIGINT all are killed; then 128 + signal, or
 // what a rank that failed before says. SIGUSR2 is passed on and ends nothing

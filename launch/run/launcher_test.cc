@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -28,12 +29,11 @@ namespace weft::launch {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::UnorderedElementsAre;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
-using ::weft::testing::StatusIs;
 
 constexpr absl::Duration kLong = absl::Seconds(60);
 
@@ -84,90 +84,6 @@ pid_t PidIn(const std::string& output, const std::string& label) {
   return -1;
 }
 
-TEST(ParseRole, SplitsWordsLikeAShell) {
-  const auto role = ParseRole(R"(trainer=3:bin/t --x 'a b' c\ d "e 'f'" '')");
-  ASSERT_THAT(role, IsOk());
-  EXPECT_EQ(role->role, "trainer");
-  EXPECT_EQ(role->count, 3);
-  EXPECT_THAT(role->argv,
-              ElementsAre("bin/t", "--x", "a b", "c d", "e 'f'", ""));
-}
-
-TEST(ParseRole, ErrorNamesTheFault) {
-  for (const auto& [text, why] :
-       std::vector<std::pair<const char*, const char*>>{
-           {"ps", "no '='"},
-           {"ps:2=x", "no '='"},
-           {"ps=0:x", "count"},
-           {"ps=x:y", "count"},
-           {"=1:x", "no name"},
-           {"../x=1:true", "the role is \"../x\""},
-           {"ps1=1:true", "the last not a digit"},
-           {"p s=1:true", "a-z0-9-"},
-           {"ps=1:", "no program"},
-           {"ps=1:'x", "not closed"}}) {
-    EXPECT_THAT(ParseRole(text),
-                StatusIs(absl::StatusCode::kInvalidArgument, why))
-        << text;
-  }
-}
-
-TEST(PlanChildren, SetsTheEnvironmentOfTorchrun) {
-  LaunchOptions options;
-  options.job = "j";
-  options.coordinator = "unix:/d/c.sock";
-  options.master_port = 4711;
-  options.roles = {{"ps", 1, {"p"}}, {"trainer", 2, {"t"}}};
-  const std::vector<ChildSpec> plan = PlanChildren(options);
-  ASSERT_EQ(plan.size(), 3u);
-  EXPECT_EQ(plan[2].name, "trainer1");
-  const auto& env = plan[2].environment;
-  for (const auto& [name, value] : std::map<std::string, std::string>{
-           {"RANK", "1"},
-           {"WORLD_SIZE", "2"},
-           {"LOCAL_RANK", "1"},
-           {"LOCAL_WORLD_SIZE", "2"},
-           {"MASTER_ADDR", "127.0.0.1"},
-           {"MASTER_PORT", "4711"},
-           {"WEFT_JOB", "j"},
-           {"WEFT_ROLE", "trainer"},
-           {"WEFT_SERVERS", "1"},
-           {"WEFT_TRAINERS", "2"},
-           {"WEFT_RANKS_ON_HOST", "3"},
-           {"WEFT_COORDINATOR", "unix:/d/c.sock"}}) {
-    EXPECT_EQ(env.at(name), value) << name;
-  }
-}
-
-TEST(PlanChildren, RanksOfALaterNodeFollowThoseOfTheNodesBefore) {
-  LaunchOptions options;
-  options.job = "j";
-  options.nodes = 3;
-  options.node = 2;
-  options.roles = {{"ps", 1, {"p"}}, {"trainer", 2, {"t"}}};
-  const std::vector<ChildSpec> plan = PlanChildren(options);
-  ASSERT_EQ(plan.size(), 3u);
-  EXPECT_EQ(plan[0].name, "ps2");
-  EXPECT_EQ(plan[1].name, "trainer4");
-  EXPECT_EQ(plan[2].name, "trainer5");
-  const auto& env = plan[2].environment;
-  for (const auto& [name, value] : std::map<std::string, std::string>{
-           {"RANK", "5"},
-           {"WORLD_SIZE", "6"},
-           {"LOCAL_RANK", "1"},
-           {"LOCAL_WORLD_SIZE", "2"},
-           {"GROUP_RANK", "2"},
-           {"GROUP_WORLD_SIZE", "3"},
-           {"WEFT_RANK", "5"},
-           {"WEFT_SERVERS", "3"},
-           {"WEFT_TRAINERS", "6"},
-           {"WEFT_RANKS_ON_HOST", "3"},
-           {"WEFT_WORLD_ORIGIN", "weft run --nnodes=3 on node 2"},
-           {"WEFT_START", "1"}}) {
-    EXPECT_EQ(env.at(name), value) << name;
-  }
-}
-
 TEST(WeftRun, PrefixesOutputByRoleAndRankAndEndsWithZero) {
   auto run = Weft({"run", Role("ps", 1, "echo from $WEFT_ROLE"),
                    Role("trainer", 2,
@@ -213,6 +129,234 @@ TEST(WeftRun, ARankKilledBySignalIsNamedSo) {
   EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(128 + SIGKILL)) << run->output();
   EXPECT_THAT(run->output(), HasSubstr("trainer0 failed first"));
   EXPECT_THAT(run->output(), HasSubstr("killed by SIGKILL"));
+}
+
+// The one that loses a stopped rank ends first, and is not the one to be named.
+// What is stopped ends when it is asked to.
+TEST(WeftRun, NamesARankThatIsStoppedBeforeThoseThatLostIt) {
+  testing::TempDir dir;
+  const std::string events = dir.Path("events");
+  auto run = Weft(
+      {"run", "--events=" + events, Role("ps", 1, "echo pid $$; sleep 1000"),
+       Role("trainer", 1,
+            absl::StrCat("while ! [ -e ", dir.Path("go"),
+                         " ]; do sleep 0.02; done; "
+                         "echo \"error: ps0: is gone (peer lost)\"; exit 10"))});
+  ASSERT_THAT(run->WaitForOutput("[ps0] pid ", kLong), IsOk());
+  ASSERT_THAT(run->WaitForOutput("\n", kLong), IsOk());
+  kill(PidIn(run->output(), "[ps0] pid "), SIGSTOP);
+  std::ofstream(dir.Path("go")) << "\n";
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(10)) << run->output();
+  EXPECT_THAT(run->output(), HasSubstr("---- ps0 failed first"));
+  EXPECT_THAT(run->output(), HasSubstr("how: stopped by a signal"));
+  EXPECT_THAT(run->output(), HasSubstr("trainer0 names it: error: ps0: is"));
+  std::ifstream file(events);
+  const std::string told{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_THAT(told, HasSubstr(R"("event":"rank_started","rank":"ps0")"));
+  EXPECT_THAT(told, HasSubstr(R"("event":"job_failed","first":"trainer0")"));
+  EXPECT_THAT(told, HasSubstr(R"("exit_code":10,"root_cause":"ps0")"));
+}
+
+// The launcher alone, in a process of its own, with a script for the
+// coordinator and one for the rank.
+class OwnCoordinator : public ::testing::Test {
+ protected:
+  int RunWith(const std::string& coordinator, const std::string& rank) {
+    LaunchOptions options;
+    options.job = "j";
+    options.coordinator = "unix:/d/c.sock";
+    options.coordinator_host = "coordinator0";
+    options.coordinator_argv = {"sh", "-c", coordinator};
+    options.shutdown_timeout = absl::Seconds(2);
+    options.roles = {{"trainer", 1, {"sh", "-c", rank}}};
+    options.environment["DIR"] = dir_.Path("");
+    options.out = &output_;
+    options.err = &output_;
+    const absl::StatusOr<int> code = launch::Run(options);
+    EXPECT_THAT(code, IsOk());
+    return code.value_or(-1);
+  }
+  std::string output() const { return output_.str(); }
+
+ private:
+  const testing::TempDir dir_;
+  std::ostringstream output_;
+};
+
+TEST_F(OwnCoordinator, BeginsBeforeTheRanksAndEndsAfterThem) {
+  EXPECT_EQ(RunWith("trap 'echo asked to end; exit 0' TERM; "
+                    "echo of $WEFT_JOB at $WEFT_COORDINATOR; touch $DIR/up; "
+                    "while :; do sleep 0.02; done",
+                    "while ! [ -e $DIR/up ]; do sleep 0.02; done; "
+                    "echo host $WEFT_COORDINATOR_HOST; exit 7"),
+            7);
+  EXPECT_THAT(output(), HasSubstr("[coordinator0] of j at unix:/d/c.sock"));
+  EXPECT_THAT(output(), HasSubstr("[trainer0] host coordinator0"));
+  EXPECT_THAT(output(), HasSubstr("[coordinator0] asked to end"));
+  EXPECT_THAT(output(), HasSubstr("trainer0 failed first"));
+}
+
+TEST_F(OwnCoordinator, IsStartedAgainWhenItEnds) {
+  EXPECT_EQ(RunWith("if [ -e $DIR/first ]; then touch $DIR/again; sleep 1000; "
+                    "fi; touch $DIR/first; kill -9 $$",
+                    "while ! [ -e $DIR/again ]; do sleep 0.02; done"),
+            0);
+  EXPECT_THAT(output(), HasSubstr("coordinator0 has ended: killed by SIGKILL; "
+                                  "starting it again"));
+}
+
+TEST_F(OwnCoordinator, ThatCannotStayIsWhatHasFailed) {
+  EXPECT_EQ(RunWith("echo no memory; exit 13", "sleep 1000"), 13);
+  EXPECT_THAT(output(), HasSubstr("coordinator0 failed first"));
+  EXPECT_THAT(output(), HasSubstr("| no memory"));
+  EXPECT_EQ(RunWith("exit 0", "sleep 1000"), 1);  // it has not run the job
+}
+
+TEST_F(OwnCoordinator, ThatIsConfiguredWronglyIsNotStartedAgain) {
+  EXPECT_EQ(RunWith("exit 3", "sleep 1000"), 3);
+  EXPECT_EQ(RunWith("exit 12", "sleep 1000"), 12);
+  EXPECT_THAT(output(), Not(HasSubstr("starting it again")));
+}
+
+TEST_F(OwnCoordinator, ThatIgnoresItsEndIsKilled) {
+  EXPECT_EQ(RunWith("trap '' TERM; touch $DIR/up; while :; do sleep 0.02; done",
+                    "while ! [ -e $DIR/up ]; do sleep 0.02; done"),
+            0);
+}
+
+// The launcher alone, with a script for two servers and one for the trainer,
+// and a shell function `await FILE` in both.
+class Replicas : public ::testing::Test {
+ protected:
+  int RunWith(const std::string& server, const std::string& trainer) {
+    const std::string await =
+        "await() { while ! [ -e $DIR/$1 ]; do sleep 0.02; done; }; ";
+    LaunchOptions options;
+    options.job = "j";
+    options.replicas = replicas_;
+    options.shutdown_timeout = absl::Seconds(20);
+    options.directory = dir_.Path("");
+    options.roles = {{"ps", 2, {"sh", "-c", await + server}},
+                     {"trainer", trainers_, {"sh", "-c", await + trainer}}};
+    options.environment["DIR"] = dir_.Path("");
+    options.out = &output_;
+    options.err = &output_;
+    options.on_exit = [&](const Child& child, const Exit&) {
+      ended_.push_back(child.name());
+    };
+    const absl::StatusOr<int> code = launch::Run(options);
+    EXPECT_THAT(code, IsOk());
+    return code.value_or(-1);
+  }
+  std::string output() const { return output_.str(); }
+  int CountOf(const std::string& text) const {
+    return static_cast<int>(
+        std::vector<std::string>(absl::StrSplit(output(), text)).size() - 1);
+  }
+
+  int replicas_ = 2;
+  int trainers_ = 1;
+  std::vector<std::string> ended_;
+
+ private:
+  const testing::TempDir dir_;
+  std::ostringstream output_;
+};
+
+constexpr char kPs1DiesOnce[] =
+    "echo start $WEFT_RANK of $WEFT_REPLICAS rejoin=$WEFT_REJOIN; "
+    "if [ $WEFT_RANK = 1 ] && ! [ -e $DIR/died ]; then "
+    "touch $DIR/died; kill -9 $$; fi; "
+    "touch $DIR/up$WEFT_RANK; await trained";
+
+TEST_F(Replicas, ServerThatDiesIsStartedAgainAloneAndTheOthersGoOn) {
+  EXPECT_EQ(RunWith(kPs1DiesOnce,
+                    "echo training; await up0; await up1; touch $DIR/trained"),
+            0);
+  EXPECT_THAT(output(), HasSubstr("weft: ps1 has ended: killed by SIGKILL; "
+                                  "starting it again, and the others go on"));
+  EXPECT_THAT(output(), HasSubstr("[ps1] start 1 of 2 rejoin=\n"));
+  EXPECT_THAT(output(), HasSubstr("[ps1] start 1 of 2 rejoin=true\n"));
+  EXPECT_EQ(CountOf("[ps0] start 0 of 2 rejoin=\n"), 1);
+  EXPECT_EQ(CountOf("[trainer0] training\n"), 1);
+  EXPECT_EQ(CountOf("starting it again"), 1);
+  EXPECT_THAT(ended_, UnorderedElementsAre("ps1", "ps1", "ps0", "trainer0"));
+}
+
+TEST_F(Replicas, OfOneTheDeathOfAServerEndsTheJob) {
+  replicas_ = 1;
+  EXPECT_EQ(RunWith(kPs1DiesOnce, "exec sleep 1000"), 128 + SIGKILL);
+  EXPECT_THAT(output(), HasSubstr("---- ps1 failed first"));
+  EXPECT_EQ(CountOf("starting it again"), 0);
+}
+
+TEST_F(Replicas, ServersThatDieTogetherAreBothStartedAgain) {
+  EXPECT_EQ(RunWith("if mkdir $DIR/first$WEFT_RANK; then "
+                    "await first0; await first1; exit 10; fi; "
+                    "touch $DIR/up$WEFT_RANK; await trained",
+                    "await up0; await up1; touch $DIR/trained"),
+            0);
+  EXPECT_EQ(CountOf("starting it again"), 2);
+}
+
+TEST_F(Replicas, ServerThatCannotStayEndsTheJob) {
+  EXPECT_EQ(RunWith("[ $WEFT_RANK = 0 ] && exec sleep 1000; "
+                    "echo no memory; exit 13",
+                    "exec sleep 1000"),
+            13);
+  EXPECT_EQ(CountOf("starting it again"), 2);
+  EXPECT_THAT(output(), HasSubstr("---- ps1 failed first"));
+  EXPECT_THAT(output(), HasSubstr("| no memory"));
+}
+
+TEST_F(Replicas, ServerThatNoRestartCanHelpEndsTheJobAtOnce) {
+  EXPECT_EQ(RunWith("exit 2", "exec sleep 1000"), 2);
+  EXPECT_EQ(RunWith("exit 3", "exec sleep 1000"), 3);
+  EXPECT_EQ(RunWith(": > $WEFT_NO_RESTART_FILE; exit 12", "exec sleep 1000"),
+            12);
+  EXPECT_EQ(CountOf("starting it again"), 0);
+}
+
+TEST_F(Replicas, TrainerThatFailsEndsTheJobAndNoServerIsStartedAgain) {
+  trainers_ = 2;
+  EXPECT_EQ(RunWith("trap \"exit 5\" TERM; touch $DIR/up$WEFT_RANK; "
+                    "while :; do sleep 0.02; done",
+                    "[ $WEFT_RANK = 0 ] && exec sleep 1000; "
+                    "await up0; await up1; exit 7"),
+            7);
+  EXPECT_EQ(CountOf("starting it again"), 0);
+  EXPECT_EQ(ended_.size(), 4u);
+}
+
+// kill finds the trainer until the launcher has seen its end.
+TEST_F(Replicas, ServerThatFailsAfterTheTrainersIsNotStartedAgain) {
+  EXPECT_EQ(RunWith("await pid; while kill -0 $(cat $DIR/pid); do sleep 0.02; "
+                    "done; [ $WEFT_RANK = 0 ] || exit 10",
+                    "echo $$ > $DIR/own; mv $DIR/own $DIR/pid"),
+            10);
+  EXPECT_EQ(CountOf("starting it again"), 0);
+  EXPECT_THAT(output(), HasSubstr("---- ps1 failed first"));
+}
+
+TEST_F(Replicas, ServerThatEndsWithZeroHasDoneItsWork) {
+  EXPECT_EQ(RunWith("touch $DIR/up$WEFT_RANK", "await up0; await up1"), 0);
+  EXPECT_EQ(CountOf("starting it again"), 0);
+}
+
+TEST(WeftRun, ReplicasOfTheFlagReachTheRanksAndNoServerIsStartedInAStop) {
+  auto run = Weft(
+      {"run", "--replicas=2",
+       Role("ps", 2,
+            "trap \"exit 5\" TERM; echo replicas $WEFT_REPLICAS; "
+            "while :; do sleep 0.05; done"),
+       Role("trainer", 1, "echo replicas $WEFT_REPLICAS; exec sleep 1000")});
+  for (const char* rank : {"[ps0]", "[ps1]", "[trainer0]"}) {
+    ASSERT_THAT(run->WaitForOutput(absl::StrCat(rank, " replicas 2"), kLong),
+                IsOk());
+  }
+  run->Signal(SIGTERM);
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(128 + SIGTERM)) << run->output();
+  EXPECT_THAT(run->output(), Not(HasSubstr("starting it again")));
 }
 
 TEST(WeftRun, ForwardsSigtermAndKillsRemainingChildren) {

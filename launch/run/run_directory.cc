@@ -76,8 +76,8 @@ void SweepJobDirectory(const std::string& directory) {
   for (const fs::path& path : FilesIn(directory)) {
     std::error_code error;
     if (!fs::is_socket(fs::symlink_status(path, error))) continue;
-    // Of coordinators and endpoints, and of shared memory; it stays if it is of
-    // the other type.
+    // Coordinators and endpoints have one type of socket, shared memory has the
+    // other; a call with the wrong type removes nothing.
     for (const int type : {SOCK_STREAM, SOCK_SEQPACKET}) {
       net::RemoveAbandonedSocket(path.string(), type).IgnoreError();
     }

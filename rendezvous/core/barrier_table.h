@@ -152,7 +152,7 @@ class BarrierTable {
 
   Limits limits_;
   Barriers barriers_;
-  // Of those who wait, by tag and name.
+  // Who waits, by tag and name.
   using Place = std::pair<std::string, std::string>;
   std::set<std::pair<Instant, Place>> dues_;
   std::map<Ticket, Place> tickets_;

@@ -20,9 +20,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
-#include <utility>
 #include <variant>
 #include <vector>
 
@@ -33,6 +31,8 @@
 #include "weft/proto/coordinator.pb.h"
 #include "weft/rendezvous/core/barrier_table.h"
 #include "weft/rendezvous/core/held_calls.h"
+#include "weft/rendezvous/core/member_table.h"
+#include "weft/rendezvous/core/store_table.h"
 #include "weft/rendezvous/core/versioned_map.h"
 #include "weft/rendezvous/worker_key.h"
 
@@ -46,13 +46,17 @@ class CoordinatorCore {
     std::string job;  // empty: that of the first to join
     absl::Duration suspect_after = absl::Seconds(3);
     absl::Duration dead_after = absl::Seconds(10);
-    // Of one whose process is seen to run (Ran): it is busy.
+    // Whether the first member to join may set both (World::suspect_after_ms,
+    // dead_after_ms): a coordinator of its own has no settings of the job's
+    // workers. From 100 ms to an hour, suspicion first; else they are ignored.
+    bool takes_silence_limits = false;
+    // The same for one whose process is seen to run (Ran): it is busy.
     absl::Duration busy_dead_after = absl::Minutes(1);
     // A held call is answered after this long at the latest.
     absl::Duration max_wait = absl::Seconds(10);
     int max_names = 16384;  // that were ever in the job
-    // Of a Join what all will see: the member, with its labels and its address,
-    // and the world.
+    // What all will see of a Join has no more: the member, with its labels and
+    // its address, and the world.
     int64_t max_member_bytes = int64_t{16} << 10;
     int max_held_calls = 65536;
     int64_t max_tag_bytes = int64_t{1} << 10;  // of a barrier
@@ -104,13 +108,7 @@ class CoordinatorCore {
   };
   using Event = std::variant<Call, Tick, CallerGone, Ran>;
 
-  // A view, or what has changed in it, that many are sent: encoded once.
-  struct Told {
-    explicit Told(v1::View told)
-        : view(std::move(told)), bytes(view.SerializeAsString()) {}
-    const v1::View view;
-    const std::string bytes;  // of `view`
-  };
+  using Told = MemberTable::Told;
   struct Answer {
     Ticket ticket;
     absl::Status status;
@@ -126,6 +124,7 @@ class CoordinatorCore {
   };
   struct Note {  // for the log that people read
     std::string text;
+    bool is_warning = false;  // a member is lost, or may be
   };
   using Action = std::variant<Persist, Answer, Note>;
   using Actions = std::vector<Action>;
@@ -155,40 +154,15 @@ class CoordinatorCore {
   uint32_t term() const { return term_; }
   const std::string& job() const { return options_.job; }
   // Whole. The reference holds until the next event.
-  const v1::View& view() const { return Whole()->view; }
-  Epoch version() const { return version_; }  // of the view
-  int members() const { return static_cast<int>(incarnations_.size()); }
+  const v1::View& view() const { return members_.Whole()->view; }
+  Epoch version() const { return members_.version(); }  // of the view
+  int members() const { return members_.size(); }
 
  private:
-  struct Slot {         // a name that has been in the job
-    v1::Member member;  // the present incarnation, if is_in
-    bool is_in = false;
-    v1::Departed departed;  // the last incarnation that is gone, if any
-    // Both of `attended_`: when it was heard, and from when its silence counts.
-    absl::Duration heard_at;
-    absl::Duration silent_from;
-    Epoch changed_at = 0;  // the first view that has it as it is
-    uint64_t digest = 0;   // its part of `digest_`
-    uint32_t id() const {
-      return is_in ? member.key().id() : departed.key().id();
-    }
-    const std::string& name() const {
-      return is_in ? member.name() : departed.name();
-    }
-  };
+  using Slot = MemberTable::Slot;
   struct Watcher {
     uint64_t known_version = 0;
     bool takes_changes = false;
-  };
-  struct StoreWait {
-    std::string key;
-    uint64_t version;  // that is known
-  };
-  // Of members: when each was heard, and its id.
-  using Hearing = std::set<std::pair<absl::Duration, uint32_t>>;
-  struct LastChange {  // of one client of the store, applied or not
-    uint64_t sequence = 0;
-    absl::StatusOr<v1::StoreReply> reply;
   };
 
   void On(Ticket ticket, const v1::JoinRequest& request);
@@ -206,15 +180,12 @@ class CoordinatorCore {
   absl::Status CheckJob(const std::string& job) const;
   absl::Status CheckJoin(const v1::JoinRequest& request) const;
   absl::Status CheckStart(const v1::JoinRequest& request) const;
-  absl::Status CheckStore(const v1::StoreRequest& request) const;
-  Slot* FindSlot(uint32_t id);
   // The slot of that incarnation if it is in; else why it is not.
   absl::StatusOr<Slot*> FindLive(const v1::WorkerKey& key,
                                  uint64_t incarnation);
 
   void Admit(Ticket ticket, const v1::JoinRequest& request);
   void BuryEarlierHosts();
-  void ForgetMisnumbered();
   // Whom it waits for; an error says what is wrong with it.
   absl::StatusOr<BarrierTable::Names> CheckBarrier(
       const v1::BarrierRequest& request, const std::string& caller);
@@ -222,21 +193,9 @@ class CoordinatorCore {
   void FailIfGone(const BarrierTable::Names& members);
   void Remove(Slot& slot, const std::string& reason, bool left);
   void PersistJoined(const Slot& slot);
-  // What is looked up follows from the slots: of all after a replay, and of one
-  // that is in from now on, or until now.
-  void Index();
-  void Enter(const Slot& slot);
-  void Exit(const Slot& slot);
-  static uint64_t DigestOf(const Slot& slot);
-  // `slot` has changed: a new version.
-  void Touch(Slot& slot);
-  // Whose silence is judged.
-  void Listen(const Slot& slot);
-  void StopListening(const Slot& slot);
   void Hear(Slot& slot);  // and it is suspect no more
   void OnRan(const Ran& ran);
   void Adopt(const v1::Departed& departed, const std::string& reporter);
-  uint32_t IdFor(const v1::JoinRequest& request) const;
   // Decides the joins that waited to know whether `name` is alive.
   void SettleHeldJoins(const std::string& name, bool holder_lives);
   void JudgeSilence();
@@ -246,58 +205,32 @@ class CoordinatorCore {
   void AnswerWatch(Ticket ticket, const Watcher& watcher);
   void CountAnswer();  // to a Watch that was not held
   void AnswerJoin(Ticket ticket, const v1::Member& admitted);
-  std::shared_ptr<const Told> Whole() const;
-  std::shared_ptr<const Told> TellTo(const Watcher& watcher);
-  v1::View ChangesSince(Epoch version) const;
-  static void AddTo(v1::View& view, const Slot& slot);
   void Report(BarrierTable::Result result);
   void Change(Ticket ticket, const v1::StoreRequest& request);
-  void AnswerChange(Ticket ticket, absl::StatusOr<v1::StoreReply> reply);
 
   Instant Until(uint32_t wait_ms) const;
   int64_t held() const;
   void Ok(Ticket ticket, Reply reply);
   void Fail(Ticket ticket, absl::Status status);
-  void Say(std::string text);
-  Epoch NextEpoch() { return MakeEpoch(term_, ++counter_); }
+  void Say(std::string text, bool is_warning = false);
+
+  void TakeSilenceLimits(const v1::World& world);
 
   Options options_;
   const uint32_t term_;
-  uint32_t counter_ = 0;
-  v1::World world_;
-  bool has_world_ = false;
-  Epoch world_at_ = 0;            // the first view that has the world
+  MemberTable members_;
   BarrierTable::Names everyone_;  // of a fixed world; null: not wanted so far
-  std::map<std::string, Slot> slots_;  // by name
-  // Of `slots_`, see Index().
-  std::map<uint32_t, std::string> names_;                    // by id
-  std::set<std::pair<uint64_t, std::string>> incarnations_;  // of those in
-  std::set<std::string> gone_;            // who was in, and is not
-  int present_ = 0;                       // who is in, but for admins
-  std::map<Epoch, std::string> changes_;  // by changed_at
-  Hearing heard_;                         // of those who are not suspect
-  Hearing suspects_;
-
-  Epoch version_ = 0;
-  uint64_t digest_ = 0;  // of the view
-  // Who knows an earlier version gets a whole view.
-  Epoch changes_from_ = 0;
-  mutable std::shared_ptr<const Told> whole_;  // of version_, once made
-  // Of version_, by what the watcher knows.
-  std::map<Epoch, std::shared_ptr<const Told>> told_;
-  Epoch published_ = 0;      // the version that those who waited were told
-  bool is_behind_ = false;   // one of those who wait, of published_
-  Instant next_publishing_;  // the earliest; until then it is a pause
-  int counted_ = 0;          // answers to calls that were not held...
-  Instant counted_since_;    // ...in this publish_interval
+  Epoch published_ = 0;           // the version that those who waited were told
+  bool is_behind_ = false;        // one of those who wait, of published_
+  Instant next_publishing_;       // the earliest; until then it is a pause
+  int counted_ = 0;               // answers to calls that were not held...
+  Instant counted_since_;         // ...in this publish_interval
   std::map<Ticket, v1::Member> admitted_;  // whose joins are to be answered
 
-  VersionedMap store_;
+  StoreTable store_;
   BarrierTable barriers_;
-  std::map<uint64_t, LastChange> last_changes_;  // by client
-  HeldCalls<v1::JoinRequest> held_joins_;        // for the worker's name
+  HeldCalls<v1::JoinRequest> held_joins_;  // for the worker's name
   HeldCalls<Watcher> held_watches_;
-  HeldCalls<StoreWait> held_waits_;  // for the key
   Instant now_;
   absl::Duration attended_;  // how long this core has been watching
   Actions actions_;          // of the event in progress

@@ -436,7 +436,7 @@ TEST(CoordinatorCore, RefusesAnotherWorldAndPlacesOutsideIt) {
               StatusIs(absl::StatusCode::kInvalidArgument, "letters"));
 }
 
-// Of any role in an elastic job, so that the name may be as long as any.
+// In an elastic job a role may be any, so that the name may be as long as any.
 TEST(CoordinatorCore, TakesNamesOf127CharactersAndRefusesMalformedOnes) {
   Fixture f;
   const auto join = [&](const std::string& role, uint64_t incarnation) {
@@ -649,6 +649,36 @@ TEST(CoordinatorCore, SuspectsAfterThreeSecondsAndDeclaresGoneAfterTen) {
   EXPECT_NE(f.view().Find("trainer0"), nullptr);
 }
 
+TEST(CoordinatorCore, FirstToJoinSetsTheSilenceThatACoordinatorOfItsOwnBears) {
+  const auto gone_after = [](bool takes, int suspect_ms, int dead_ms) {
+    CoordinatorCore::Options options;
+    options.takes_silence_limits = takes;
+    Fixture f({}, 1, options);
+    v1::JoinRequest first = f.JoinOf("ps", 0, 10);
+    first.mutable_world()->set_suspect_after_ms(suspect_ms);
+    first.mutable_world()->set_dead_after_ms(dead_ms);
+    f.ReplyTo<v1::JoinReply>(f.Call(first));
+    v1::JoinRequest second = f.JoinOf("trainer", 0, 11);  // is not asked
+    second.mutable_world()->set_suspect_after_ms(200);
+    second.mutable_world()->set_dead_after_ms(500);
+    f.ReplyTo<v1::JoinReply>(f.Call(second));
+    f.Restart();  // they are in the log
+    int seconds = 0;
+    for (; f.view().Find("ps0") != nullptr && seconds < 60; ++seconds) {
+      f.Tick(absl::Seconds(1));
+    }
+    return seconds;
+  };
+  EXPECT_EQ(gone_after(true, 2000, 6000), 6);
+  EXPECT_EQ(gone_after(true, 10000, 30000), 30);
+  EXPECT_EQ(gone_after(false, 2000, 6000), 10);
+  // What no job means counts as nothing said.
+  EXPECT_EQ(gone_after(true, 0, 0), 10);
+  EXPECT_EQ(gone_after(true, 6000, 6000), 10);
+  EXPECT_EQ(gone_after(true, 1, 2), 10);
+  EXPECT_EQ(gone_after(true, 3000, 4000000), 10);
+}
+
 TEST(CoordinatorCore, SilentMemberWhoseProcessRunsIsGoneAfterAMinute) {
   Fixture f;
   f.Join("ps", 0, 10);
@@ -799,7 +829,7 @@ TEST(CoordinatorCore, AWatchWithoutNewsIsAnsweredInAFewBytes) {
   }
 }
 
-// Of a core that lets two be answered at once.
+// Options of a core that answers two at once.
 CoordinatorCore::Options Crowded() {
   CoordinatorCore::Options options;
   options.unpaced_answers = 2;

@@ -130,7 +130,7 @@ class DecisionParticipant {
   };
   // It has waited long for the outcome since it was done.
   struct Timer {};
-  // Of the coordinator or of another participant.
+  // The coordinator or another participant is gone.
   struct PeerGone {
     WorkerKey peer;
   };

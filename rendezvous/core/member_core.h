@@ -70,8 +70,8 @@ class MemberCore {
     // (Where its process is of this host and is seen to run within that time,
     // it is busy, and counts as one that will.)
     absl::Duration give_up_for_good_after = absl::Seconds(10);
-    // Of a coordinator that will not, nobody is left to say good-bye to when it
-    // cannot be reached for so long.
+    // When a coordinator that will not come back cannot be reached for so long,
+    // nobody is left to say good-bye to.
     absl::Duration leave_unheard_after = absl::Seconds(2);
     // A member whose connections are reset for so long as it joins has a
     // certificate that is refused. A coordinator that starts, or is crowded,
@@ -207,13 +207,13 @@ class MemberCore {
   void SendAfter(Purpose purpose, absl::Duration pause);
   Request MakeRequest(Purpose purpose) const;
   absl::Duration TimeoutOf(Purpose purpose) const;
-  // Of the coordinator's silence.
+  // How long the coordinator may be silent.
   absl::Duration LongestSilence() const;
   // Sets a timer, so that the time until then is attended to.
   void Tick();
   // Which is as it was told, or `told` leads to it.
   void TakeView(ViewPtr view, const v1::View& told);
-  // Of those that are gone in the present view, who is in in `view`.
+  // Those that are gone in the present view and are in `view`.
   std::vector<v1::Departed> GoneButIn(const v1::View& view) const;
   // What it says follows "out of the job".
   void Lose(absl::StatusCode code, absl::string_view why);

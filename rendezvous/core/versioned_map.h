@@ -20,7 +20,8 @@ class VersionedMap {
     int64_t max_key_bytes = 1 << 10;
     int64_t max_value_bytes = 1 << 20;
     int64_t max_total_bytes = int64_t{64} << 20;
-    // Of what one wrote last, so that none fills the map for all others.
+    // What one wrote last has no more, so that none fills the map for all
+    // others.
     int64_t max_owner_bytes = int64_t{16} << 20;
   };
   // What an entry counts besides its key and its value.

@@ -49,7 +49,7 @@ absl::Status SyncDirectoryOf(const std::string& path) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CoordinatorLog>> CoordinatorLog::Open(
-    std::string path) {
+    std::string path, Survives survives) {
   const int fd =
       open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) {
@@ -58,7 +58,8 @@ absl::StatusOr<std::unique_ptr<CoordinatorLog>> CoordinatorLog::Open(
     return absl::Status(status.code(),
                         absl::StrCat(status.message(), kNameAnother));
   }
-  std::unique_ptr<CoordinatorLog> log(new CoordinatorLog(std::move(path), fd));
+  std::unique_ptr<CoordinatorLog> log(
+      new CoordinatorLog(std::move(path), fd, survives));
   if (!IsRegularFile(fd)) {  // another may be read for ever
     return absl::FailedPreconditionError(absl::StrCat(
         "coordinator log ", log->path_,
@@ -70,12 +71,19 @@ absl::StatusOr<std::unique_ptr<CoordinatorLog>> CoordinatorLog::Open(
         ": another coordinator has it open; end that one", kNameAnother));
   }
   // Its last owner may have written it anew between the opening and the lock.
-  if (!IsAt(fd, log->path_)) return Open(log->path_);
+  if (!IsAt(fd, log->path_)) return Open(log->path_, survives);
   WEFT_RETURN_IF_ERROR(log->Read());
   return log;
 }
 
 CoordinatorLog::~CoordinatorLog() { close(fd_); }
+
+absl::Status CoordinatorLog::Sync(int fd) const {
+  if (survives_ == Survives::kProcess || fdatasync(fd) == 0) {
+    return absl::OkStatus();
+  }
+  return Failed("fdatasync");
+}
 
 absl::Status CoordinatorLog::Read() {
   std::string all;
@@ -88,8 +96,10 @@ absl::Status CoordinatorLog::Read() {
     all = std::string(kMagic);
     if (lseek(fd_, 0, SEEK_SET) < 0) return Failed("seek");
     WEFT_RETURN_IF_ERROR(WriteAll(fd_, kMagic));
-    if (fsync(fd_) != 0) return Failed("fsync");
-    WEFT_RETURN_IF_ERROR(SyncDirectoryOf(path_));
+    WEFT_RETURN_IF_ERROR(Sync(fd_));
+    if (survives_ == Survives::kHost) {
+      WEFT_RETURN_IF_ERROR(SyncDirectoryOf(path_));
+    }
   }
   absl::string_view rest = all;
   if (rest.substr(0, kMagic.size()) != kMagic) {
@@ -117,7 +127,7 @@ absl::Status CoordinatorLog::Append(const std::vector<v1::LogRecord>& records) {
   }
   const std::string frames = FrameRecords(records);
   absl::Status status = WriteAll(fd_, frames);
-  if (status.ok() && fdatasync(fd_) != 0) status = Failed("fdatasync");
+  if (status.ok()) status = Sync(fd_);
   // The content on disk is unknown until it is read again.
   is_broken_ = !status.ok();
   if (status.ok()) bytes_ += frames.size();
@@ -132,7 +142,7 @@ absl::Status CoordinatorLog::Rewrite(
   if (fd < 0) return Failed("open the new file of");
   const std::string contents = absl::StrCat(kMagic, FrameRecords(records));
   absl::Status status = WriteAll(fd, contents);
-  if (status.ok() && fsync(fd) != 0) status = Failed("fsync");
+  if (status.ok()) status = Sync(fd);
   if (status.ok() && flock(fd, LOCK_EX | LOCK_NB) != 0) status = Failed("lock");
   if (status.ok() && rename(path.c_str(), path_.c_str()) != 0) {
     status = Failed("rename");

@@ -25,10 +25,15 @@ namespace weft::rendezvous {
 // Thread-safety: one thread at a time.
 class CoordinatorLog final : public Journal {
  public:
+  // What a record survives once Append has returned: the end of the process,
+  // or also that of the host, for which Append waits for the disk.
+  enum class Survives { kHost, kProcess };
+
   // Opens or makes it. kFailedPrecondition: another process has it open, or it
   // is no file; kDataLoss: it is damaged, or no such log; else what the system
   // said.
-  static absl::StatusOr<std::unique_ptr<CoordinatorLog>> Open(std::string path);
+  static absl::StatusOr<std::unique_ptr<CoordinatorLog>> Open(
+      std::string path, Survives survives = Survives::kHost);
   ~CoordinatorLog() override;
   CoordinatorLog(const CoordinatorLog&) = delete;
   CoordinatorLog& operator=(const CoordinatorLog&) = delete;
@@ -36,7 +41,7 @@ class CoordinatorLog final : public Journal {
   const std::vector<v1::LogRecord>& history() const override {
     return history_;
   }
-  // Returns once they are on disk. kResourceExhausted: the disk is full.
+  // kResourceExhausted: the disk is full.
   absl::Status Append(const std::vector<v1::LogRecord>& records) override;
   absl::Status Rewrite(const std::vector<v1::LogRecord>& records) override;
   int64_t bytes() const override { return bytes_; }
@@ -45,12 +50,16 @@ class CoordinatorLog final : public Journal {
   }
 
  private:
-  CoordinatorLog(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  CoordinatorLog(std::string path, int fd, Survives survives)
+      : path_(std::move(path)), survives_(survives), fd_(fd) {}
   absl::Status Read();
   absl::Status WriteAll(int fd, absl::string_view bytes) const;
+  // Waits for the disk where a record survives the host.
+  absl::Status Sync(int fd) const;
   absl::Status Failed(absl::string_view what) const;
 
   const std::string path_;
+  const Survives survives_;
   int fd_;
   int64_t bytes_ = 0;
   bool is_broken_ = false;

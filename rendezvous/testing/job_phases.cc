@@ -63,7 +63,7 @@ class Run {
   int workers() const { return options_.workers; }
   std::vector<PhaseCosts> costs() && { return std::move(costs_); }
 
-  // Of each rank that runs, somewhere within `spread`.
+  // Runs `event` for each rank that runs, somewhere within `spread`.
   void ForEach(absl::Duration spread, std::function<void(int)> event) {
     for (int rank = 0; rank < workers(); ++rank) {
       simulator_.After(

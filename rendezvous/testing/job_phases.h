@@ -17,11 +17,11 @@ struct PhaseCosts {
   std::string phase;
   // Virtual, from its cause until all that run have the same view of its end.
   absl::Duration time;
-  // Of the coordinator, requests and answers, without heartbeats.
+  // The coordinator's requests and answers, without heartbeats.
   Traffic in;
   Traffic out;
   Traffic heartbeats;  // both
-  // Of the member that has most, both ways, without heartbeats.
+  // What the member that has most sends and receives, without heartbeats.
   int64_t member_messages = 0;
   int64_t member_bytes = 0;
   Traffic log;

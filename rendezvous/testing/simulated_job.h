@@ -48,7 +48,8 @@ struct Traffic {
 struct JobCounts {
   static constexpr size_t kMethods =
       std::variant_size_v<CoordinatorCore::Request>;
-  // Of the coordinator, by the index of the request in CoordinatorCore's.
+  // The coordinator's traffic, by the index of the request in
+  // CoordinatorCore's.
   std::array<Traffic, kMethods> requests;
   std::array<Traffic, kMethods> answers;
   // By rank: both of each member, but for heartbeats.
@@ -189,7 +190,7 @@ class SimulatedJob::Member final : public sim::SimNode {
     return core_ != nullptr && core_->state() == MemberCore::State::kIn;
   }
   bool is_waiting() const { return !barrier_.tag().empty(); }
-  // Of the last barrier.
+  // How the last barrier ended.
   const absl::Status& met() const { return met_; }
   const v1::View& view() const { return core_->view(); }
   WorkerKey key() const { return core_->key(); }

@@ -1,0 +1,289 @@
+// weft servers: what the parameter servers of a job with two replicas have, and
+// moves of it: a server that is drained has nothing and can be stopped.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "weft/base/status_macros.h"
+#include "weft/launch/commands/commands.h"
+#include "weft/launch/commands/question.h"
+#include "weft/proto/ps.pb.h"
+#include "weft/ps/server_list.h"
+#include "weft/ps/service.h"
+#include "weft/rendezvous/view.h"
+#include "weft/rpc/client.h"
+#include "weft/telemetry/field.h"
+#include "weft/worker/exit_code.h"
+#include "weft/worker/flags.h"
+
+namespace weft::launch {
+namespace {
+
+using nlohmann::json;
+
+constexpr absl::Duration kAskEvery = absl::Milliseconds(100);
+
+absl::Status Usage(absl::string_view message) {
+  return worker::WithExitCode(
+      absl::InvalidArgumentError(absl::StrCat("weft servers: ", message)),
+      worker::ExitCode::kUsage);
+}
+
+// The servers of a job, asked from outside.
+class Servers {
+ public:
+  // kNotFound: the job has no server; else why none has answered.
+  static absl::StatusOr<Servers> Find(const Question& question,
+                                      const Meeting& meeting) {
+    Servers servers(question, meeting.job);
+    WEFT_ASSIGN_OR_RETURN(servers.view_, AskForMembers(question, meeting));
+    absl::Status last = absl::NotFoundError(absl::StrCat(
+        "job ", meeting.job, " has no parameter server that is there"));
+    for (const rendezvous::Member& member : servers.view_.members()) {
+      if (member.role != "ps") continue;
+      auto client = servers.Connect(member);
+      if (client.ok()) {
+        servers.asked_ = *std::move(client);
+        const auto list = servers.List();
+        if (list.ok()) return servers;
+        last = list.status();
+      } else {
+        last = client.status();
+      }
+    }
+    return last;
+  }
+
+  absl::StatusOr<ps::ServerList> List() const {
+    WEFT_ASSIGN_OR_RETURN(const ps::v1::MapReply reply,
+                          rpc::Call(asked_->To(question_.timeout), ps::GetMap));
+    return ps::ServerList::Of(reply.map());
+  }
+
+  // Until the job's map says so.
+  absl::Status SetDrained(uint32_t id, bool is_drained) const {
+    const absl::Time deadline = absl::Now() + question_.timeout;
+    for (;;) {
+      const absl::Status set = rpc::Call(asked_->To(question_.timeout),
+                                         ps::SetDrained, id, is_drained);
+      if (!absl::IsUnavailable(set) || absl::Now() > deadline) return set;
+      absl::SleepFor(kAskEvery);
+    }
+  }
+
+  // "ps1"; its number, if the coordinator knows it no longer.
+  std::string NameOf(rendezvous::WorkerKey key) const {
+    for (const rendezvous::Member& member : view_.members()) {
+      if (member.key.id == key.id) return member.name;
+    }
+    for (const rendezvous::Departed& departed : view_.departed()) {
+      if (departed.key.id == key.id) return departed.name;
+    }
+    return key.ToString();
+  }
+
+  // Of the server of that name, there or gone.
+  absl::StatusOr<ps::ServerList::Server> FindByName(
+      const std::string& name) const {
+    WEFT_ASSIGN_OR_RETURN(const ps::ServerList list, List());
+    std::vector<std::string> names;
+    for (const ps::ServerList::Server& server : list.servers) {
+      names.push_back(NameOf(server.key));
+      if (names.back() == name) return server;
+    }
+    return absl::NotFoundError(
+        absl::StrCat("job ", job_, " has no parameter server \"", name,
+                     "\"; there are: ", absl::StrJoin(names, ", ")));
+  }
+
+  // What it says of its tables; none: it does not answer.
+  std::optional<ps::v1::ServerStats> Ask(rendezvous::WorkerKey key) const {
+    for (const rendezvous::Member& member : view_.members()) {
+      if (member.key != key) continue;
+      const auto client = Connect(member);
+      if (!client.ok()) return std::nullopt;
+      const auto stats =
+          rpc::Call((*client)->To(question_.timeout), ps::Describe);
+      if (!stats.ok()) return std::nullopt;
+      return *stats;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  Servers(Question question, std::string job)
+      : question_(std::move(question)), job_(std::move(job)) {}
+
+  absl::StatusOr<std::unique_ptr<rpc::Client>> Connect(
+      const rendezvous::Member& member) const {
+    rpc::ClientOptions options;
+    WEFT_ASSIGN_OR_RETURN(options.credentials, CredentialsOf(question_));
+    options.worker = member.name;
+    options.job = job_;
+    options.connect_timeout = question_.timeout;
+    return rpc::Client::Connect(member.address, options);
+  }
+
+  Question question_;
+  std::string job_;
+  rendezvous::View view_;
+  std::unique_ptr<rpc::Client> asked_;
+};
+
+// Rows and bytes of the partitions of which a server is the primary.
+struct Held {
+  int64_t rows = 0;
+  int64_t bytes = 0;
+};
+
+std::optional<Held> HeldBy(const Servers& servers, rendezvous::WorkerKey key) {
+  const auto stats = servers.Ask(key);
+  if (!stats) return std::nullopt;
+  Held held;
+  for (const ps::v1::TableStats& table : stats->tables()) {
+    held.rows += table.rows();
+    held.bytes += table.memory_bytes();
+  }
+  return held;
+}
+
+json ToJson(const Servers& servers, const ps::ServerList& list) {
+  json answer = {{"epoch", list.epoch},
+                 {"entries", list.entries},
+                 {"lost", list.lost},
+                 {"single", list.single},
+                 {"servers", json::array()}};
+  for (const ps::ServerList::Server& server : list.servers) {
+    json one = {{"name", servers.NameOf(server.key)},
+                {"key", server.key.ToString()},
+                {"state", server.state},
+                {"drained", server.is_drained},
+                {"primary", server.primaries},
+                {"backup", server.backups},
+                {"filling", server.filling},
+                {"rows", nullptr},
+                {"bytes", nullptr}};
+    if (const auto held = HeldBy(servers, server.key)) {
+      one["rows"] = held->rows;
+      one["bytes"] = held->bytes;
+    }
+    answer["servers"].push_back(std::move(one));
+  }
+  return answer;
+}
+
+void PrintText(const Servers& servers, const ps::ServerList& list) {
+  using telemetry::Printable;
+  std::printf("map %llu: %d groups of partitions, %d with one copy, %d lost\n",
+              static_cast<unsigned long long>(list.epoch), list.entries,
+              list.single, list.lost);
+  std::printf("  %-10s %-8s %-7s %8s %7s %8s %10s %12s\n", "server", "key",
+              "state", "primary", "backup", "filling", "rows", "bytes");
+  for (const ps::ServerList::Server& server : list.servers) {
+    const auto held = HeldBy(servers, server.key);
+    std::printf("  %-10s %-8s %-7s %8d %7d %8d %10s %12s%s\n",
+                Printable(servers.NameOf(server.key)).c_str(),
+                server.key.ToString().c_str(), server.state.c_str(),
+                server.primaries, server.backups, server.filling,
+                held ? absl::StrCat(held->rows).c_str() : "-",
+                held ? absl::StrCat(held->bytes).c_str() : "-",
+                !server.is_drained     ? ""
+                : server.has_nothing() ? "  drained: it may be stopped"
+                                       : "  draining");
+  }
+}
+
+absl::StatusOr<int> Drain(const Servers& servers, const std::string& name,
+                          absl::Duration wait) {
+  WEFT_ASSIGN_OR_RETURN(const ps::ServerList::Server server,
+                        servers.FindByName(name));
+  WEFT_RETURN_IF_ERROR(servers.SetDrained(server.key.id, true));
+  const absl::Time deadline = absl::Now() + wait;
+  for (;;) {
+    WEFT_ASSIGN_OR_RETURN(const ps::ServerList list, servers.List());
+    const ps::ServerList::Server* const now = list.Find(server.key.id);
+    if (now == nullptr || now->has_nothing()) {
+      std::printf("%s has nothing: it may be stopped\n", name.c_str());
+      return 0;
+    }
+    if (wait == absl::ZeroDuration()) {
+      std::printf(
+          "%s is drained: %d groups of partitions move away; weft servers "
+          "list shows when it has nothing\n",
+          name.c_str(), now->primaries + now->backups + now->filling);
+      return 0;
+    }
+    if (absl::Now() > deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          name, " still has ", now->primaries + now->backups + now->filling,
+          " groups of partitions after ", absl::FormatDuration(wait),
+          "; it stays drained, and they go on to move"));
+    }
+    absl::SleepFor(kAskEvery);
+  }
+}
+
+absl::StatusOr<int> Add(const Servers& servers, const std::string& name) {
+  WEFT_ASSIGN_OR_RETURN(const ps::ServerList::Server server,
+                        servers.FindByName(name));
+  WEFT_RETURN_IF_ERROR(servers.SetDrained(server.key.id, false));
+  std::printf("%s takes part again\n", name.c_str());
+  return 0;
+}
+
+}  // namespace
+
+absl::StatusOr<int> ServersCommand(int argc, char** argv) {
+  Question question;
+  Meeting meeting;
+  bool as_json = false;
+  absl::Duration wait = absl::ZeroDuration();
+  worker::Flags flags(
+      "weft servers",
+      "Shows what the parameter servers of a job with --replicas=2 have, and "
+      "moves it while the job runs.\n\n"
+      "  weft servers list\n"
+      "  weft servers drain ps1   all that ps1 has moves to others; then it "
+      "may be stopped\n"
+      "  weft servers add ps1     it takes part again\n");
+  flags.AllowPositional("list|drain|add [SERVER]", /*anywhere=*/true);
+  meeting.AddTo(flags);
+  flags.Add("json", &as_json, "list: as one JSON object");
+  flags.Add("wait", &wait,
+            "drain: wait for so long until the server has nothing");
+  question.AddTo(flags);
+  WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
+  const std::vector<std::string>& words = flags.positional();
+  const std::string verb = words.empty() ? "" : words[0];
+  const bool is_list = verb == "list" && words.size() == 1;
+  const bool is_move = (verb == "drain" || verb == "add") && words.size() == 2;
+  if (!is_list && !is_move) {
+    return Usage("wanted list, drain SERVER or add SERVER");
+  }
+  WEFT_ASSIGN_OR_RETURN(const Servers servers,
+                        Servers::Find(question, meeting));
+  if (verb == "drain") return Drain(servers, words[1], wait);
+  if (verb == "add") return Add(servers, words[1]);
+  WEFT_ASSIGN_OR_RETURN(const ps::ServerList list, servers.List());
+  if (as_json) {
+    std::printf("%s\n", ToJson(servers, list).dump().c_str());
+  } else {
+    PrintText(servers, list);
+  }
+  return 0;
+}
+
+}  // namespace weft::launch

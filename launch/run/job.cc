@@ -1,0 +1,511 @@
+// Job: see the header.
+
+#include "weft/launch/run/job.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <iostream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/base/status_macros.h"
+#include "weft/launch/run/plan.h"
+#include "weft/launch/run/rank_mark.h"
+#include "weft/telemetry/field.h"
+#include "weft/worker/exit_code.h"
+#include "weft/worker/options.h"
+
+namespace weft::launch {
+namespace {
+
+// A process that ends within so long after its start, so often in a row, cannot
+// run.
+constexpr absl::Duration kQuickEnd = absl::Seconds(2);
+constexpr int kMostQuickEnds = 3;
+// After a failure, how long workers of other nodes may still leave before it is
+// killed. Those of this node have ended.
+constexpr absl::Duration kHastyEnd = absl::Seconds(5);
+
+}  // namespace
+
+bool Starts::End(Instant now) {
+  quick_ends_ = now - began_at_ < kQuickEnd ? quick_ends_ + 1 : 0;
+  return quick_ends_ < kMostQuickEnds;
+}
+
+Job::Job(const LaunchOptions& options, const std::string& launcher, int restart,
+         SignalScope& signals, Keeper& keeper, EventLog& events)
+    : options_(options),
+      launcher_(launcher),
+      restart_(restart),
+      signals_(signals),
+      keeper_(keeper),
+      events_(events),
+      out_(options.out != nullptr ? *options.out : std::cout),
+      err_(options.err != nullptr ? *options.err : std::cerr) {}
+
+absl::StatusOr<int> Job::Run() {
+  started_at_ = Now();
+  oom_kills_ = OomKills();
+  if (const absl::Status started = StartAll(); !started.ok()) {
+    EndCoordinator();
+    return started;
+  }
+  Watch();
+  EndCoordinator();
+  out_.flush();
+  std::string root;
+  if (culprit_ != nullptr) root = Report().rank;
+  TellEvent("ranks_ended", {{"exit_code", ExitCode()}, {"root_cause", root}});
+  is_final_ = culprit_ != nullptr && IsFinal(*culprit_);
+  for (const auto& child : children_) {
+    const std::string file = NoRestartFile(options_, child->name());
+    if (!file.empty()) unlink(file.c_str());
+  }
+  return ExitCode();
+}
+
+// The log of each start is its own: the coordinator of an earlier start knows
+// workers that are no more.
+absl::Status Job::StartCoordinator() {
+  ChildSpec spec = PlanCoordinator(options_, restart_, launcher_);
+  WEFT_ASSIGN_OR_RETURN(coordinator_, Child::Start(std::move(spec)));
+  keeper_.Watch(coordinator_->pid());
+  coordinator_starts_.Begin(Now());
+  TellStart(*coordinator_, "coordinator_started");
+  return absl::OkStatus();
+}
+
+void Job::OnCoordinatorExit() {
+  const Exit exit = coordinator_->Reap();
+  keeper_.Forget(coordinator_->pid());
+  while (Forward(*coordinator_)) {
+  }
+  TellEnd(*coordinator_);
+  const bool may_stay = coordinator_starts_.End(Now());
+  absl::Status started;
+  const bool is_final =
+      IsFinal(*coordinator_) ||
+      exit.shell_code() == static_cast<int>(worker::ExitCode::kAuth);
+  if (!is_final && may_stay) {
+    err_ << "weft: " << coordinator_->name()
+         << " has ended: " << exit.ToString() << "; starting it again\n";
+    err_.flush();
+    std::unique_ptr<Child> ended = std::move(coordinator_);
+    started = StartCoordinator();
+    if (started.ok()) return;
+    err_ << "weft: " << started.message() << "\n";
+    coordinator_ = std::move(ended);
+  }
+  if (culprit_ == nullptr && signal_ == 0) FailBy(*coordinator_);
+}
+
+void Job::EndCoordinator() {
+  if (coordinator_ == nullptr) return;
+  const bool is_hasty = culprit_ != nullptr || signal_ != 0;
+  Instant kill_at =
+      Now() + (is_hasty ? std::min(kHastyEnd, options_.shutdown_timeout)
+                        : options_.shutdown_timeout);
+  if (!coordinator_->has_ended()) coordinator_->Signal(SIGTERM);
+  while (!coordinator_->has_ended()) {
+    pollfd fds[] = {{coordinator_->exit_fd(), POLLIN, 0},
+                    {signals_.fd(), POLLIN, 0}};
+    const int64_t ms =
+        std::max<int64_t>(absl::ToInt64Milliseconds(kill_at - Now()) + 1, 0);
+    if (poll(fds, 2, static_cast<int>(ms)) < 0 && errno != EINTR) break;
+    while (const int signal = signals_.Take()) {
+      if (signal != SIGUSR2) kill_at = Now();
+    }
+    if (fds[0].revents == 0 && Now() < kill_at) continue;
+    if (fds[0].revents == 0) coordinator_->Signal(SIGKILL);
+    coordinator_->Reap();
+    keeper_.Forget(coordinator_->pid());
+    TellEnd(*coordinator_);
+  }
+  while (Forward(*coordinator_)) {
+  }
+  if (const std::string log = CoordinatorLog(options_, restart_, launcher_);
+      !log.empty()) {
+    unlink(log.c_str());
+  }
+}
+
+absl::Status Job::StartAll() {
+  if (!options_.coordinator_argv.empty()) {
+    WEFT_RETURN_IF_ERROR(StartCoordinator());
+  }
+  for (ChildSpec& spec : PlanChildren(options_, restart_, launcher_)) {
+    const std::string file = NoRestartFile(options_, spec.name);
+    if (!file.empty()) unlink(file.c_str());  // of an earlier run of the job
+    auto child = Child::Start(std::move(spec));
+    if (!child.ok()) {
+      for (const auto& started : children_) keeper_.Forget(started->pid());
+      children_.clear();  // kills them
+      return child.status();
+    }
+    keeper_.Watch((*child)->pid());
+    starts_[(*child)->name()].Begin(Now());
+    TellStart(**child, "rank_started");
+    children_.push_back(*std::move(child));
+  }
+  return absl::OkStatus();
+}
+
+int Job::PollTimeout() const {
+  if (kill_at_.is_infinite()) return -1;
+  const int64_t ms = absl::ToInt64Milliseconds(kill_at_ - Now()) + 1;
+  return static_cast<int>(std::clamp<int64_t>(ms, 0, 60000));
+}
+
+void Job::Watch() {
+  for (;;) {
+    std::vector<pollfd> fds = {{signals_.fd(), POLLIN, 0}};
+    std::vector<Child*> owners = {nullptr};
+    const auto add = [&](int fd, Child* owner) {
+      if (fd < 0) return;
+      fds.push_back({fd, POLLIN, 0});
+      owners.push_back(owner);
+    };
+    if (coordinator_ != nullptr) {
+      add(coordinator_->output_fd(0), coordinator_.get());
+      add(coordinator_->output_fd(1), coordinator_.get());
+      if (!coordinator_->has_ended()) {
+        add(coordinator_->exit_fd(), coordinator_.get());
+      }
+    }
+    bool is_any_alive = false;
+    for (const auto& child : children_) {
+      add(child->output_fd(0), child.get());
+      add(child->output_fd(1), child.get());
+      if (child->has_ended()) continue;
+      is_any_alive = true;
+      add(child->exit_fd(), child.get());
+    }
+    if (!is_any_alive) return;
+    if (poll(fds.data(), fds.size(), PollTimeout()) < 0 && errno != EINTR) {
+      err_ << "weft: poll failed: " << strerror(errno) << "\n";
+      return;
+    }
+    while (const int signal = signals_.Take()) OnSignal(signal);
+    std::vector<Child*> ended;
+    bool has_coordinator_ended = false;
+    for (size_t i = 1; i < fds.size(); ++i) {
+      if (fds[i].revents == 0) continue;
+      if (!owners[i]->has_ended() && fds[i].fd == owners[i]->exit_fd()) {
+        if (owners[i] == coordinator_.get()) {
+          has_coordinator_ended = true;
+        } else {
+          ended.push_back(owners[i]);
+        }
+      } else {
+        Forward(*owners[i]);
+      }
+    }
+    OnExits(ended);
+    if (has_coordinator_ended) OnCoordinatorExit();
+    KillIfDue();
+  }
+}
+
+bool Job::Forward(Child& child) {
+  bool found = false;
+  const std::string prefix =
+      options_.prefix ? absl::StrCat("[", child.name(), "] ") : "";
+  for (int stream : {0, 1}) {
+    std::ostream& to = stream == 0 ? out_ : err_;
+    const std::vector<std::string> lines = child.ReadLines(stream);
+    // In one write each: other processes may write to the same pipe.
+    for (const std::string& line : lines) {
+      to << absl::StrCat(prefix, line, "\n");
+    }
+    if (!lines.empty()) to.flush();
+    found = found || !lines.empty();
+  }
+  if (const absl::Status log = child.TakeLogError(); !log.ok()) {
+    err_ << "weft: " << log.message() << "\n";
+  }
+  return found;
+}
+
+void Job::OnExits(const std::vector<Child*>& ended) {
+  std::vector<Child*> failed;
+  std::vector<std::string> marks;
+  for (Child* child : ended) {
+    const Exit exit = child->Reap();
+    marks.push_back(MarkOf(launcher_, restart_, child->name()));
+    keeper_.Forget(child->pid());
+    if (options_.on_exit) options_.on_exit(*child, exit);
+    while (Forward(*child)) {
+    }
+    TellEnd(*child);
+    if (exit.is_failure()) failed.push_back(child);
+  }
+  // Nothing of a rank outlives it, in whatever group or session it is.
+  if (!marks.empty()) KillMarked(marks);
+  // A rank that ends after it was asked to has not failed.
+  if (culprit_ != nullptr || signal_ != 0) return;
+  const Child* first = nullptr;
+  std::vector<const Child*> again;  // to be started
+  for (Child* child : failed) {
+    if (CanReplace(*child)) {
+      again.push_back(child);
+    } else if (CanGoOnWithout(*child)) {
+      GoOnWithout(*child);
+    } else if (first == nullptr || !HasLostPeer(child->exit())) {
+      // Where several ended at once, one that lost a peer is no culprit.
+      first = child;
+    }
+  }
+  if (first == nullptr) return ReplaceOrFail(again);
+  if (HasLostPeer(first->exit())) {
+    if (!again.empty()) {
+      first = again.front();
+    } else if (!left_out_.empty()) {
+      first = left_out_.front();
+    }
+  }
+  FailBy(*first);
+}
+
+void Job::FailBy(const Child& child) {
+  culprit_ = &child;
+  TellEvent("job_failed", {{"first", child.name()}});
+  err_ << "weft: " << child.name() << " failed: " << child.exit().ToString()
+       << "; ending the others\n";
+  err_.flush();
+  EndOthers(SIGTERM);
+}
+
+bool Job::CanGoOnWithout(const Child& child) const {
+  if (child.role() == kTrainer && !options_.workers.empty() && HasCompleted()) {
+    return true;
+  }
+  if (child.role() != kTrainer || IsFinal(child) ||
+      static_cast<int>(left_out_.size()) >= options_.allowed_trainer_exits) {
+    return false;
+  }
+  return std::any_of(
+      children_.begin(), children_.end(), [&](const auto& other) {
+        return other->role() == kTrainer &&
+               (!other->has_ended() || !other->exit().is_failure());
+      });
+}
+
+void Job::GoOnWithout(const Child& child) {
+  left_out_.push_back(&child);
+  TellEvent("rank_left_out", {{"rank", child.name()}});
+  err_ << "weft: " << child.name() << " failed: " << child.exit().ToString()
+       << "; the others go on without it";
+  if (options_.allowed_trainer_exits > 0) {
+    err_ << ", failure " << left_out_.size() << " of the "
+         << options_.allowed_trainer_exits
+         << " that --allow-trainer-exits allows";
+  }
+  err_ << "\n";
+  err_.flush();
+}
+
+bool Job::CanReplace(const Child& child) {
+  if (IsFinal(child)) return false;
+  const auto is_trainer = [](const auto& other) {
+    return other->role() == kTrainer;
+  };
+  if (child.role() == kTrainer) {
+    return !options_.workers.empty() && !HasCompleted() &&
+           starts_[child.name()].End(Now());
+  }
+  if (options_.replicas < 2 || child.role() != kServer) return false;
+  // Where others start the trainers it is not known when those end.
+  const bool has_trainers =
+      std::any_of(children_.begin(), children_.end(), is_trainer);
+  const bool is_over =
+      has_trainers &&
+      std::all_of(children_.begin(), children_.end(), [&](const auto& other) {
+        return !is_trainer(other) || other->has_ended();
+      });
+  return !is_over && starts_[child.name()].End(Now());
+}
+
+bool Job::HasCompleted() const {
+  return std::any_of(children_.begin(), children_.end(), [](const auto& other) {
+    return other->role() == kTrainer && other->has_ended() &&
+           !other->exit().is_failure();
+  });
+}
+
+void Job::ReplaceOrFail(const std::vector<const Child*>& ranks) {
+  for (const Child* rank : ranks) {
+    if (culprit_ != nullptr) return;
+    err_ << "weft: " << rank->name()
+         << " has ended: " << rank->exit().ToString()
+         << "; starting it again, and the others go on\n";
+    err_.flush();
+    const absl::Status started = Replace(*rank);
+    if (started.ok()) continue;
+    err_ << "weft: " << started.message() << "\n";
+    FailBy(*rank);
+  }
+}
+
+absl::Status Job::Replace(const Child& child) {
+  ChildSpec spec = child.spec();
+  spec.environment["WEFT_REJOIN"] = "true";
+  WEFT_ASSIGN_OR_RETURN(auto next, Child::Start(std::move(spec)));
+  keeper_.Watch(next->pid());
+  starts_[next->name()].Begin(Now());
+  TellStart(*next, "rank_restarted");
+  const auto place =
+      std::find_if(children_.begin(), children_.end(),
+                   [&](const auto& other) { return other.get() == &child; });
+  *place = std::move(next);
+  return absl::OkStatus();
+}
+
+void Job::OnSignal(int signal) {
+  if (signal == SIGUSR2) {  // workers write their flight recorders and go on
+    for (const auto& child : children_) child->Signal(signal);
+    return;
+  }
+  if (signal_ != 0 && signal == SIGINT) {
+    kill_at_ = Now();  // the user means it
+    return;
+  }
+  if (signal_ == 0) signal_ = signal;
+  TellEvent("signal", {{"signal", sigabbrev_np(signal)}});
+  err_ << "weft: passing SIG" << sigabbrev_np(signal)
+       << " on to all ranks; Ctrl-C again kills them\n";
+  err_.flush();
+  EndOthers(signal);
+}
+
+void Job::EndOthers(int signal) {
+  NoteStopped();
+  for (const auto& child : children_) child->Signal(signal);
+  // What is stopped cannot end before it goes on.
+  for (const auto& child : children_) {
+    if (stopped_.count(child->name()) > 0) child->Signal(SIGCONT);
+  }
+  kill_at_ = std::min(kill_at_, Now() + options_.shutdown_timeout);
+}
+
+void Job::KillIfDue() {
+  if (Now() < kill_at_) return;
+  kill_at_ = Instant::Infinite();
+  for (const auto& child : children_) {
+    if (child->has_ended()) continue;
+    killed_.insert(child->name());
+    child->Signal(SIGKILL);
+  }
+}
+
+bool Job::may_start_again() const {
+  return culprit_ != nullptr && signal_ == 0 && !is_final_;
+}
+
+bool Job::IsFinal(const Child& child) const {
+  const int code = child.exit().shell_code();
+  if (code == static_cast<int>(worker::ExitCode::kUsage) ||
+      code == static_cast<int>(worker::ExitCode::kConfig) ||
+      code == static_cast<int>(worker::ExitCode::kDiverged) ||
+      code == static_cast<int>(worker::ExitCode::kBadCheckpoint)) {
+    return true;
+  }
+  const std::string file = NoRestartFile(options_, child.name());
+  return !file.empty() && access(file.c_str(), F_OK) == 0;
+}
+
+int Job::ExitCode() const {
+  // A coordinator that does not stay has failed whatever it says.
+  if (culprit_ != nullptr) return std::max(culprit_->exit().shell_code(), 1);
+  return signal_ == 0 ? 0 : 128 + signal_;
+}
+
+void Job::NoteStopped() {
+  for (const auto& child : children_) {
+    if (child->has_ended()) continue;
+    asked_.insert(child->name());
+    if (IsStopped(child->pid())) stopped_.insert(child->name());
+  }
+  if (coordinator_ != nullptr && !coordinator_->has_ended() &&
+      IsStopped(coordinator_->pid())) {
+    stopped_.insert(coordinator_->name());
+  }
+}
+
+RankReport Job::ReportOf(const Child& child) const {
+  const std::string& name = child.name();
+  RankReport report;
+  report.name = name;
+  report.pid = child.pid();
+  report.exit = child.exit();
+  const auto after = ended_after_.find(name);
+  if (after != ended_after_.end()) report.after = after->second;
+  report.peak_bytes = child.peak_bytes();
+  report.was_asked = asked_.count(name) > 0;
+  report.was_stopped = stopped_.count(name) > 0;
+  report.was_killed = killed_.count(name) > 0;
+  report.tail.assign(child.tail().begin(), child.tail().end());
+  return report;
+}
+
+FailureFacts Job::Facts() const {
+  FailureFacts facts;
+  for (const auto& child : children_) facts.ranks.push_back(ReportOf(*child));
+  if (coordinator_ != nullptr && (culprit_ == coordinator_.get() ||
+                                  stopped_.count(coordinator_->name()) > 0)) {
+    facts.ranks.push_back(ReportOf(*coordinator_));
+  }
+  facts.first = culprit_->name();
+  for (const RoleSpec& role : options_.roles) {
+    facts.roles.push_back({role.role, options_.nodes * role.count});
+  }
+  facts.roles.push_back({worker::kCoordinatorRole, 1});
+  char host[256] = {};
+  gethostname(host, sizeof(host) - 1);
+  facts.host = host;
+  facts.log_dir = options_.log_dir;
+  const int64_t oom_kills = OomKills();
+  if (oom_kills >= 0 && oom_kills_ >= 0) {
+    facts.oom_kills = oom_kills - oom_kills_;
+  }
+  return facts;
+}
+
+RootCause Job::Report() const {
+  const FailureFacts facts = Facts();
+  RootCause cause = RootCauseOf(facts);
+  err_ << FailureReport(facts, cause);
+  err_.flush();
+  return cause;
+}
+
+void Job::TellEvent(absl::string_view event, const telemetry::Fields& fields) {
+  events_.Write(restart_, event, fields);
+  if (const absl::Status error = events_.TakeError(); !error.ok()) {
+    err_ << "weft: " << error.message() << "\n";
+    err_.flush();
+  }
+}
+
+void Job::TellStart(const Child& child, absl::string_view event) {
+  TellEvent(event, {{"rank", child.name()}, {"pid", child.pid()}});
+}
+
+void Job::TellEnd(const Child& child) {
+  ended_after_[child.name()] = Now() - started_at_;
+  const RankReport report = ReportOf(child);
+  TellEvent("rank_ended", {{"rank", report.name},
+                           {"pid", report.pid},
+                           {"how", HowItEnded(report)},
+                           {"exit_code", report.exit.shell_code()},
+                           {"after_s", absl::ToDoubleSeconds(report.after)},
+                           {"peak_bytes", report.peak_bytes}});
+}
+
+}  // namespace weft::launch

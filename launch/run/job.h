@@ -1,0 +1,123 @@
+// Job: one run of a job's ranks on this host, from their start to the end of
+// all.
+
+#ifndef WEFT_LAUNCH_RUN_JOB_H_
+#define WEFT_LAUNCH_RUN_JOB_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <ostream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "weft/base/clock.h"
+#include "weft/launch/run/child.h"
+#include "weft/launch/run/event_log.h"
+#include "weft/launch/run/failure_report.h"
+#include "weft/launch/run/keeper.h"
+#include "weft/launch/run/launcher.h"
+#include "weft/launch/run/root_cause.h"
+#include "weft/launch/run/signal_scope.h"
+#include "weft/telemetry/field.h"
+
+namespace weft::launch {
+
+// The starts of one process that is started again when it ends.
+class Starts {
+ public:
+  void Begin(Instant now) { began_at_ = now; }
+  // It has ended: whether it may stay if it is started again.
+  bool End(Instant now);
+
+ private:
+  Instant began_at_;
+  int quick_ends_ = 0;  // in a row
+};
+
+// The phases: all run; some are asked to end; those that do not are killed. All
+// that it is given must outlive it.
+//
+// Thread-safety: on a process's only thread.
+class Job {
+ public:
+  Job(const LaunchOptions& options, const std::string& launcher, int restart,
+      SignalScope& signals, Keeper& keeper, EventLog& events);
+
+  absl::StatusOr<int> Run();
+  // After Run: whether the same ranks, started again, may do better.
+  bool may_start_again() const;
+
+ private:
+  absl::Status StartAll();
+  absl::Status StartCoordinator();
+  void OnCoordinatorExit();
+  void EndCoordinator();
+  // Of `child`, which ends the job: it failed first.
+  void FailBy(const Child& child);
+  void Watch();
+  void OnSignal(int signal);
+  void OnExits(const std::vector<Child*>& ended);
+  // Writes what `child` has written; returns whether there was any.
+  bool Forward(Child& child);
+  // Whether the others go on without `child`, which has failed.
+  bool CanGoOnWithout(const Child& child) const;
+  void GoOnWithout(const Child& child);
+  // Whether `child`, which has failed, is to be started again. Once for each
+  // end.
+  bool CanReplace(const Child& child);
+  // Whether a trainer has ended well.
+  bool HasCompleted() const;
+  // Starts it again, in its place in children_: `child` is no more. If that
+  // fails it is still there.
+  absl::Status Replace(const Child& child);
+  void ReplaceOrFail(const std::vector<const Child*>& ranks);
+  void EndOthers(int signal);
+  void KillIfDue();
+  // Notes of those that run what only they can show while they do.
+  void NoteStopped();
+  FailureFacts Facts() const;
+  RankReport ReportOf(const Child& child) const;
+  RootCause Report() const;
+  void TellEvent(absl::string_view event, const telemetry::Fields& fields);
+  void TellStart(const Child& child, absl::string_view event);
+  void TellEnd(const Child& child);
+  int ExitCode() const;
+  // Whether starting it again cannot help.
+  bool IsFinal(const Child& child) const;
+  int PollTimeout() const;
+  Instant Now() const { return SteadyClock().Now(); }
+
+  const LaunchOptions& options_;
+  const std::string& launcher_;
+  const int restart_;
+  SignalScope& signals_;
+  Keeper& keeper_;
+  EventLog& events_;
+  std::ostream& out_;
+  std::ostream& err_;
+  std::vector<std::unique_ptr<Child>> children_;
+  std::unique_ptr<Child> coordinator_;  // null: no process of its own
+  Starts coordinator_starts_;
+  std::map<std::string, Starts> starts_;  // of each rank, by name
+  Instant started_at_;
+  const Child* culprit_ = nullptr;  // the first that failed by itself
+  std::map<std::string, absl::Duration> ended_after_;  // by name
+  std::set<std::string> asked_;    // to end, before they did
+  std::set<std::string> stopped_;  // by a signal, when the others were asked
+  int64_t oom_kills_ = -1;         // of the host, when the ranks began
+  std::vector<const Child*> left_out_;  // failed, and the others went on
+  bool is_final_ = false;               // of the culprit, after Run
+  int signal_ = 0;                      // that we were sent
+  Instant kill_at_ = Instant::Infinite();
+  std::set<std::string> killed_;
+};
+
+}  // namespace weft::launch
+
+#endif  // WEFT_LAUNCH_RUN_JOB_H_

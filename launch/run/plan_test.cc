@@ -1,0 +1,70 @@
+#include "weft/launch/run/plan.h"
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace weft::launch {
+namespace {
+
+TEST(PlanChildren, SetsTheEnvironmentOfTorchrun) {
+  LaunchOptions options;
+  options.job = "j";
+  options.coordinator = "unix:/d/c.sock";
+  options.master_port = 4711;
+  options.roles = {{"ps", 1, {"p"}}, {"trainer", 2, {"t"}}};
+  const std::vector<ChildSpec> plan = PlanChildren(options);
+  ASSERT_EQ(plan.size(), 3u);
+  EXPECT_EQ(plan[2].name, "trainer1");
+  const auto& env = plan[2].environment;
+  for (const auto& [name, value] : std::map<std::string, std::string>{
+           {"RANK", "1"},
+           {"WORLD_SIZE", "2"},
+           {"LOCAL_RANK", "1"},
+           {"LOCAL_WORLD_SIZE", "2"},
+           {"MASTER_ADDR", "127.0.0.1"},
+           {"MASTER_PORT", "4711"},
+           {"WEFT_JOB", "j"},
+           {"WEFT_ROLE", "trainer"},
+           {"WEFT_SERVERS", "1"},
+           {"WEFT_REPLICAS", "1"},
+           {"WEFT_TRAINERS", "2"},
+           {"WEFT_RANKS_ON_HOST", "3"},
+           {"WEFT_COORDINATOR", "unix:/d/c.sock"}}) {
+    EXPECT_EQ(env.at(name), value) << name;
+  }
+}
+
+TEST(PlanChildren, RanksOfALaterNodeFollowThoseOfTheNodesBefore) {
+  LaunchOptions options;
+  options.job = "j";
+  options.nodes = 3;
+  options.node = 2;
+  options.roles = {{"ps", 1, {"p"}}, {"trainer", 2, {"t"}}};
+  const std::vector<ChildSpec> plan = PlanChildren(options);
+  ASSERT_EQ(plan.size(), 3u);
+  EXPECT_EQ(plan[0].name, "ps2");
+  EXPECT_EQ(plan[1].name, "trainer4");
+  EXPECT_EQ(plan[2].name, "trainer5");
+  const auto& env = plan[2].environment;
+  for (const auto& [name, value] : std::map<std::string, std::string>{
+           {"RANK", "5"},
+           {"WORLD_SIZE", "6"},
+           {"LOCAL_RANK", "1"},
+           {"LOCAL_WORLD_SIZE", "2"},
+           {"GROUP_RANK", "2"},
+           {"GROUP_WORLD_SIZE", "3"},
+           {"WEFT_RANK", "5"},
+           {"WEFT_SERVERS", "3"},
+           {"WEFT_TRAINERS", "6"},
+           {"WEFT_RANKS_ON_HOST", "3"},
+           {"WEFT_WORLD_ORIGIN", "weft run --nnodes=3 on node 2"},
+           {"WEFT_START", "1"}}) {
+    EXPECT_EQ(env.at(name), value) << name;
+  }
+}
+
+}  // namespace
+}  // namespace weft::launch
