@@ -164,6 +164,14 @@ absl::StatusOr<std::string> CheckpointDirectory::Begin(int64_t step) {
 absl::StatusOr<FileRecord> CheckpointDirectory::AddShard(
     absl::string_view attempt, int shard, absl::string_view writer,
     const Safetensors& content) {
+  return AddShard(attempt, shard, writer, [&](WritableFile& file) {
+    return WriteSafetensors(content, file);
+  });
+}
+
+absl::StatusOr<FileRecord> CheckpointDirectory::AddShard(
+    absl::string_view attempt, int shard, absl::string_view writer,
+    absl::FunctionRef<absl::Status(WritableFile& file)> write) {
   WEFT_ASSIGN_OR_RETURN(const ParsedName parsed, RequireAttempt(attempt));
   if (shard < 0 || shard > 99999) {
     return absl::InvalidArgumentError(
@@ -174,7 +182,7 @@ absl::StatusOr<FileRecord> CheckpointDirectory::AddShard(
     WEFT_ASSIGN_OR_RETURN(auto raw,
                           files_.Create(PathOf(attempt, record.name)));
     DigestingFile file(std::move(raw));
-    WEFT_RETURN_IF_ERROR(WriteSafetensors(content, file));
+    WEFT_RETURN_IF_ERROR(write(file));
     WEFT_RETURN_IF_ERROR(file.Sync());
     record.digest = file.Finish();
     return absl::OkStatus();
@@ -285,6 +293,10 @@ absl::Status CheckpointDirectory::CheckSizes(
 }
 
 absl::Status CheckpointDirectory::Retain(const std::string& newest) {
+  if (options_.keep_last == Options::kKeepAll) {
+    RemoveAbandoned(ParseCheckpointName(newest)->number);
+    return absl::OkStatus();
+  }
   WEFT_RETURN_IF_ERROR(Verify(newest));
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, List());
   // If one cannot be read, nothing is removed: it may be any.

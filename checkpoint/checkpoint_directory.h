@@ -31,11 +31,13 @@
 #define WEFT_CHECKPOINT_CHECKPOINT_DIRECTORY_H_
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -49,8 +51,10 @@ class CheckpointDirectory {
  public:
   struct Options {
     std::string path;  // made if it is not there
-    // How many good checkpoints stay; at least 1.
+    // How many good checkpoints stay; at least 1. kKeepAll: Commit removes
+    // none, and so does not read back what it has committed.
     int keep_last = 3;
+    static constexpr int kKeepAll = std::numeric_limits<int>::max();
     // Beyond those, every one whose step is a multiple of this; 0: none.
     int64_t keep_every_steps = 0;
     // Must outlive the directory; null: LocalFiles().
@@ -66,6 +70,7 @@ class CheckpointDirectory {
     std::vector<absl::Status> skipped;
   };
 
+  // kFailedPrecondition if there is a file at the path.
   static absl::StatusOr<std::unique_ptr<CheckpointDirectory>> Open(
       const Options& options);
 
@@ -89,6 +94,11 @@ class CheckpointDirectory {
   absl::StatusOr<FileRecord> AddShard(absl::string_view attempt, int shard,
                                       absl::string_view writer,
                                       const Safetensors& content);
+
+  // The same, of a file that `write` writes in parts, without holding it.
+  absl::StatusOr<FileRecord> AddShard(
+      absl::string_view attempt, int shard, absl::string_view writer,
+      absl::FunctionRef<absl::Status(WritableFile& file)> write);
 
   // Makes the attempt a checkpoint of these files, all of which must be there
   // in their size; returns its name. After an error nothing has changed, or

@@ -237,6 +237,27 @@ TEST(Manifest, DamagedChecksumIsNotEchoedAsRawBytes) {
   EXPECT_EQ(damaged.message().find('\x1b'), absl::string_view::npos);
 }
 
+TEST(Manifest, NumberThatIsNoIntegerIsRefused) {
+  const std::string text = *FormatManifest({});
+  const size_t body_at = text.find(",\n") + 2;
+  const std::string body = text.substr(body_at);
+  const std::string step = "\"step\":0";
+  ASSERT_NE(body.find(step), std::string::npos) << body;
+  for (const char* number :
+       {"12444444444444444444444444444444444444444", "1.5", "1e999", "true",
+        "9223372036854775808", "-9223372036854775809", "\"1\"", "null"}) {
+    std::string changed = body;
+    changed.replace(body.find(step), step.size(),
+                    absl::StrCat("\"step\":", number));
+    const std::string manifest =
+        absl::StrCat("{\"checksum\":\"", DigestOf(changed).sha256, "\",\n",
+                     changed);
+    EXPECT_THAT(ParseManifest(manifest, "m").status(),
+                StatusIs(absl::StatusCode::kInvalidArgument))
+        << number;
+  }
+}
+
 // Every bit of the manifest and of the shard, one at a time.
 TEST(CheckpointDirectory, EveryBitFlipAndEveryCutIsFound) {
   FakeFileSystem files;
@@ -356,6 +377,15 @@ TEST(CheckpointDirectory, AFailureBeforeTheRenameCommitsNothing) {
   EXPECT_THAT(directory->Save(1, Weights(1), {}),
               StatusIs(absl::StatusCode::kUnavailable, "was not committed"));
   EXPECT_THAT(*directory->List(), IsEmpty());
+}
+
+TEST(CheckpointDirectory, RefusesAPathThatIsAFile) {
+  const testing::TempDir dir;
+  WEFT_ASSERT_OK(LocalFiles().Create(dir.Path("file")));
+  CheckpointDirectory::Options options;
+  options.path = dir.Path("file");
+  EXPECT_THAT(CheckpointDirectory::Open(options),
+              StatusIs(absl::StatusCode::kFailedPrecondition, options.path));
 }
 
 TEST(LocalFiles, RefusesLinksAndExistingFiles) {

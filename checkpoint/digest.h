@@ -35,7 +35,7 @@ class DigestingFile final : public WritableFile {
   absl::Status Append(absl::string_view bytes) override;
   absl::Status Sync() override { return file_->Sync(); }
 
-  // Of all that was appended. REQUIRES: called once, last.
+  // Returns the digest of all that was appended. REQUIRES: called once, last.
   Digest Finish();
 
  private:

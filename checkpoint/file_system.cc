@@ -83,7 +83,9 @@ class LocalFileSystem final : public FileSystem {
 
   absl::StatusOr<std::string> Read(const std::string& path,
                                    int64_t max_bytes) override {
-    WEFT_ASSIGN_OR_RETURN(const int fd, Open(path, O_RDONLY, "open"));
+    // A pipe would keep a reader until somebody opens its other end.
+    WEFT_ASSIGN_OR_RETURN(const int fd,
+                          Open(path, O_RDONLY | O_NONBLOCK, "open"));
     const absl::Cleanup close_it = [fd] { close(fd); };
     struct stat stat = {};
     if (fstat(fd, &stat) != 0) return FromErrno(errno, "read", path);
@@ -134,6 +136,10 @@ class LocalFileSystem final : public FileSystem {
       } else if (errno != EEXIST) {
         return FromErrno(errno, "make directory", part);
       }
+    }
+    struct stat found;
+    if (stat(path.c_str(), &found) == 0 && !S_ISDIR(found.st_mode)) {
+      return FromErrno(ENOTDIR, "make directory", path);
     }
     return absl::OkStatus();
   }

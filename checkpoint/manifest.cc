@@ -1,6 +1,8 @@
 #include "weft/checkpoint/manifest.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <set>
 #include <utility>
 
@@ -69,17 +71,30 @@ absl::StatusOr<absl::string_view> CheckedBody(absl::string_view text) {
                    "; it is cut or damaged"));
 }
 
+// Json::get makes something of any number, also of one that no integer holds.
+absl::StatusOr<int64_t> IntegerAt(const Json& json, const char* key) {
+  const Json& found = json.at(key);
+  const bool fits =
+      found.is_number_unsigned()
+          ? found.get<uint64_t>() <= std::numeric_limits<int64_t>::max()
+          : found.is_number_integer();
+  if (fits) return found.get<int64_t>();
+  return absl::InvalidArgumentError(
+      absl::StrCat("\"", key, "\": wanted an integer of 64 bits, found ",
+                   found.dump(-1, ' ', false, Json::error_handler_t::replace)));
+}
+
 // Throws Json::exception where a member is missing or of another type.
-Manifest Extract(const Json& json) {
+absl::StatusOr<Manifest> Extract(const Json& json) {
   Manifest manifest;
-  manifest.step = json.at("step").get<int64_t>();
+  WEFT_ASSIGN_OR_RETURN(manifest.step, IntegerAt(json, "step"));
   manifest.metadata = json.at("metadata").get<Metadata>();
   for (const Json& file : json.at("files")) {
-    manifest.files.push_back(
-        {file.at("name").get<std::string>(),
-         file.at("writer").get<std::string>(),
-         {file.at("bytes").get<int64_t>(), file.at("sha256").get<std::string>(),
-          file.at("xxh3").get<std::string>()}});
+    WEFT_ASSIGN_OR_RETURN(const int64_t bytes, IntegerAt(file, "bytes"));
+    manifest.files.push_back({file.at("name").get<std::string>(),
+                              file.at("writer").get<std::string>(),
+                              {bytes, file.at("sha256").get<std::string>(),
+                               file.at("xxh3").get<std::string>()}});
   }
   return manifest;
 }
@@ -102,7 +117,7 @@ absl::StatusOr<Manifest> Parse(absl::string_view text) {
           absl::StrCat("its version is ", json.at("version").dump(),
                        ", this build reads ", kVersion));
     }
-    Manifest manifest = Extract(json);
+    WEFT_ASSIGN_OR_RETURN(Manifest manifest, Extract(json));
     WEFT_RETURN_IF_ERROR(CheckFiles(manifest.files));
     return manifest;
   } catch (const Json::exception& e) {

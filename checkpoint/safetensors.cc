@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
+#include "weft/base/catch_to_status.h"
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/little_endian.h"
 #include "weft/checkpoint/safetensors_dtype.h"
@@ -16,66 +17,34 @@ namespace {
 // The elements are copied as they lie in memory.
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 
-using Item = std::pair<const std::string, Tensor>;
-
-absl::Status CheckWritable(const Safetensors& content) {
-  if (content.tensors.size() > static_cast<size_t>(kMaxTensors)) {
+absl::Status CheckNames(const std::vector<TensorEntry>& entries) {
+  if (entries.size() > static_cast<size_t>(kMaxTensors)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("WriteSafetensors: ", content.tensors.size(),
+        absl::StrCat("WriteSafetensors: ", entries.size(),
                      " tensors, allowed are a million"));
   }
-  for (const auto& [name, tensor] : content.tensors) {
+  for (const auto& [name, dtype, shape, begin, end] : entries) {
     if (name.empty() || name.size() > kMaxNameBytes || name == "__metadata__") {
       return absl::InvalidArgumentError(
           absl::StrCat("WriteSafetensors: a tensor is called \"", name,
                        "\", allowed are 1 to 256 bytes but __metadata__"));
     }
-    if (!tensor.defined()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("WriteSafetensors: \"", name, "\" is undefined"));
-    }
   }
   return absl::OkStatus();
 }
 
-std::vector<const Item*> InOrderOfPlace(const NamedTensors& tensors) {
-  std::vector<const Item*> items;
-  for (const Item& item : tensors) items.push_back(&item);
-  std::stable_sort(
-      items.begin(), items.end(), [](const Item* a, const Item* b) {
-        return ItemSize(a->second.dtype()) > ItemSize(b->second.dtype());
-      });
-  return items;
-}
-
-absl::StatusOr<std::string> HeaderOf(const std::vector<const Item*>& items,
-                                     const Metadata& metadata) {
-  nlohmann::json header = nlohmann::json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
+// Larger dtypes first.
+void Place(std::vector<TensorEntry>& entries) {
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const TensorEntry& a, const TensorEntry& b) {
+                     return ItemSize(a.dtype) > ItemSize(b.dtype);
+                   });
   int64_t at = 0;
-  for (const Item* item : items) {
-    const Tensor& tensor = item->second;
-    header[item->first] = {
-        {"dtype", std::string(SafetensorsName(tensor.dtype()))},
-        {"shape",
-         std::vector<int64_t>(tensor.shape().begin(), tensor.shape().end())},
-        {"data_offsets", {at, at + tensor.bytes()}}};
-    at += tensor.bytes();
+  for (TensorEntry& entry : entries) {
+    entry.begin = at;
+    at += NumElements(entry.shape, "WriteSafetensors") * ItemSize(entry.dtype);
+    entry.end = at;
   }
-  std::string text;
-  try {
-    text = header.dump();
-  } catch (const nlohmann::json::exception& e) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "WriteSafetensors: a name or metadata is not UTF-8: ", e.what()));
-  }
-  text.resize((text.size() + 7) / 8 * 8, ' ');
-  if (static_cast<int64_t>(text.size()) > kMaxHeaderBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("WriteSafetensors: a header of ", text.size(),
-                     " bytes, allowed are 16 MiB; write several files"));
-  }
-  return text;
 }
 
 absl::StatusOr<Tensor> ReadTensor(const TensorEntry& entry,
@@ -96,18 +65,55 @@ absl::StatusOr<Tensor> ReadTensor(const TensorEntry& entry,
 
 }  // namespace
 
-absl::Status WriteSafetensors(const Safetensors& content, WritableFile& file) {
-  WEFT_RETURN_IF_ERROR(CheckWritable(content));
-  const std::vector<const Item*> items = InOrderOfPlace(content.tensors);
-  WEFT_ASSIGN_OR_RETURN(const std::string header,
-                        HeaderOf(items, content.metadata));
-  WEFT_RETURN_IF_ERROR(file.Append(LittleEndian64(header.size()) + header));
-  for (const Item* item : items) {
-    const Tensor flat = item->second.Contiguous();
-    WEFT_RETURN_IF_ERROR(file.Append({static_cast<const char*>(flat.raw()),
-                                      static_cast<size_t>(flat.bytes())}));
+absl::StatusOr<std::string> SafetensorsFront(std::vector<TensorEntry>& entries,
+                                             const Metadata& metadata) {
+  WEFT_RETURN_IF_ERROR(CheckNames(entries));
+  Place(entries);
+  nlohmann::json header = nlohmann::json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  for (const TensorEntry& entry : entries) {
+    header[entry.name] = {
+        {"dtype", std::string(SafetensorsName(entry.dtype))},
+        {"shape", std::vector<int64_t>(entry.shape.begin(), entry.shape.end())},
+        {"data_offsets", {entry.begin, entry.end}}};
   }
-  return absl::OkStatus();
+  std::string text;
+  try {
+    text = header.dump();
+  } catch (const nlohmann::json::exception& e) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "WriteSafetensors: a name or metadata is not UTF-8: ", e.what()));
+  }
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  if (static_cast<int64_t>(text.size()) > kMaxHeaderBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("WriteSafetensors: a header of ", text.size(),
+                     " bytes, allowed are 16 MiB; write several files"));
+  }
+  return LittleEndian64(text.size()) + text;
+}
+
+absl::Status WriteSafetensors(const Safetensors& content, WritableFile& file) {
+  return CatchToStatus([&]() -> absl::Status {
+    std::vector<TensorEntry> entries;
+    for (const auto& [name, tensor] : content.tensors) {
+      if (!tensor.defined()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("WriteSafetensors: \"", name, "\" is undefined"));
+      }
+      entries.push_back({name, tensor.dtype(), tensor.shape()});
+    }
+    WEFT_ASSIGN_OR_RETURN(const std::string front,
+                          SafetensorsFront(entries, content.metadata));
+    WEFT_RETURN_IF_ERROR(file.Append(front));
+    for (const TensorEntry& entry : entries) {
+      const Tensor flat =
+          content.tensors.at(entry.name).To(Device::Cpu()).Contiguous();
+      WEFT_RETURN_IF_ERROR(file.Append({static_cast<const char*>(flat.raw()),
+                                        static_cast<size_t>(flat.bytes())}));
+    }
+    return absl::OkStatus();
+  });
 }
 
 absl::StatusOr<Safetensors> ParseSafetensors(absl::string_view file,

@@ -64,6 +64,12 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(
 absl::StatusOr<Safetensors> ParseSafetensors(absl::string_view file,
                                              absl::string_view where);
 
+// The front of a file, up to its first element, for a writer that holds no
+// tensors: `entries` need name, dtype and shape, and come back in the order in
+// which their elements follow, with their places. Errors as WriteSafetensors.
+absl::StatusOr<std::string> SafetensorsFront(std::vector<TensorEntry>& entries,
+                                             const Metadata& metadata);
+
 // Gives the file in parts, in order, to `file`. Larger dtypes come first, so
 // that all elements are aligned. kInvalidArgument for an undefined tensor, a
 // name or metadata that a reader would refuse.

@@ -8,14 +8,19 @@
 // Each operation makes one call to each server that holds part of its data, or
 // several, if it is a push or a pull of many keys to an ASYNC table. It ends
 // with the first error of any; the message begins with the server's name.
+// Operations on several tables in one call: many.h.
 //
-// A client stays with the incarnations of its servers that it found at its
-// first opening of a table, or by its last Restore. If one of them dies, all
-// changes of its tables since the last checkpoint are lost: from then on every
-// operation of the client and its tables ends with kUnavailable, which names
-// the server and its incarnation, also where a new one has taken its place. To
-// go on, Restore a checkpoint and open the tables again, or start the job again
-// with --resume. A new client takes the servers as they are.
+// With one replica (ClientOptions::replicas) a client stays with the
+// incarnations of its servers that it found at its first opening of a table, or
+// by its last Restore. If one of them dies, all changes of its tables since the
+// last checkpoint are lost: from then on every operation of the client and its
+// tables ends with kUnavailable, which names the server and its incarnation,
+// also where a new one has taken its place. To go on, Restore a checkpoint and
+// open the tables again, or start the job again with --resume. A new client
+// takes the servers as they are.
+//
+// With two replicas the death of a server ends no operation. A table that is
+// destroyed waits, 2 s at most, until what it has pushed is on two servers.
 //
 // After a failed push it is unknown which servers have applied it, so the table
 // refuses further pushes (kFailedPrecondition with the first error); open it
@@ -49,6 +54,7 @@
 namespace weft::ps {
 
 class PinnedServers;
+class ServersByMap;
 
 struct ClientOptions {
   rpc::Agent* agent = nullptr;  // must outlive the client and its tables
@@ -61,10 +67,19 @@ struct ClientOptions {
   // own rank.
   int rank = 0;
   absl::Duration timeout = absl::Seconds(60);  // of each operation
+  // Of each partition of the tables, 1 or 2: as the servers have it. With 2 the
+  // death of a server loses nothing, and ends no operation, as long as each
+  // partition has a copy: docs/replication.md. Operations then end with
+  // kDataLoss once it has none: Restore a checkpoint, and open the tables
+  // again.
+  int replicas = 1;
 };
 
 namespace internal {
 class TableClient;
+class TablesTogether;
+struct Message;
+struct Prepared;
 }  // namespace internal
 
 // The shard and the round of a push to a synchronous table. A part may be
@@ -136,13 +151,20 @@ class DenseTable {
 
  private:
   friend class Client;
+  friend class internal::TablesTogether;
   explicit DenseTable(std::unique_ptr<internal::TableClient> table);
   absl::Status CheckGradient(const Tensor& gradient) const;
+  // Whether the operation may be prepared; null: of a pull.
+  absl::Status Check(const Tensor* gradient) const;
+  internal::Prepared Prepare(std::optional<Tensor> gradient, bool pull);
   // One message to each server.
+  std::vector<internal::Message> MessagesOf(std::optional<Tensor> gradient,
+                                            bool pull, const RoundPart& part);
   std::vector<Future<ExchangeReply>> Send(std::optional<Tensor> gradient,
                                           bool pull, const RoundPart& part);
   Future<std::vector<ExchangeReply>> Exchange(std::optional<Tensor> gradient,
                                               bool pull);
+  Future<Tensor> ExchangeReplicated(std::optional<Tensor> gradient, bool pull);
 
   // Shared with the callbacks of operations that are under way.
   const std::shared_ptr<internal::TableClient> table_;
@@ -181,10 +203,19 @@ class SparseTable {
 
  private:
   friend class Client;
+  friend class internal::TablesTogether;
   explicit SparseTable(std::unique_ptr<internal::TableClient> table);
   absl::Status CheckPush(const Tensor& keys, const Tensor& gradients) const;
+  // Whether the operation may be prepared; null: what it has not.
+  absl::Status Check(const Tensor* push_keys, const Tensor* gradients,
+                     const Tensor* pull_keys) const;
+  internal::Prepared Prepare(const Tensor* push_keys, const Tensor* gradients,
+                             const Tensor* pull_keys);
   Future<Tensor> Exchange(const Tensor* push_keys, const Tensor* gradients,
                           const Tensor* pull_keys);
+  Future<Tensor> ExchangeReplicated(const Tensor* push_keys,
+                                    const Tensor* gradients,
+                                    const Tensor* pull_keys);
 
   std::shared_ptr<internal::TableClient> table_;
 };
@@ -197,6 +228,7 @@ class Client {
  public:
   // REQUIRES: options.agent, at least one server.
   explicit Client(ClientOptions options);
+  ~Client();
 
   // Makes the table on every server, or finds it there.
   //   kInvalidArgument     as CheckedSpec, or of the other kind
@@ -220,6 +252,11 @@ class Client {
   // Every server replaces its tables by those of that checkpoint; tables that
   // are open must be opened again. Goes to the servers that there are now, and
   // the client stays with those.
+  //
+  // With two replicas also where all copies of partitions are lost: then the
+  // tables, which ended with kDataLoss, are there again. If it fails in that
+  // case, or this client dies, no table can be opened (kUnavailable) before
+  // another Restore. kAborted: another client has begun one meanwhile.
   absl::Status Restore(const std::string& path, const std::string& name);
 
   absl::StatusOr<std::vector<v1::ServerStats>> Describe();
@@ -235,10 +272,13 @@ class Client {
       absl::FunctionRef<Future<T>(const std::vector<rpc::Target>&)> call);
   absl::StatusOr<std::unique_ptr<internal::TableClient>> Open(
       v1::TableSpec spec);
+  absl::StatusOr<std::unique_ptr<internal::TableClient>> OpenReplicated(
+      std::unique_ptr<TableLayout> layout, uint64_t identity);
 
   const ClientOptions options_;
   std::shared_ptr<PinnedServers> servers_;  // null: none were found yet
   uint64_t opened_ = 0;                     // tables so far
+  std::unique_ptr<ServersByMap> by_map_;    // with two replicas; else null
 };
 
 }  // namespace weft::ps

@@ -9,11 +9,11 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "google/protobuf/util/message_differencer.h"
 #include "weft/base/check.h"
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/ps/core/table_layout.h"
+#include "weft/ps/replicated/replicated_server.h"
 #include "weft/ps/snapshot.h"
 
 namespace weft::ps {
@@ -26,25 +26,27 @@ absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>> OpenDirectory(
   return checkpoint::CheckpointDirectory::Open(options);
 }
 
-// Empty if they are equal.
-std::string DifferenceOf(const v1::TableSpec& found,
-                         const v1::TableSpec& wanted) {
-  std::string difference;
-  google::protobuf::util::MessageDifferencer differencer;
-  differencer.ReportDifferencesToString(&difference);
-  (void)differencer.Compare(found, wanted);
-  return difference;
-}
-
-// `restored` with what may change when a job goes on from a checkpoint.
-v1::TableSpec WithChanges(v1::TableSpec restored, const v1::TableSpec& wanted) {
-  if (restored.rule().rule_case() == wanted.rule().rule_case()) {
-    *restored.mutable_rule() = wanted.rule();
+// All tables of a checkpoint, read and checked beside what is there.
+absl::StatusOr<std::map<std::string, LoadedTable>> LoadAll(
+    const CheckpointRoot& root, const std::string& directory,
+    const std::string& name) {
+  WEFT_ASSIGN_OR_RETURN(const std::string path, root.Resolve(directory));
+  WEFT_RETURN_IF_ERROR(root.Resolve(absl::StrCat(path, "/", name)).status());
+  WEFT_ASSIGN_OR_RETURN(const auto checkpoints, OpenDirectory(path));
+  WEFT_ASSIGN_OR_RETURN(const checkpoint::Manifest manifest,
+                        checkpoints->ReadManifest(name));
+  std::map<std::string, LoadedTable> loaded;
+  for (const checkpoint::FileRecord& file : manifest.files) {
+    WEFT_ASSIGN_OR_RETURN(const checkpoint::Safetensors shard,
+                          checkpoints->LoadShard(name, file));
+    if (!IsTableShard(shard)) continue;  // a trainer's own
+    WEFT_RETURN_IF_ERROR(
+        AddShard(shard, absl::StrCat(path, "/", name, "/", file.name), loaded));
   }
-  restored.set_shards(wanted.shards());
-  restored.set_reduction(wanted.reduction());
-  restored.set_orphans(wanted.orphans());
-  return restored;
+  for (const auto& [table_name, table] : loaded) {
+    WEFT_RETURN_IF_ERROR(CheckWhole(table, absl::StrCat(path, "/", name)));
+  }
+  return loaded;
 }
 
 // How much of a server a table takes by being there.
@@ -58,7 +60,9 @@ int64_t PartsOf(const v1::TableSpec& spec) {
 Server::Server(ServerOptions options)
     : options_(std::move(options)),
       checkpoint_root_(options_.checkpoint_dir),
-      budget_(ByteBudget::Of(options_.round_budget)) {
+      budget_(ByteBudget::Of(options_.round_budget)),
+      memory_(options_.table_memory > 0 ? ByteBudget::Of(options_.table_memory)
+                                        : nullptr) {
   WEFT_CHECK(options_.server >= 0 && options_.server < options_.servers);
 }
 
@@ -83,7 +87,7 @@ absl::StatusOr<std::shared_ptr<TableShard>> Server::CreateTable(
           "table '", wanted.name(), "' is there with another spec: ",
           difference, "; use its spec, or another name",
           is_unused ? " (a restored table may change its rule's numbers, "
-                      "shards, reduction and orphans)"
+                      "shards, reduction, orphans and life)"
                     : ""));
     }
     if (DifferenceOf(it->second->spec(), wanted).empty()) return it->second;
@@ -91,8 +95,8 @@ absl::StatusOr<std::shared_ptr<TableShard>> Server::CreateTable(
     return it->second;
   }
   WEFT_RETURN_IF_ERROR(CheckRoom(wanted));
-  absl::StatusOr<std::unique_ptr<TableShard>> shard =
-      TableShard::Create(wanted, options_.server, options_.servers, budget_);
+  absl::StatusOr<std::unique_ptr<TableShard>> shard = TableShard::Create(
+      wanted, options_.server, options_.servers, budget_, memory_);
   if (!shard.ok()) return shard.status();
   for (int rank : dead_) (*shard)->DeclareDead(rank);
   return tables_[wanted.name()] = *std::move(shard);
@@ -129,7 +133,21 @@ absl::StatusOr<std::shared_ptr<TableShard>> Server::OpenTable(
   return shard;
 }
 
+void Server::SetReplicated(std::shared_ptr<ReplicatedServer> server) {
+  MutexLock lock(mu_);
+  for (int rank : dead_) {
+    if (server != nullptr) server->DeclareDead(rank);
+  }
+  replicated_ = std::move(server);
+}
+
+std::shared_ptr<ReplicatedServer> Server::replicated() const {
+  MutexLock lock(mu_);
+  return replicated_;
+}
+
 void Server::Forget(WorkerKey worker) {
+  if (const auto tables = replicated()) tables->Forget(worker);
   {
     MutexLock lock(mu_);
     rendezvous::Epoch& last = gone_[worker.id];
@@ -140,9 +158,9 @@ void Server::Forget(WorkerKey worker) {
 
 absl::StatusOr<std::shared_ptr<TableShard>> Server::Changed(
     TableShard& restored, const v1::TableSpec& spec) {
-  WEFT_ASSIGN_OR_RETURN(
-      std::unique_ptr<TableShard> shard,
-      TableShard::Create(spec, options_.server, options_.servers, budget_));
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<TableShard> shard,
+                        TableShard::Create(spec, options_.server,
+                                           options_.servers, budget_, memory_));
   WEFT_RETURN_IF_ERROR(shard->Restore(restored.Save()));
   for (int rank : dead_) shard->DeclareDead(rank);
   return std::shared_ptr<TableShard>(std::move(shard));
@@ -177,6 +195,7 @@ void Server::DeclareDead(int rank) {
     MutexLock lock(mu_);
     dead_.insert(rank);
   }
+  if (const auto tables = replicated()) tables->DeclareDead(rank);
   for (const auto& [name, shard] : Snapshot()) shard->DeclareDead(rank);
 }
 
@@ -185,6 +204,7 @@ void Server::Admit(int rank) {
     MutexLock lock(mu_);
     dead_.erase(rank);
   }
+  if (const auto tables = replicated()) tables->Admit(rank);
   for (const auto& [name, shard] : Snapshot()) shard->Admit(rank);
 }
 
@@ -197,6 +217,7 @@ void Server::Shutdown(const absl::Status& reason) {
     MutexLock lock(mu_);
     if (shut_down_.ok()) shut_down_ = reason;
   }
+  if (const auto tables = replicated()) tables->Shutdown(reason);
   for (const auto& [name, shard] : Snapshot()) shard->Shutdown(reason);
 }
 
@@ -216,10 +237,28 @@ absl::StatusOr<v1::SaveReply> Server::Save(const v1::SaveRequest& request) {
   }
   v1::SaveReply saved;
   int shard_number = request.first_shard();
+  std::map<std::string, std::pair<v1::TableSpec, TableShard::Image>> images;
   for (const auto& [name, shard] : Snapshot()) {
-    const TableShard::Image image = shard->Save();
+    images[name] = {shard->spec(), shard->Save()};
+  }
+  const auto tables = replicated();
+  if (tables == nullptr && request.map_epoch() != 0) {
+    // It has ended, or has not begun: nothing saved is not all saved.
+    return absl::UnavailableError(absl::StrCat(
+        "server ", options_.server, " serves no tables with two replicas now"));
+  }
+  if (tables != nullptr) {
+    WEFT_RETURN_IF_ERROR(tables->CheckMap(request.map_epoch()));
+    WEFT_RETURN_IF_ERROR(tables->CheckRestored());
+    for (const auto& [name, table] : tables->tables()) {
+      WEFT_ASSIGN_OR_RETURN(TableShard::Image image, table->Save());
+      images[name] = {table->spec(), std::move(image)};
+    }
+  }
+  for (const auto& [name, table] : images) {
+    const auto& [spec, image] = table;
     if (image.partitions.empty()) continue;  // all slices are elsewhere
-    const bool is_sync = shard->spec().mode() == v1::TableSpec::SYNC;
+    const bool is_sync = spec.mode() == v1::TableSpec::SYNC;
     if (is_sync && request.version() >= 0 &&
         image.version != request.version()) {
       return absl::FailedPreconditionError(absl::StrCat(
@@ -228,45 +267,64 @@ absl::StatusOr<v1::SaveReply> Server::Save(const v1::SaveRequest& request) {
           ": save between two rounds, before pushing to the next"));
     }
     WEFT_ASSIGN_OR_RETURN(const checkpoint::Safetensors content,
-                          ToShard(options_.server, shard->spec(), image));
-    WEFT_ASSIGN_OR_RETURN(
-        const checkpoint::FileRecord record,
-        directory->AddShard(request.attempt(), shard_number++,
-                            absl::StrCat("ps", options_.server), content));
+                          ToShard(options_.server, spec, image));
+    absl::StatusOr<checkpoint::FileRecord> record;
+    do {
+      // What is there already was written before a server died: it is not
+      // listed in the checkpoint.
+      record =
+          directory->AddShard(request.attempt(), shard_number++,
+                              absl::StrCat("ps", options_.server), content);
+    } while (request.map_epoch() != 0 &&
+             absl::IsAlreadyExists(record.status()));
+    WEFT_RETURN_IF_ERROR(record.status());
     v1::SavedFile* file = saved.add_files();
-    file->set_name(record.name);
-    file->set_writer(record.writer);
-    file->set_bytes(record.digest.bytes);
-    file->set_sha256(record.digest.sha256);
-    file->set_xxh3(record.digest.xxh3);
+    file->set_name(record->name);
+    file->set_writer(record->writer);
+    file->set_bytes(record->digest.bytes);
+    file->set_sha256(record->digest.sha256);
+    file->set_xxh3(record->digest.xxh3);
   }
   return saved;
 }
 
-absl::Status Server::Restore(const std::string& directory,
-                             const std::string& name) {
-  // Everything is read and checked beside what is there, then takes its place.
+absl::Status Server::CheckCheckpoint(const std::string& directory,
+                                     const std::string& name) const {
   WEFT_ASSIGN_OR_RETURN(const std::string path,
                         checkpoint_root_.Resolve(directory));
   WEFT_RETURN_IF_ERROR(
       checkpoint_root_.Resolve(absl::StrCat(path, "/", name)).status());
   WEFT_ASSIGN_OR_RETURN(const auto checkpoints, OpenDirectory(path));
-  WEFT_ASSIGN_OR_RETURN(const checkpoint::Manifest manifest,
-                        checkpoints->ReadManifest(name));
-  std::map<std::string, LoadedTable> loaded;
-  for (const checkpoint::FileRecord& file : manifest.files) {
-    WEFT_ASSIGN_OR_RETURN(const checkpoint::Safetensors shard,
-                          checkpoints->LoadShard(name, file));
-    if (!IsTableShard(shard)) continue;  // a trainer's own
-    WEFT_RETURN_IF_ERROR(
-        AddShard(shard, absl::StrCat(path, "/", name, "/", file.name), loaded));
+  return checkpoints->ReadManifest(name).status();
+}
+
+absl::StatusOr<uint64_t> Server::RestoreReplicated(const std::string& directory,
+                                                   const std::string& name,
+                                                   uint64_t generation) {
+  const auto tables = replicated();
+  if (tables == nullptr) {
+    return absl::UnavailableError(absl::StrCat(
+        "server ", options_.server, " serves no tables with two replicas now"));
   }
+  WEFT_ASSIGN_OR_RETURN(auto loaded,
+                        LoadAll(checkpoint_root_, directory, name));
+  std::map<std::string, ReplicatedServer::Restored> replaced;
+  for (auto& [table_name, table] : loaded) {
+    replaced[table_name] = {table.spec, std::move(table.image)};
+  }
+  return tables->Replace(replaced, generation);
+}
+
+absl::Status Server::Restore(const std::string& directory,
+                             const std::string& name) {
+  WEFT_ASSIGN_OR_RETURN(auto loaded,
+                        LoadAll(checkpoint_root_, directory, name));
   Tables restored;
   for (auto& [table_name, table] : loaded) {
-    WEFT_RETURN_IF_ERROR(CheckWhole(table, absl::StrCat(path, "/", name)));
-    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<TableShard> shard,
-                          TableShard::Create(table.spec, options_.server,
-                                             options_.servers, budget_));
+    WEFT_ASSIGN_OR_RETURN(
+        std::unique_ptr<TableShard> shard,
+        TableShard::Create(table.spec, options_.server, options_.servers,
+                           budget_, memory_));
     WEFT_RETURN_IF_ERROR(shard->Restore(std::move(table.image)));
     restored[table_name] = std::move(shard);
   }
@@ -292,6 +350,7 @@ absl::Status Server::Restore(const std::string& directory,
 
 v1::ServerStats Server::Stats() const {
   v1::ServerStats stats;
+  if (const auto tables = replicated()) stats = tables->Stats();
   for (const auto& [name, shard] : Snapshot()) {
     *stats.add_tables() = shard->Stats();
   }

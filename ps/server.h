@@ -40,10 +40,15 @@ struct ServerOptions {
   // Bytes of gradients that wait for the other parts of their round, and of
   // keys that wait for a version, of all tables: TableShard.
   int64_t round_budget = int64_t{8} << 30;
+  // Bytes of rows of all tables, beyond which a push that could make a row is
+  // refused. 0: any number.
+  int64_t table_memory = 0;
   // Checkpoints are written and read here and below, and nowhere else. Empty:
   // Save and Restore are refused.
   std::string checkpoint_dir = {};
 };
+
+class ReplicatedServer;
 
 class Server {
  public:
@@ -51,9 +56,9 @@ class Server {
   ~Server();
 
   // Makes the table, or finds it if an equal one is there. The first to find a
-  // table that was restored may change the numbers of its rule, and in SYNC its
-  // shards, reduction and orphans: a job goes on with another learning rate, or
-  // on another number of workers.
+  // table that was restored may change the numbers of its rule, its life, and
+  // in SYNC its shards, reduction and orphans: a job goes on with another
+  // learning rate, or on another number of workers.
   //   kInvalidArgument     as CheckedSpec
   //   kFailedPrecondition  another table has that name; says where they differ
   //   kResourceExhausted   max_tables or max_parts
@@ -104,6 +109,21 @@ class Server {
   // CheckpointRoot::Resolve and CheckpointDirectory's, or kDataLoss.
   absl::Status Restore(const std::string& directory, const std::string& name)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // With two replicas: the part of it that this server has by the map.
+  // ReplicatedServer::Replace.
+  absl::StatusOr<uint64_t> RestoreReplicated(const std::string& directory,
+                                             const std::string& name,
+                                             uint64_t generation)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether there is such a checkpoint; what is in it may still be bad.
+  absl::Status CheckCheckpoint(const std::string& directory,
+                               const std::string& name) const;
+
+  // Of a job with two replicas: from now on the tables are `server`'s, and what
+  // is asked of this one is about those.
+  void SetReplicated(std::shared_ptr<ReplicatedServer> server)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  std::shared_ptr<ReplicatedServer> replicated() const ABSL_LOCKS_EXCLUDED(mu_);
 
   v1::ServerStats Stats() const ABSL_LOCKS_EXCLUDED(mu_);
   // Adds what the tables have counted since the last call: table_metrics.h. One
@@ -127,6 +147,7 @@ class Server {
   const ServerOptions options_;
   const CheckpointRoot checkpoint_root_;
   const std::shared_ptr<ByteBudget> budget_;
+  const std::shared_ptr<ByteBudget> memory_;  // null: any number
 
   mutable Mutex mu_;
   Tables tables_ ABSL_GUARDED_BY(mu_);
@@ -136,6 +157,7 @@ class Server {
   // By id of a worker: the last epoch that is gone.
   std::map<uint32_t, rendezvous::Epoch> gone_ ABSL_GUARDED_BY(mu_);
   absl::Status shut_down_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<ReplicatedServer> replicated_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace weft::ps

@@ -4,14 +4,15 @@
 #include <memory>
 #include <utility>
 
-#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
 #include "weft/base/status_macros.h"
+#include "weft/ps/replicated/replicated_server.h"
 #include "weft/ps/server.h"
+#include "weft/ps/shard_requests.h"
 #include "weft/ps/table_shard.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/codec/tensor_codec.h"
@@ -21,24 +22,9 @@
 namespace weft::ps {
 namespace {
 
-constexpr char kNotServing[] = "weft.ps/not-serving";
-
 absl::StatusOr<Server*> ServerOf(rpc::CallContext& context) {
   if (Server* server = context.Local<Server>()) return server;
-  absl::Status status = absl::UnavailableError(
-      absl::StrCat("'", context.agent().name(),
-                   "' serves no tables: it is no worker of role ps, or "
-                   "still waits for the others to join"));
-  status.SetPayload(kNotServing, absl::Cord("1"));
-  return status;
-}
-
-// A little before the caller gives up, so that it hears who was missing rather
-// than only that time passed.
-Instant AnswerBy(const rpc::CallContext& context) {
-  const absl::Duration remaining = context.Remaining();
-  return SteadyClock().Now() + remaining -
-         std::min(remaining / 10, absl::Milliseconds(500));
+  return NotServing(context);
 }
 
 Caller CallerOf(const rpc::CallContext& context) {
@@ -55,33 +41,23 @@ absl::StatusOr<std::shared_ptr<TableShard>> OpenedBy(rpc::CallContext& context,
   return shard;
 }
 
-// A name that is proven is a role and a rank: trainer1.
-absl::Status CheckRank(const rpc::Worker& peer, int rank) {
-  if (peer.role.empty()) return absl::OkStatus();
-  absl::string_view own = peer.name;
-  if (absl::ConsumePrefix(&own, peer.role) && own == absl::StrCat(rank)) {
-    return absl::OkStatus();
-  }
-  return absl::PermissionDeniedError(
-      absl::StrCat(peer.name, " (", peer.key.ToString(),
-                   ") gives a part of a round as rank ", rank,
-                   ": its certificate allows that of its own rank only"));
-}
-
 Tensor OrUndefined(const std::optional<Tensor>& tensor) {
   return tensor.value_or(Tensor());
 }
 
 }  // namespace
 
-bool IsNotServing(const absl::Status& status) {
-  return status.GetPayload(kNotServing).has_value();
-}
-
 absl::StatusOr<v1::TableStats> OpenTable(rpc::CallContext& context,
                                          const v1::TableSpec& spec,
                                          uint64_t client) {
   WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));
+  if (server->replicated() != nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--replicas is 2 at ", context.agent().name(),
+        ", which serves tables, "
+        "and 1 at ",
+        context.peer().name, "; start all workers with the same --replicas"));
+  }
   WEFT_ASSIGN_OR_RETURN(auto shard,
                         server->OpenTable(spec, CallerOf(context), client));
   return shard->Stats();
@@ -103,35 +79,88 @@ absl::Status SetLearningRateScale(rpc::CallContext& context,
 }
 WEFT_RPC(SetLearningRateScale);
 
+namespace {
+
+// Finds the table, and makes the client that of the caller there.
+absl::Status Find(rpc::CallContext& context, ShardRequest& one) {
+  uint64_t client = one.request.client();
+  WEFT_ASSIGN_OR_RETURN(one.shard,
+                        OpenedBy(context, one.request.table(), client));
+  one.request.set_client(client);
+  if (!one.request.push() || one.shard->spec().mode() != v1::TableSpec::SYNC) {
+    return absl::OkStatus();
+  }
+  return CheckRank(context.peer(), one.request.rank());
+}
+
+Future<ShardReply> Apply(rpc::CallContext& context, ShardRequest one) {
+  telemetry::FlightRecorder& recorder = context.agent().telemetry().recorder();
+  const v1::Request& request = one.request;
+  recorder.Record(request.push() ? "ps.push" : "ps.pull", request.table(),
+                  request.rank(), request.round());
+  return one.shard
+      ->Handle(request, std::move(one.push_keys), std::move(one.push_values),
+               std::move(one.pull_keys), AnswerBy(context))
+      .Then([shard = one.shard, &recorder, name = request.table(),
+             rank = request.rank()](const ShardReply& reply) {
+        recorder.Record("ps.answer", name, rank, reply.reply.version());
+        return reply;
+      });
+}
+
+std::optional<Pulled> PulledOf(const ShardReply& reply) {
+  if (!reply.values.defined()) return std::nullopt;
+  return Pulled{reply.values};
+}
+
+}  // namespace
+
 Future<ExchangeReply> Exchange(rpc::CallContext& context, v1::Request request,
                                const std::optional<Tensor>& push_keys,
                                const std::optional<Tensor>& push_values,
                                const std::optional<Tensor>& pull_keys) {
-  uint64_t client = request.client();
-  absl::StatusOr<std::shared_ptr<TableShard>> shard =
-      OpenedBy(context, request.table(), client);
-  if (shard.ok() && request.push() &&
-      (*shard)->spec().mode() == v1::TableSpec::SYNC) {
-    const absl::Status checked = CheckRank(context.peer(), request.rank());
-    if (!checked.ok()) shard = checked;
-  }
-  if (!shard.ok()) return MakeReady<ExchangeReply>(shard.status());
-  request.set_client(client);
-  telemetry::FlightRecorder& recorder = context.agent().telemetry().recorder();
-  recorder.Record(request.push() ? "ps.push" : "ps.pull", request.table(),
-                  request.rank(), request.round());
-  return (*shard)
-      ->Handle(request, OrUndefined(push_keys), OrUndefined(push_values),
-               OrUndefined(pull_keys), AnswerBy(context))
-      .Then([shard = *shard, &recorder, name = request.table(),
-             rank = request.rank()](const ShardReply& reply) {
-        recorder.Record("ps.answer", name, rank, reply.reply.version());
-        std::optional<Pulled> values;
-        if (reply.values.defined()) values = Pulled{reply.values};
-        return ExchangeReply(reply.reply, std::move(values));
-      });
+  ShardRequest one{nullptr, std::move(request), OrUndefined(push_keys),
+                   OrUndefined(push_values), OrUndefined(pull_keys)};
+  const absl::Status found = Find(context, one);
+  if (!found.ok()) return MakeReady<ExchangeReply>(found);
+  return Apply(context, std::move(one)).Then([](const ShardReply& reply) {
+    return ExchangeReply(reply.reply, PulledOf(reply));
+  });
 }
 WEFT_RPC(Exchange);
+
+namespace {
+
+ManyReply JoinReplies(const std::vector<Result<ShardReply>>& results) {
+  ManyReply all;
+  for (const Result<ShardReply>& result : results) {
+    v1::ReplyMany::Part& part = *std::get<0>(all).add_parts();
+    std::optional<Pulled>& values = std::get<1>(all).emplace_back();
+    if (result.ok()) {
+      *part.mutable_reply() = result->reply;
+      values = PulledOf(*result);
+    } else {
+      part.set_status(result.status().raw_code());
+      part.set_message(std::string(result.status().message()));
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+Future<ManyReply> ExchangeMany(
+    rpc::CallContext& context, v1::RequestMany request,
+    const std::vector<std::optional<Tensor>>& tensors) {
+  const absl::Status serves = ServerOf(context).status();
+  if (!serves.ok()) return MakeReady<ManyReply>(serves);
+  return HandleMany(
+             std::move(request), tensors,
+             [&](ShardRequest& part) { return Find(context, part); },
+             [&](ShardRequest part) { return Apply(context, std::move(part)); })
+      .Then(JoinReplies);
+}
+WEFT_RPC(ExchangeMany);
 
 absl::Status CheckCheckpointDirectory(rpc::CallContext& context,
                                       const std::string& directory) {
@@ -164,6 +193,75 @@ absl::Status Restore(rpc::CallContext& context, const std::string& directory,
 }
 WEFT_RPC(Restore);
 WEFT_RPC_ROLES(Restore, "trainer", "admin");
+
+absl::Status BeginRestore(rpc::CallContext& context,
+                          const std::string& directory,
+                          const std::string& checkpoint, uint64_t generation) {
+  WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));
+  const auto tables = server->replicated();
+  if (tables == nullptr) return NotServing(context);
+  WEFT_RETURN_IF_ERROR(server->CheckCheckpoint(directory, checkpoint));
+  context.agent().telemetry().recorder().Record("ps.begin_restore", checkpoint);
+  MapChange begin;
+  begin.kind = MapChange::Kind::kBeginRestore;
+  begin.generation = generation;
+  tables->Propose(begin);
+  return absl::OkStatus();
+}
+WEFT_RPC(BeginRestore);
+WEFT_RPC_ROLES(BeginRestore, "trainer", "admin");
+
+absl::StatusOr<uint64_t> RestoreReplicated(rpc::CallContext& context,
+                                           const std::string& directory,
+                                           const std::string& checkpoint,
+                                           uint64_t generation,
+                                           uint64_t map_epoch) {
+  WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));
+  const auto tables = server->replicated();
+  if (tables == nullptr) return NotServing(context);
+  WEFT_RETURN_IF_ERROR(tables->CheckMap(map_epoch));
+  telemetry::FlightRecorder& recorder = context.agent().telemetry().recorder();
+  recorder.Record("ps.restore", checkpoint);
+  auto restored = server->RestoreReplicated(directory, checkpoint, generation);
+  recorder.Record("ps.restored", checkpoint, 0, restored.status().raw_code());
+  return restored;
+}
+WEFT_RPC(RestoreReplicated);
+WEFT_RPC_ROLES(RestoreReplicated, "trainer", "admin");
+
+absl::Status EndRestore(rpc::CallContext& context,
+                        const v1::EndRestoreRequest& request) {
+  WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));
+  const auto tables = server->replicated();
+  if (tables == nullptr) return NotServing(context);
+  MapChange end;
+  end.kind = MapChange::Kind::kEndRestore;
+  end.generation = request.generation();
+  for (const v1::EndRestoreRequest::Loaded& loaded : request.loaded()) {
+    end.loaded[{loaded.server().id(), loaded.server().epoch()}] =
+        loaded.map_epoch();
+  }
+  tables->Propose(end);
+  return absl::OkStatus();
+}
+WEFT_RPC(EndRestore);
+WEFT_RPC_ROLES(EndRestore, "trainer", "admin");
+
+absl::Status SetDrained(rpc::CallContext& context, uint32_t id,
+                        bool is_drained) {
+  WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));
+  const auto tables = server->replicated();
+  if (tables == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(context.agent().name(),
+                     " has one replica of each partition: only a "
+                     "job of --replicas=2 can move them"));
+  }
+  context.agent().telemetry().recorder().Record("ps.drain", "", id, is_drained);
+  return tables->SetDrained(id, is_drained);
+}
+WEFT_RPC(SetDrained);
+WEFT_RPC_ROLES(SetDrained, "admin");
 
 absl::StatusOr<v1::ServerStats> Describe(rpc::CallContext& context) {
   WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));

@@ -18,13 +18,13 @@
 #include "absl/status/statusor.h"
 #include "weft/base/future.h"
 #include "weft/proto/ps.pb.h"
+#include "weft/ps/replicated/service.h"
+#include "weft/ps/shard_requests.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/codec/tensor_codec.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft::ps {
-
-bool IsNotServing(const absl::Status& status);
 
 // What is done with a table needs one that the caller has opened, and is done
 // for the caller's own clients only: kPermissionDenied names the caller and
@@ -58,6 +58,20 @@ Future<ExchangeReply> Exchange(rpc::CallContext& context, v1::Request request,
                                const std::optional<Tensor>& push_values,
                                const std::optional<Tensor>& pull_keys);
 
+// The same for several tables, as HandleMany of shard_requests.h: each part of
+// `request` is applied, refused and answered by itself. Of the tensors three
+// are of each part; so are the values, if it pulls. Answered once all parts
+// are: by the deadline those are refused that wait for a round.
+using ManyReply = std::tuple<v1::ReplyMany, std::vector<std::optional<Pulled>>>;
+Future<ManyReply> ExchangeMany(
+    rpc::CallContext& context, v1::RequestMany request,
+    const std::vector<std::optional<Tensor>>& tensors);
+
+// ReplicatedServer::SetDrained, of the server with that WorkerKey::id; any
+// server of the job can be asked. For admins.
+absl::Status SetDrained(rpc::CallContext& context, uint32_t server,
+                        bool is_drained);
+
 // Server::CheckCheckpointDirectory, Save and Restore.
 absl::Status CheckCheckpointDirectory(rpc::CallContext& context,
                                       const std::string& directory);
@@ -65,6 +79,25 @@ absl::StatusOr<v1::SaveReply> Save(rpc::CallContext& context,
                                    const v1::SaveRequest& request);
 absl::Status Restore(rpc::CallContext& context, const std::string& directory,
                      const std::string& checkpoint);
+
+// With two replicas, in this order: the first only if copies are lost. Each
+// returns at once; that the map has changed says that it was done.
+//
+// Makes all tables void, and deals what is lost anew: PartitionMap,
+// "Restoring". Fails, and changes nothing, if there is no such checkpoint.
+absl::Status BeginRestore(rpc::CallContext& context,
+                          const std::string& directory,
+                          const std::string& checkpoint, uint64_t generation);
+// Server::RestoreReplicated. kUnavailable, to ask again, if that is not the
+// newest map.
+absl::StatusOr<uint64_t> RestoreReplicated(rpc::CallContext& context,
+                                           const std::string& directory,
+                                           const std::string& checkpoint,
+                                           uint64_t generation,
+                                           uint64_t map_epoch);
+// All servers have loaded it.
+absl::Status EndRestore(rpc::CallContext& context,
+                        const v1::EndRestoreRequest& request);
 
 absl::StatusOr<v1::ServerStats> Describe(rpc::CallContext& context);
 

@@ -18,6 +18,7 @@
 namespace weft::ps {
 namespace {
 
+using checkpoint::Metadata;
 using checkpoint::NamedTensors;
 using checkpoint::Safetensors;
 
@@ -40,6 +41,9 @@ struct Columns {
   std::vector<float> weights;
   std::vector<std::vector<float>> slots;
   std::vector<int64_t> partitions;  // [p, 2]
+  std::vector<int64_t> touched;
+  std::vector<uint8_t> life;
+  std::vector<int64_t> life_bytes;  // [p]
 };
 
 template <typename T>
@@ -56,6 +60,9 @@ Columns Join(const TableShard::Image& image, int slots) {
     Append(all.weights, rows.weights);
     for (int s = 0; s < slots; ++s) Append(all.slots[s], rows.slots[s]);
     Append(all.partitions, {partition, static_cast<int64_t>(rows.keys.size())});
+    Append(all.touched, rows.touched);
+    all.life.insert(all.life.end(), rows.life.begin(), rows.life.end());
+    all.life_bytes.push_back(static_cast<int64_t>(rows.life.size()));
   }
   return all;
 }
@@ -79,12 +86,53 @@ absl::StatusOr<Tensor> Find(const Safetensors& content, const std::string& file,
                 it == content.tensors.end() ? "none" : it->second.Describe()));
 }
 
-absl::StatusOr<std::string> FindText(const Safetensors& content,
+absl::StatusOr<std::string> FindText(const Metadata& metadata,
                                      const std::string& file,
                                      const std::string& key) {
-  const auto it = content.metadata.find(key);
-  if (it != content.metadata.end()) return it->second;
+  const auto it = metadata.find(key);
+  if (it != metadata.end()) return it->second;
   return Damaged(file, absl::StrCat("no metadata '", key, "'"));
+}
+
+// Adds to `image`, of a table with RowLife, what that wants.
+absl::Status CutLife(const Safetensors& content, const std::string& file,
+                     TableShard::Image& image) {
+  WEFT_ASSIGN_OR_RETURN(const Tensor touched,
+                        Find(content, file, "touched", DType::kI64, 1));
+  WEFT_ASSIGN_OR_RETURN(const Tensor life,
+                        Find(content, file, "life", DType::kU8, 1));
+  WEFT_ASSIGN_OR_RETURN(const Tensor bytes,
+                        Find(content, file, "life_bytes", DType::kI64, 1));
+  const auto partitions = static_cast<int64_t>(image.partitions.size());
+  int64_t rows = 0;
+  for (const auto& [p, part] : image.partitions) {
+    rows += static_cast<int64_t>(part.keys.size());
+  }
+  if (touched.numel() != rows || bytes.numel() != partitions) {
+    return Damaged(
+        file, absl::StrCat("wanted touched i64[", rows, "] and life_bytes i64[",
+                           partitions, "], found ", touched.Describe(), " and ",
+                           bytes.Describe()));
+  }
+  const int64_t* row = touched.data<int64_t>();
+  const char* at = reinterpret_cast<const char*>(life.data<uint8_t>());
+  int64_t left = life.numel();
+  for (int64_t i = 0; i < partitions; ++i) {
+    PartitionImage& part = image.partitions[i].second;
+    const int64_t n = bytes.data<int64_t>()[i];
+    if (n < 0 || n > left) {
+      return Damaged(file, absl::StrCat("life_bytes has ", n, " where ", left,
+                                        " are left of life"));
+    }
+    part.touched.assign(row, row + part.keys.size());
+    part.life.assign(at, at + n);
+    row += part.keys.size();
+    at += n;
+    left -= n;
+  }
+  if (left == 0) return absl::OkStatus();
+  return Damaged(file, absl::StrCat("life has ", left,
+                                    " bytes more than life_bytes says"));
 }
 
 // Cuts the columns into partitions, whose row counts the file gives.
@@ -105,9 +153,10 @@ absl::StatusOr<TableShard::Image> Cut(const Safetensors& content,
         slots.emplace_back(),
         Find(content, file, absl::StrCat("slot.", layout.slot_name(s)),
              DType::kF32, -1));
-    if (slots.back().numel() != weights.numel()) {
-      return Damaged(file, "slots and weights differ in length");
-    }
+    const bool fits = layout.slot_is_per_row(s)
+                          ? slots.back().shape() == Shape{keys.numel()}
+                          : slots.back().numel() == weights.numel();
+    if (!fits) return Damaged(file, "slots and weights differ in length");
   }
   if (steps.numel() != keys.numel() || partitions.size(1) != 2) {
     return Damaged(file, "its tensors do not fit each other");
@@ -140,12 +189,16 @@ absl::StatusOr<TableShard::Image> Cut(const Safetensors& content,
     if (elements > weights.numel() - element) {
       return Damaged(file, "it has fewer weights than its rows need");
     }
-    const auto copy = [&](const Tensor& from) {
-      const float* begin = from.data<float>() + element;
-      return std::vector<float>(begin, begin + elements);
+    const auto copy = [](const Tensor& from, int64_t first, int64_t count) {
+      const float* begin = from.data<float>() + first;
+      return std::vector<float>(begin, begin + count);
     };
-    part.weights = copy(weights);
-    for (const Tensor& slot : slots) part.slots.push_back(copy(slot));
+    part.weights = copy(weights, element, elements);
+    for (int s = 0; s < layout.slots(); ++s) {
+      part.slots.push_back(layout.slot_is_per_row(s)
+                               ? copy(slots[s], row, rows)
+                               : copy(slots[s], element, elements));
+    }
     row += rows;
     element += elements;
     image.partitions.emplace_back(static_cast<int>(partition), std::move(part));
@@ -153,7 +206,9 @@ absl::StatusOr<TableShard::Image> Cut(const Safetensors& content,
   if (row != keys.numel() || element != weights.numel()) {
     return Damaged(file, "it has more rows than its partitions");
   }
-
+  if (layout.limits().any()) {
+    WEFT_RETURN_IF_ERROR(CutLife(content, file, image));
+  }
   return image;
 }
 
@@ -229,12 +284,20 @@ absl::StatusOr<Safetensors> ToShard(int server, const v1::TableSpec& spec,
   tensors["step"] = TensorOf<int64_t>(all.steps, {n}, DType::kI64);
   tensors["weight"] = TensorOf<float>(all.weights, values, DType::kF32);
   for (int s = 0; s < layout->slots(); ++s) {
-    tensors[absl::StrCat("slot.", layout->slot_name(s))] =
-        TensorOf<float>(all.slots[s], values, DType::kF32);
+    tensors[absl::StrCat("slot.", layout->slot_name(s))] = TensorOf<float>(
+        all.slots[s], layout->slot_is_per_row(s) ? Shape{n} : values,
+        DType::kF32);
   }
   const int64_t partitions = static_cast<int64_t>(all.partitions.size()) / 2;
   tensors["partition"] =
       TensorOf<int64_t>(all.partitions, {partitions, 2}, DType::kI64);
+  if (layout->limits().any()) {
+    tensors["touched"] = TensorOf<int64_t>(all.touched, {n}, DType::kI64);
+    tensors["life"] = TensorOf<uint8_t>(
+        all.life, {static_cast<int64_t>(all.life.size())}, DType::kU8);
+    tensors["life_bytes"] =
+        TensorOf<int64_t>(all.life_bytes, {partitions}, DType::kI64);
+  }
   content.metadata["format"] = kFormat;
   content.metadata["placement"] = std::string(kPlacementName);
   content.metadata["server"] = absl::StrCat(server);
@@ -246,17 +309,21 @@ absl::StatusOr<Safetensors> ToShard(int server, const v1::TableSpec& spec,
   return content;
 }
 
-bool IsTableShard(const Safetensors& shard) {
-  const auto it = shard.metadata.find("format");
-  return it != shard.metadata.end() && it->second == kFormat;
+bool IsTableShard(const Metadata& metadata) {
+  const auto it = metadata.find("format");
+  return it != metadata.end() && it->second == kFormat;
 }
 
-absl::Status AddShard(const Safetensors& shard, const std::string& where,
-                      std::map<std::string, LoadedTable>& tables) {
+bool IsTableShard(const Safetensors& shard) {
+  return IsTableShard(shard.metadata);
+}
+
+absl::StatusOr<LoadedTable> ReadTableMetadata(const Metadata& metadata,
+                                              const std::string& where) {
   WEFT_ASSIGN_OR_RETURN(const std::string format,
-                        FindText(shard, where, "format"));
+                        FindText(metadata, where, "format"));
   WEFT_ASSIGN_OR_RETURN(const std::string placement,
-                        FindText(shard, where, "placement"));
+                        FindText(metadata, where, "placement"));
   if (format != kFormat || placement != kPlacementName) {
     return absl::InvalidArgumentError(
         absl::StrCat("checkpoint shard ", where, ": wanted format ", kFormat,
@@ -264,27 +331,33 @@ absl::Status AddShard(const Safetensors& shard, const std::string& where,
                      " and ", placement));
   }
   WEFT_ASSIGN_OR_RETURN(const std::string encoded,
-                        FindText(shard, where, "table"));
+                        FindText(metadata, where, "table"));
   WEFT_ASSIGN_OR_RETURN(const std::string version,
-                        FindText(shard, where, "version"));
+                        FindText(metadata, where, "version"));
   std::string decoded;
-  LoadedTable part;
+  LoadedTable table;
   if (!absl::Base64Unescape(encoded, &decoded) ||
-      !part.spec.ParseFromString(decoded) ||
-      !absl::SimpleAtoi(version, &part.image.version) ||
-      part.image.version < 0) {
+      !table.spec.ParseFromString(decoded) ||
+      !absl::SimpleAtoi(version, &table.image.version) ||
+      table.image.version < 0) {
     return Damaged(where, "its metadata cannot be read");
   }
-  WEFT_ASSIGN_OR_RETURN(const auto layout, TableLayout::Create(part.spec));
-  const int64_t at_version = part.image.version;
-  WEFT_ASSIGN_OR_RETURN(part.image, Cut(shard, where, *layout));
-  part.image.version = at_version;
-  const auto rates = shard.metadata.find("learning_rate");
-  if (rates != shard.metadata.end()) {
+  const auto rates = metadata.find("learning_rate");
+  if (rates != metadata.end()) {
     absl::StatusOr<RateChanges> parsed = RateChanges::Parse(rates->second);
     if (!parsed.ok()) return Damaged(where, parsed.status().message());
-    part.image.rates = *std::move(parsed);
+    table.image.rates = *std::move(parsed);
   }
+  return table;
+}
+
+absl::Status AddShard(const Safetensors& shard, const std::string& where,
+                      std::map<std::string, LoadedTable>& tables) {
+  WEFT_ASSIGN_OR_RETURN(LoadedTable part,
+                        ReadTableMetadata(shard.metadata, where));
+  WEFT_ASSIGN_OR_RETURN(const auto layout, TableLayout::Create(part.spec));
+  WEFT_ASSIGN_OR_RETURN(TableShard::Image rows, Cut(shard, where, *layout));
+  part.image.partitions = std::move(rows.partitions);
   return Merge(where, std::move(part), tables);
 }
 

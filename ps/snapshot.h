@@ -5,8 +5,13 @@
 //   key        i64 [n]
 //   step       i64 [n]
 //   weight     f32 [n, dim], or of a dense table [elements of these slices]
-//   slot.NAME  like weight, for each slot of the rule
+//   slot.NAME  like weight, for each slot of the rule, or f32 [n] where a slot
+//              is one value for a row
 //   partition  i64 [p, 2]   each partition held here, and how many rows follow
+// and of a table with RowLife
+//   touched    i64 [n]      the version that touched the row
+//   life       u8 [bytes]   RowLife::Format of each partition
+//   life_bytes i64 [p]      how many of these are its
 // Metadata: format, table (the spec), version, server, placement, and
 // learning_rate (RateChanges::Format) if that was changed. A reader
 // checks everything against the spec before any of it is used: files come from
@@ -32,13 +37,19 @@ absl::StatusOr<checkpoint::Safetensors> ToShard(int server,
                                                 const v1::TableSpec& spec,
                                                 const TableShard::Image& image);
 
-// Whether ToShard made it.
+// Whether ToShard made it, by its metadata.
+bool IsTableShard(const checkpoint::Metadata& metadata);
 bool IsTableShard(const checkpoint::Safetensors& shard);
 
 struct LoadedTable {
   v1::TableSpec spec;
   TableShard::Image image;
 };
+
+// What the metadata of a table's shard says: the spec, the version and the
+// rates, without partitions. Errors as AddShard's.
+absl::StatusOr<LoadedTable> ReadTableMetadata(
+    const checkpoint::Metadata& metadata, const std::string& where);
 
 // Adds what `shard` holds to `tables`, by the table's name. kDataLoss or
 // kInvalidArgument, saying what and `where`, for a shard that is no table's,

@@ -1,11 +1,15 @@
 #include "weft/ps/snapshot.h"
 
+#include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/ps/core/placement.h"
+#include "weft/ps/core/row_life.h"
+#include "weft/ps/core/table_layout.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::ps {
@@ -67,6 +71,35 @@ TEST(Snapshot, RowsStepsAndTheLearningRateComeBack) {
   EXPECT_EQ(words.image.rates.At(9), 0.1);
 }
 
+TEST(Snapshot, SlotOfOneValueForARowHasThatShapeAndComesBack) {
+  v1::TableSpec spec = Sparse();
+  spec.mutable_rule()->mutable_rowwise_adagrad();
+  TableShard::Image image = Rows();
+  for (auto& [partition, rows] : image.partitions) {
+    rows.slots = {{0.25f * partition}};
+  }
+  const auto shard = ToShard(2, spec, image);
+  ASSERT_THAT(shard.status(), IsOk());
+  const Tensor& slot = shard->tensors.at("slot.accumulator");
+  EXPECT_EQ(slot.Describe(), Tensor::Zeros({2}).Describe());
+  EXPECT_EQ(shard->tensors.at("weight").shape(), Shape({2, 2}));
+  std::map<std::string, LoadedTable> tables;
+  ASSERT_THAT(AddShard(*shard, "ps2", tables), IsOk());
+  const auto& loaded = tables.at("words").image.partitions;
+  ASSERT_EQ(loaded.size(), 2u);
+  EXPECT_THAT(loaded[0].second.slots, ElementsAre(ElementsAre(0.25f)));
+  EXPECT_THAT(loaded[1].second.slots, ElementsAre(ElementsAre(0.75f)));
+  EXPECT_THAT(loaded[1].second.weights, ElementsAre(1.5f, -1.0f));
+
+  for (const Shape& other : {Shape{1}, Shape{3}, Shape{2, 1}, Shape{2, 2}}) {
+    checkpoint::Safetensors damaged = *shard;
+    damaged.tensors["slot.accumulator"] = Tensor::Zeros(other);
+    tables.clear();
+    EXPECT_THAT(AddShard(damaged, "ps2", tables),
+                StatusIs(absl::StatusCode::kDataLoss, "differ in length"));
+  }
+}
+
 TEST(Snapshot, ShardOfAnotherLibraryIsNoTables) {
   EXPECT_FALSE(IsTableShard(checkpoint::Safetensors()));
 }
@@ -90,6 +123,64 @@ TEST(Snapshot, DamagedShardsAreRefusedWithTheirName) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("shard-of-ps2"))
         << key;
   }
+}
+
+v1::TableSpec Bounded() {
+  v1::TableSpec spec = Sparse();
+  spec.mutable_life()->set_max_rows(100);
+  spec.mutable_life()->set_admit_after(2);
+  spec.mutable_life()->set_admit_counters(16);
+  return spec;
+}
+
+// As Rows(), of a bounded table.
+TableShard::Image BoundedRows() {
+  TableShard::Image image = Rows();
+  const auto layout = *TableLayout::Create(Bounded());
+  for (auto& [partition, rows] : image.partitions) {
+    RowLife life(layout->limits());
+    for (int i = 0; i < partition; ++i) life.Advance();
+    rows.touched = {partition - 1};
+    rows.life = life.Format();
+  }
+  return image;
+}
+
+TEST(Snapshot, WhatABoundedTableKeepsOfItsRowsComesBack) {
+  const TableShard::Image image = BoundedRows();
+  std::map<std::string, LoadedTable> tables;
+  ASSERT_THAT(AddShard(*ToShard(2, Bounded(), image), "ps2", tables), IsOk());
+  const LoadedTable& words = tables.at("words");
+  ASSERT_EQ(words.image.partitions.size(), 2u);
+  for (int i = 0; i < 2; ++i) {
+    const PartitionImage& rows = words.image.partitions[i].second;
+    EXPECT_EQ(rows.touched, image.partitions[i].second.touched);
+    EXPECT_EQ(rows.life, image.partitions[i].second.life);
+  }
+}
+
+TEST(Snapshot, DamagedShardsOfABoundedTableAreRefused) {
+  const checkpoint::Safetensors good = *ToShard(2, Bounded(), BoundedRows());
+  const auto refuses = [&](const char* name, const Tensor& in_place,
+                           const char* why) {
+    checkpoint::Safetensors damaged = good;
+    damaged.tensors.erase(name);
+    if (in_place.defined()) damaged.tensors[name] = in_place;
+    std::map<std::string, LoadedTable> tables;
+    EXPECT_THAT(AddShard(damaged, "ps2", tables),
+                StatusIs(absl::StatusCode::kDataLoss, why));
+  };
+  for (const char* name : {"touched", "life", "life_bytes"}) {
+    refuses(name, Tensor(), name);
+  }
+  const auto longs = [](std::vector<int64_t> values) {
+    return Tensor::FromVector<int64_t>(values);
+  };
+  refuses("touched", longs({1}), "wanted touched i64[2]");
+  refuses("life_bytes", longs({1}), "life_bytes i64[2]");
+  refuses("life_bytes", longs({-1, 5}), "life_bytes has -1");
+  refuses("life_bytes", longs({1 << 30, 5}), "are left of life");
+  refuses("life_bytes", longs({1, 5}), "more than life_bytes says");
 }
 
 TEST(Snapshot, PartitionThatCameBeforeIsRefused) {

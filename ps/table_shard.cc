@@ -2,60 +2,43 @@
 
 #include <algorithm>
 #include <iterator>
-#include <map>
-#include <optional>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "weft/base/check.h"
 #include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
+#include "weft/ps/shard_tensors.h"
 
 namespace weft::ps {
 namespace {
 
-int64_t BytesOf(const Tensor& tensor) {
-  return tensor.defined() ? tensor.bytes() : 0;
-}
-
-// The largest result of one pull of a sparse table.
-constexpr int64_t kMaxPullBytes = int64_t{1} << 30;
-
-absl::Span<const uint64_t> KeysOf(const Tensor& keys) {
-  if (!keys.defined()) return {};
-  // A key is 64 bits without a sign; tensors know only the signed type.
-  return absl::MakeConstSpan(
-      reinterpret_cast<const uint64_t*>(keys.data<int64_t>()), keys.numel());
-}
-
-bool IsFlat(const Tensor& t, DType dtype, int dims) {
-  return t.defined() && t.dtype() == dtype && t.dim() == dims &&
-         t.is_contiguous();
-}
-
-std::string Found(const Tensor& t) {
-  return t.defined() ? t.Describe() : "no tensor";
-}
+using internal::BytesOf;
+using internal::Found;
+using internal::IsFlat;
+using internal::KeysOf;
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TableShard>> TableShard::Create(
     v1::TableSpec spec, int server, int servers,
-    std::shared_ptr<ByteBudget> budget) {
+    std::shared_ptr<ByteBudget> budget, std::shared_ptr<ByteBudget> memory) {
   WEFT_CHECK(server >= 0 && server < servers);
   WEFT_ASSIGN_OR_RETURN(auto layout, TableLayout::Create(std::move(spec)));
-  return std::unique_ptr<TableShard>(
-      new TableShard(std::move(layout), server, servers, std::move(budget)));
+  return std::unique_ptr<TableShard>(new TableShard(std::move(layout), server,
+                                                    servers, std::move(budget),
+                                                    std::move(memory)));
 }
 
 TableShard::TableShard(std::unique_ptr<TableLayout> layout, int server,
-                       int servers, std::shared_ptr<ByteBudget> budget)
+                       int servers, std::shared_ptr<ByteBudget> budget,
+                       std::shared_ptr<ByteBudget> memory)
     : layout_(std::move(layout)),
       server_(server),
       placement_(spec().name(), spec().partitions(), servers),
       budget_(std::move(budget)),
+      memory_(std::move(memory)),
       dense_(layout_->is_dense() ? CutDense(*layout_, placement_)[server]
                                  : DensePart{}),
       dense_group_(layout_->is_dense() ? spec().partitions() : 0, -1),
@@ -67,7 +50,7 @@ TableShard::TableShard(std::unique_ptr<TableLayout> layout, int server,
   for (int p = 0; p < spec().partitions(); ++p) {
     const bool holds_rows = !layout_->is_dense() || DenseGroup(p) != nullptr;
     if (placement_.ServerOf(p) == server_ && holds_rows) {
-      partitions_[p] = std::make_unique<Partition>(layout_.get());
+      partitions_[p] = std::make_unique<Partition>(layout_.get(), memory_);
     }
   }
 }
@@ -144,6 +127,29 @@ absl::StatusOr<ByteBudget::Hold> TableShard::Hold(
       "servers, or raise --round-budget there"));
 }
 
+absl::StatusOr<ByteBudget::Hold> TableShard::HoldRows(const Part& part) {
+  if (memory_ == nullptr || layout_->is_dense()) return ByteBudget::Hold();
+  const std::vector<PushSpan> spans = SpansOf(part);
+  int64_t all = 0;
+  int64_t most = 0;
+  uint32_t largest = 0;
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const uint32_t p = part.spans[i].partition;
+    if (partitions_[p]->Applied(part.client, spans[i].sequence)) continue;
+    const int64_t bytes = partitions_[p]->GrowthOf(spans[i].keys);
+    all += bytes;
+    if (bytes > most) largest = p;
+    most = std::max(most, bytes);
+  }
+  if (all == 0) return ByteBudget::Hold();
+  std::optional<ByteBudget::Hold> hold = memory_->Take(all, memory_->most());
+  if (hold.has_value()) return *std::move(hold);
+  ++refused_pushes_;
+  return OutOfTableMemory(
+      absl::StrCat("table '", spec().name(), "' on server ", server_), largest,
+      all, *memory_);
+}
+
 absl::Status TableShard::Initialize(const Tensor& values) {
   if (!layout_->is_dense()) {
     return absl::InvalidArgumentError(
@@ -166,132 +172,6 @@ absl::Status TableShard::Initialize(const Tensor& values) {
     }
   }
   initialized_ = true;
-  return absl::OkStatus();
-}
-
-absl::Status TableShard::CheckSpan(uint32_t partition,
-                                   absl::Span<const uint64_t> keys) const {
-  uint64_t last = 0;
-  for (size_t i = 0; i < keys.size(); ++i) {
-    const uint64_t mixed = Mix64(keys[i]);
-    if (placement_.PartitionOfMixed(mixed) != static_cast<int>(partition)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "key ", keys[i], " came in partition ", partition, " but belongs to ",
-          placement_.PartitionOfKey(keys[i]),
-          "; client and server must be built from the same sources"));
-    }
-    if (i > 0 && mixed <= last) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("keys of partition ", partition,
-                       " do not strictly ascend, mixed, at ", keys[i]));
-    }
-    last = mixed;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status TableShard::CheckPush(const v1::Request& request,
-                                   const Tensor& keys,
-                                   const Tensor& values) const {
-  const auto refuse = [&](const auto&... what) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("push to table '", spec().name(), "' on server ", server_,
-                     ": ", what...));
-  };
-  if (layout_->is_dense() && keys.defined()) {
-    return refuse("wanted no keys, found ", Found(keys));
-  }
-  if (!layout_->is_dense() && !IsFlat(keys, DType::kI64, 1)) {
-    return refuse("wanted keys i64[n], found ", Found(keys));
-  }
-  const int spans = request.partitions_size();
-  if (request.rows_size() != spans ||
-      request.sequences_size() != (is_sync() ? 0 : spans)) {
-    return refuse("wanted rows for each of ", spans,
-                  " spans, and sequences in ", "ASYNC only, found ",
-                  request.rows_size(), " and ", request.sequences_size());
-  }
-  if (is_sync() && request.rank() < 0) {
-    return refuse("wanted a rank of at least 0, found ", request.rank());
-  }
-  const absl::Span<const uint64_t> all = KeysOf(keys);
-  size_t at = 0;
-  int64_t elements = 0;
-  int64_t previous = -1;
-  for (int i = 0; i < spans; ++i) {
-    const uint32_t partition = request.partitions(i);
-    const size_t rows = request.rows(i);
-    const bool is_here = Owns(partition);
-    const int64_t place =
-        is_here && layout_->is_dense() ? dense_group_[partition] : partition;
-    if (!is_here || place <= previous) {
-      return refuse("partition ", partition,
-                    " is not held here, or is out of order");
-    }
-    previous = place;
-    if (!is_sync() && request.sequences(i) == PushSpan::kUnnumbered) {
-      return refuse("partition ", partition, " has no sequence number");
-    }
-    if (layout_->is_dense()) {
-      const DensePart::Group* group = DenseGroup(partition);
-      if (rows != group->slices.size()) {
-        return refuse("partition ", partition, " has ", group->slices.size(),
-                      " slices, ", rows, " were sent");
-      }
-      elements += group->elements;
-      continue;
-    }
-    if (rows > all.size() - at) {
-      return refuse("spans name more rows than the ", all.size(), " keys sent");
-    }
-    const absl::Status checked = CheckSpan(partition, all.subspan(at, rows));
-    if (!checked.ok()) return refuse(checked.message());
-    at += rows;
-    elements += static_cast<int64_t>(rows) * layout_->dim();
-  }
-  if (at != all.size()) {
-    return refuse(all.size(), " keys were sent, spans name ", at);
-  }
-  const int dims = layout_->is_dense() ? 1 : 2;
-  const bool fits = IsFlat(values, DType::kF32, dims) &&
-                    values.numel() == elements &&
-                    (dims == 1 || values.size(1) == layout_->dim());
-  if (!fits) {
-    const std::string wanted =
-        dims == 1 ? absl::StrCat("f32[", elements, "]")
-                  : absl::StrCat("f32[", at, ", ", layout_->dim(), "]");
-    return refuse("wanted values ", wanted, ", found ", Found(values));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status TableShard::NotHere(uint64_t key) const {
-  return absl::InvalidArgumentError(
-      absl::StrCat("pull from table '", spec().name(), "' on server ", server_,
-                   ": key ", key, " belongs to server ",
-                   placement_.ServerOf(placement_.PartitionOfKey(key)),
-                   "; client and server must agree on the number of servers"));
-}
-
-absl::Status TableShard::CheckPull(const Tensor& keys) const {
-  if (layout_->is_dense()) return absl::OkStatus();
-  const std::string where = absl::StrCat("pull from table '", spec().name(),
-                                         "' on server ", server_, ": ");
-  if (!IsFlat(keys, DType::kI64, 1)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(where, "wanted keys i64[n], found ", Found(keys)));
-  }
-  // A key is 8 bytes, its row up to 256 KiB.
-  if (keys.numel() > kMaxPullBytes / (4 * layout_->dim())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(where, keys.numel(), " rows of ", layout_->dim(),
-                     " floats were asked for at once; ", kMaxPullBytes,
-                     " bytes are the most, ask in several pulls"));
-  }
-  if (placement_.servers() == 1) return absl::OkStatus();  // all keys are here
-  for (uint64_t key : KeysOf(keys)) {
-    if (!Owns(placement_.PartitionOfKey(key))) return NotHere(key);
-  }
   return absl::OkStatus();
 }
 
@@ -329,63 +209,6 @@ Future<ShardReply> TableShard::Handle(const v1::Request& request,
              : HandleAtOnce(request, part, pull_keys);
 }
 
-Future<ShardReply> TableShard::HandleInRound(const v1::Request& request,
-                                             Part part, const Tensor& pull_keys,
-                                             Instant deadline) {
-  int64_t wanted = request.round();
-  std::vector<Parked> released;
-  std::optional<Future<ShardReply>> parked;
-  {
-    MutexLock lock(mu_);
-    const absl::Status serving = CheckServing();
-    if (!serving.ok()) return MakeReady<ShardReply>(serving);
-    if (request.push()) {
-      const absl::Status given = GivePart(request, std::move(part));
-      if (!given.ok()) return MakeReady<ShardReply>(given);
-      released = CloseRounds();
-      ++wanted;
-    }
-    if (request.pull() && gate_.open() < wanted) {
-      absl::StatusOr<Future<ShardReply>> waits =
-          Park(wanted, deadline, pull_keys);
-      parked = waits.ok() ? *std::move(waits)
-                          : MakeReady<ShardReply>(waits.status());
-    }
-  }
-  Answer(std::move(released));
-  if (parked.has_value()) return *std::move(parked);
-  return AnswerNow(request, pull_keys, v1::Reply());
-}
-
-absl::StatusOr<Future<ShardReply>> TableShard::Park(int64_t wanted,
-                                                    Instant deadline,
-                                                    const Tensor& keys) {
-  // Whoever has pushed to as many rounds as are kept waits for the last of
-  // them.
-  constexpr int64_t kFarthest = RoundGate<Part>::kLookahead + 1;
-  if (wanted - gate_.open() > kFarthest) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("pull from table '", spec().name(), "' on server ",
-                     server_, ": version ", wanted, " is too far ahead: round ",
-                     gate_.open(), " is open, and at most ", kFarthest,
-                     " rounds are waited for; open the table again"));
-  }
-  if (parked_.size() >= kMostParked) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "pull from table '", spec().name(), "' on server ", server_, ": ",
-        parked_.size(), " pulls wait already for round ", gate_.open(),
-        ", which waits for ", MissingParts(), "; pull again later"));
-  }
-  WEFT_ASSIGN_OR_RETURN(
-      ByteBudget::Hold hold,
-      Hold(BytesOf(keys), budget_ == nullptr ? 0 : budget_->most(),
-           "the keys of a pull"));
-  auto [promise, future] = MakePromise<ShardReply>();
-  parked_.push_back(
-      {wanted, deadline, keys, std::move(promise), std::move(hold)});
-  return std::move(future);
-}
-
 Future<ShardReply> TableShard::HandleAtOnce(const v1::Request& request,
                                             const Part& part,
                                             const Tensor& pull_keys) {
@@ -398,6 +221,8 @@ Future<ShardReply> TableShard::HandleAtOnce(const v1::Request& request,
   }
   v1::Reply reply;
   if (request.push()) {
+    const absl::StatusOr<ByteBudget::Hold> rows = HoldRows(part);
+    if (!rows.ok()) return MakeReady<ShardReply>(rows.status());
     const absl::Status pushed = PushNow(request, part, lr_scale, reply);
     if (!pushed.ok()) return MakeReady<ShardReply>(pushed);
   }
@@ -475,116 +300,6 @@ absl::Status TableShard::PushNow(const v1::Request& request, const Part& part,
   return absl::OkStatus();
 }
 
-absl::Status TableShard::GivePart(const v1::Request& request, Part part) {
-  using Answer = RoundGate<Part>::Answer;
-  const auto refuse = [&](const auto&... why) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "table '", spec().name(), "': part of shard ", request.shard(),
-        " by rank ", request.rank(), " in round ", request.round(), why...));
-  };
-  // The open round's part is always one that it waits for.
-  const bool is_ahead = request.round() > gate_.open();
-  const int64_t most = budget_ == nullptr ? 0 : budget_->most();
-  WEFT_ASSIGN_OR_RETURN(part.hold,
-                        Hold(BytesOf(part.keys) + BytesOf(part.values),
-                             is_ahead ? most / 2 : most,
-                             is_ahead ? "a part of a round that is ahead"
-                                      : "a part of the open round"));
-  switch (gate_.Give(request.shard(), request.rank(), request.round(),
-                     std::move(part), request.take_over())) {
-    case Answer::kKept:
-    case Answer::kInherited:
-    case Answer::kApplied:
-      return absl::OkStatus();
-    case Answer::kDuplicate:
-      if (gate_.Find(request.shard(), request.round())->client ==
-          request.client()) {
-        return absl::OkStatus();
-      }
-      return refuse(
-          " was given by another client; each worker needs a rank of its own, "
-          "and a table that is opened again goes on with the next round");
-    case Answer::kMissed:
-      return refuse(
-          " came after the round had closed without it: the rank had "
-          "been declared dead; pull and go on with round ",
-          gate_.open());
-    case Answer::kTooFar:
-      return refuse(" is too far ahead: round ", gate_.open(),
-                    " is open, and waits for ", MissingParts());
-    case Answer::kNotOwner:
-      return refuse(": rank ", gate_.OwnerOf(request.shard()),
-                    " serves this shard; leave it to that one, or take it over "
-                    "if that one died");
-    case Answer::kUnknown:
-      return refuse(
-          ": no such shard, or its rank was declared dead; the table "
-          "was made for ",
-          gate_.shards(), " shards, ", gate_.counted(), " of them count");
-  }
-  return absl::InternalError("unreachable");
-}
-
-std::vector<TableShard::Parked> TableShard::CloseRounds() {
-  if (round_holds_ > 0) return {};  // ResumeRounds() does it
-  for (;;) {
-    const int64_t round = gate_.open();
-    const std::vector<Part> parts = gate_.Close();
-    if (parts.empty()) break;
-    ApplyRound(parts, rates_.At(round));
-    rates_.Trim(gate_.open());
-  }
-  std::vector<Parked> released;
-  const auto still_parked = std::partition(
-      parked_.begin(), parked_.end(),
-      [this](const Parked& p)
-          ABSL_NO_THREAD_SAFETY_ANALYSIS { return p.version > gate_.open(); });
-  std::move(still_parked, parked_.end(), std::back_inserter(released));
-  parked_.erase(still_parked, parked_.end());
-  return released;
-}
-
-void TableShard::ResumeRounds() {
-  std::vector<Parked> released;
-  {
-    MutexLock lock(mu_);
-    --round_holds_;
-    released = CloseRounds();
-  }
-  Answer(std::move(released));
-}
-
-void TableShard::ApplyRound(const std::vector<Part>& parts, double lr_scale) {
-  std::map<uint32_t, std::vector<PushSpan>> by_partition;
-  for (const Part& part : parts) {
-    const std::vector<PushSpan> spans = SpansOf(part);
-    for (size_t i = 0; i < spans.size(); ++i) {
-      by_partition[part.spans[i].partition].push_back(spans[i]);
-    }
-  }
-  const float scale = spec().reduction() == v1::TableSpec::MEAN
-                          ? 1.0f / static_cast<float>(parts.size())
-                          : 1.0f;
-  for (const auto& [partition, spans] : by_partition) {
-    partitions_[partition]->ApplySum(spans, scale, lr_scale);
-  }
-}
-
-void TableShard::Answer(std::vector<Parked> released) {
-  int64_t version = 0;
-  {
-    MutexLock lock(mu_);
-    version = VersionLocked();
-  }
-  for (Parked& parked : released) {
-    absl::StatusOr<ShardReply> read = Read(parked.keys, version);
-    if (read.ok()) {
-      metrics_.Pulled(BytesOf(parked.keys) + BytesOf(read->values));
-    }
-    parked.promise.Set(std::move(read));
-  }
-}
-
 absl::StatusOr<ShardReply> TableShard::Read(const Tensor& keys,
                                             int64_t version) const {
   ShardReply result;
@@ -617,38 +332,6 @@ absl::StatusOr<ShardReply> TableShard::Read(const Tensor& keys,
 
 int64_t TableShard::VersionLocked() const {
   return is_sync() ? gate_.open() : pushes_;
-}
-
-std::string TableShard::MissingParts() const {
-  constexpr size_t kShown = 16;
-  std::vector<int> missing = gate_.Missing();
-  const size_t more = missing.size() - std::min(missing.size(), kShown);
-  missing.resize(missing.size() - more);
-  std::string text = absl::StrJoin(
-      missing, ", ",
-      [this](std::string* out, int shard) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-        const int owner = gate_.OwnerOf(shard);
-        absl::StrAppend(out, "shard ", shard,
-                        owner < 0 ? ", which nobody serves"
-                                  : absl::StrCat(" of rank ", owner));
-      });
-  if (more > 0) absl::StrAppend(&text, " and ", more, " more");
-  return text;
-}
-
-void TableShard::DeclareDead(int rank) {
-  std::vector<Parked> released;
-  {
-    MutexLock lock(mu_);
-    gate_.DeclareDead(rank);
-    released = CloseRounds();
-  }
-  Answer(std::move(released));
-}
-
-void TableShard::Admit(int rank) {
-  MutexLock lock(mu_);
-  gate_.Admit(rank);
 }
 
 void TableShard::Expire(Instant now) {
@@ -697,7 +380,9 @@ v1::TableStats TableShard::Stats() const {
     stats.set_rows(stats.rows() + partition->rows());
     stats.set_memory_bytes(stats.memory_bytes() + partition->memory_bytes());
     stats.set_windows(stats.windows() + partition->windows());
+    AddCounts(partition->counts(), stats);
   }
+  stats.set_refused_pushes(refused_pushes_);
   MutexLock lock(mu_);
   stats.set_version(VersionLocked());
   stats.set_learning_rate_scale(rates_.At(is_sync() ? gate_.open() : 0));

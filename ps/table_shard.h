@@ -14,14 +14,16 @@
 //
 // Parts of rounds, and keys of parked pulls, count against the server's budget.
 // Those of rounds ahead of the open one may use half of it, so that the open
-// round has room, and can close.
+// round has room, and can close. Rows that a part could make are held of the
+// server's memory for rows from the moment when it is taken.
 //
 // Errors:
 //   kInvalidArgument     the message does not fit the table; nothing changed
 //   kFailedPrecondition  a dense table without first values; a sequence, a
 //                        round or a version too far ahead; a round closed
 //                        without this shard; another rank serves it
-//   kResourceExhausted   the budget is used up, or kMostParked pulls wait
+//   kResourceExhausted   the budget is used up, or kMostParked pulls wait, or
+//                        the push could make more rows than there is memory for
 //   kDeadlineExceeded    the version was not reached in time; names who is
 //                        missing
 //   kCancelled           the shard was shut down
@@ -31,6 +33,7 @@
 #ifndef WEFT_PS_TABLE_SHARD_H_
 #define WEFT_PS_TABLE_SHARD_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -67,10 +70,12 @@ struct ShardReply {
 
 class TableShard {
  public:
-  // As TableLayout::Create. `budget` null: nothing bounds what is held.
+  // As TableLayout::Create. `budget` null: nothing bounds what is held;
+  // `memory` null: nothing but the spec bounds the rows.
   static absl::StatusOr<std::unique_ptr<TableShard>> Create(
       v1::TableSpec spec, int server, int servers,
-      std::shared_ptr<ByteBudget> budget = nullptr);
+      std::shared_ptr<ByteBudget> budget = nullptr,
+      std::shared_ptr<ByteBudget> memory = nullptr);
   ~TableShard();
 
   const v1::TableSpec& spec() const { return layout_->spec(); }
@@ -92,6 +97,9 @@ class TableShard {
   Future<ShardReply> Handle(const v1::Request& request, Tensor push_keys,
                             Tensor push_values, Tensor pull_keys,
                             Instant deadline) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Of the values that a pull of these keys gets.
+  int64_t PulledBytes(const Tensor& pull_keys) const;
 
   // SYNC: `rank` gives no parts any more, or does again. What becomes of the
   // shards that it served: round_gate.h.
@@ -140,6 +148,7 @@ class TableShard {
     Tensor keys;
     Tensor values;
     ByteBudget::Hold hold;
+    ByteBudget::Hold rows;  // that it could make
   };
   struct Parked {
     int64_t version = 0;
@@ -150,7 +159,8 @@ class TableShard {
   };
 
   TableShard(std::unique_ptr<TableLayout> layout, int server, int servers,
-             std::shared_ptr<ByteBudget> budget);
+             std::shared_ptr<ByteBudget> budget,
+             std::shared_ptr<ByteBudget> memory);
 
   absl::Status CheckPush(const v1::Request& request, const Tensor& keys,
                          const Tensor& values) const;
@@ -183,6 +193,8 @@ class TableShard {
   // `bytes` of the budget, of which `most` may be held with them.
   absl::StatusOr<ByteBudget::Hold> Hold(int64_t bytes, int64_t most,
                                         absl::string_view what) const;
+  // Memory for the rows that `part` could make.
+  absl::StatusOr<ByteBudget::Hold> HoldRows(const Part& part);
   // While rounds are held, none closes.
   void HoldRounds() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { ++round_holds_; }
   void ResumeRounds() ABSL_LOCKS_EXCLUDED(mu_);
@@ -206,8 +218,10 @@ class TableShard {
   const int server_;
   const Placement placement_;
   const std::shared_ptr<ByteBudget> budget_;
-  const DensePart dense_;         // of this server; empty if sparse
-  std::vector<int> dense_group_;  // by partition; negative: none
+  const std::shared_ptr<ByteBudget> memory_;
+  std::atomic<int64_t> refused_pushes_{0};  // for want of memory
+  const DensePart dense_;                   // of this server; empty if sparse
+  std::vector<int> dense_group_;            // by partition; negative: none
   // By partition; null where another server holds it.
   std::vector<std::unique_ptr<Partition>> partitions_;
 

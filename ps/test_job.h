@@ -15,7 +15,10 @@
 #include "absl/time/time.h"
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/client.h"
+#include "weft/ps/replicated/replicated_server.h"
+#include "weft/ps/replicated/service.h"
 #include "weft/ps/server.h"
+#include "weft/rendezvous/memory_store.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/function.h"
 #include "weft/transport/local_transport.h"
@@ -29,8 +32,11 @@ class TestJob {
  public:
   // Servers answer by `functions`, if given, in place of those of service.h.
   TestJob(int servers, int trainers, const rpc::Registry* functions = nullptr,
-          std::string checkpoint_dir = "")
-      : checkpoint_dir_(std::move(checkpoint_dir)) {
+          std::string checkpoint_dir = "", int replicas = 1,
+          int64_t table_memory = 0)
+      : checkpoint_dir_(std::move(checkpoint_dir)),
+        replicas_(replicas),
+        table_memory_(table_memory) {
     for (int i = 0; i < servers; ++i) {
       server_names_.push_back(absl::StrCat("ps", i));
     }
@@ -39,8 +45,10 @@ class TestJob {
       Serve(i, rank);
     }
     for (int i = 0; i < trainers; ++i) Add(absl::StrCat("trainer", i));
+    TellServers();
   }
   ~TestJob() {
+    for (Rank& rank : ranks_) StopReplicas(rank);
     for (Rank& rank : ranks_) rank.agent.reset();
   }
 
@@ -55,6 +63,7 @@ class TestJob {
     for (Rank& other : ranks_) {
       if (&other != &rank) other.agent->PeerGone(ended, "it was killed");
     }
+    StopReplicas(rank);
     rank.agent.reset();
     rank.server.reset();
     rank.transport.reset();
@@ -62,19 +71,56 @@ class TestJob {
     Serve(i, rank);
   }
 
+  // With replicas: the first half of that, and the second.
+  void KillServer(int i) { KillServers({i}); }
+  // At once: the others hear of none before all have ended.
+  void KillServers(const std::vector<int>& servers) {
+    std::vector<rpc::WorkerKey> ended;
+    for (const int i : servers) {
+      Rank& rank = ranks_[i];
+      ended.push_back(rank.agent->key());
+      StopReplicas(rank);
+      rank.agent.reset();
+      rank.server.reset();
+      rank.transport.reset();
+    }
+    ended_.insert(ended_.end(), ended.begin(), ended.end());
+    for (Rank& other : ranks_) {
+      if (other.agent == nullptr) continue;
+      for (const rpc::WorkerKey& key : ended) {
+        other.agent->PeerGone(key, "it was killed");
+      }
+    }
+    TellServers();
+  }
+  void StartServer(int i) {
+    Rank& rank = ranks_[i];
+    rpc::WorkerKey key{static_cast<uint32_t>(i), 1};
+    for (const rpc::WorkerKey& ended : ended_) {
+      if (ended.id == key.id) key.epoch = std::max(key.epoch, ended.epoch + 1);
+    }
+    Start(server_names_[i], key, nullptr, rank);
+    Serve(i, rank);
+    TellServers();
+  }
+  ReplicatedServer& replicated(int i) { return *ranks_[i].replicated; }
+
   // Whether server `i` answers calls on its tables.
   void SetServing(int i, bool serving) {
     ranks_[i].agent->SetLocal(serving ? ranks_[i].server.get() : nullptr);
   }
 
+  // `replicas`: as the servers have it, unless it is given.
   std::unique_ptr<Client> MakeClient(int trainer,
-                                     absl::Duration timeout = kTimeout) {
+                                     absl::Duration timeout = kTimeout,
+                                     int replicas = 0) {
     ClientOptions options;
     options.agent = ranks_[server_names_.size() + trainer].agent.get();
     options.servers = server_names_;
     options.client = 1000 + trainer;
     options.rank = trainer;
     options.timeout = timeout;
+    options.replicas = replicas != 0 ? replicas : replicas_;
     return std::make_unique<Client>(options);
   }
 
@@ -83,7 +129,31 @@ class TestJob {
     std::unique_ptr<transport::Transport> transport;
     std::unique_ptr<Server> server;
     std::unique_ptr<rpc::Agent> agent;
+    std::shared_ptr<ReplicatedServer> replicated;
   };
+
+  static void StopReplicas(Rank& rank) {
+    if (rank.replicated == nullptr) return;
+    rank.replicated->Shutdown(absl::UnavailableError("it was killed"));
+    rank.agent->SetLocal(std::shared_ptr<ReplicatedServer>());
+    rank.server->SetReplicated(nullptr);
+    rank.replicated.reset();
+  }
+
+  // As the membership does.
+  void TellServers() {
+    std::vector<PartitionMap::Server> live;
+    for (size_t i = 0; i < server_names_.size(); ++i) {
+      const Rank& rank = ranks_[i];
+      if (rank.agent == nullptr) continue;
+      live.push_back({rank.agent->key(), 0, PartitionMap::State::kLive});
+    }
+    for (Rank& rank : ranks_) {
+      if (rank.replicated == nullptr) continue;
+      rank.replicated->OnServers(live, ended_,
+                                 static_cast<int>(server_names_.size()));
+    }
+  }
 
   Rank& Add(const std::string& name, const rpc::Registry* functions = nullptr) {
     const rpc::WorkerKey key{static_cast<uint32_t>(ranks_.size()), 1};
@@ -110,11 +180,28 @@ class TestJob {
     const int servers = static_cast<int>(server_names_.size());
     ServerOptions options{i, servers};
     options.checkpoint_dir = checkpoint_dir_;
+    options.table_memory = table_memory_;
     rank.server = std::make_unique<Server>(options);
+    if (replicas_ == 2) {
+      ReplicatedServer::Options replicated;
+      replicated.agent = rank.agent.get();
+      replicated.store = &store_;
+      replicated.self = rank.agent->key();
+      replicated.table_memory = table_memory_;
+      rank.replicated = std::make_shared<ReplicatedServer>(replicated);
+      rank.server->SetReplicated(rank.replicated);
+      rank.agent->SetLocal(rank.replicated);
+    } else {
+      rank.agent->SetLocal(std::make_shared<OneReplica>());
+    }
     rank.agent->SetLocal(rank.server.get());
   }
 
   const std::string checkpoint_dir_;
+  const int replicas_;
+  const int64_t table_memory_;
+  rendezvous::MemoryStore store_;
+  std::vector<rpc::WorkerKey> ended_;
   transport::LocalNetwork network_;
   rpc::FixedDirectory directory_;
   std::vector<Rank> ranks_;

@@ -1,4 +1,4 @@
-// ByteBudget: how much memory may be held for what waits.
+// ByteBudget: how much memory may be held, for what waits or for rows.
 //
 // Thread-safety: thread-safe.
 
@@ -53,6 +53,9 @@ class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
     } while (!held_.compare_exchange_weak(held, held + bytes));
     return Hold(shared_from_this(), bytes);
   }
+
+  // For what is there already: also beyond most().
+  void Add(int64_t bytes) { held_ += bytes; }
 
  private:
   explicit ByteBudget(int64_t bytes) : most_(bytes) {}

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/check.h"
+#include "weft/base/reworded.h"
 #include "weft/ps/core/copy_row.h"
 
 namespace weft::ps {
@@ -58,8 +59,9 @@ absl::Status CheckImage(const TableLayout& layout, const Placement& placement,
   bool fits = image.steps.size() == image.keys.size() &&
               image.weights.size() == elements &&
               image.slots.size() == static_cast<size_t>(layout.slots());
-  for (const std::vector<float>& slot : image.slots) {
-    fits = fits && slot.size() == elements;
+  for (int s = 0; fits && s < layout.slots(); ++s) {
+    fits = image.slots[s].size() ==
+           (layout.slot_is_per_row(s) ? image.keys.size() : elements);
   }
   for (int64_t step : image.steps) {
     fits = fits && step >= 0 && step <= int64_t{RowStore::kLastStep};
@@ -67,17 +69,71 @@ absl::Status CheckImage(const TableLayout& layout, const Placement& placement,
   if (!fits) {
     return absl::InvalidArgumentError(absl::StrCat(
         where, ": wanted ", elements, " weights and ", layout.slots(),
-        " slots as long, found ", image.weights.size(), " weights and ",
+        " slots as long, or one value for each of ", image.keys.size(),
+        " rows, found ", image.weights.size(), " weights and ",
         image.slots.size(), " slots"));
   }
-  return absl::OkStatus();
+  // What is there of a table that was bounded once is not used any more.
+  RowLife life(layout.limits());
+  absl::Status checked = life.Load(image.life);
+  const bool has_touched = !image.touched.empty();
+  if (checked.ok() && has_touched &&
+      image.touched.size() != image.keys.size()) {
+    checked = absl::InvalidArgumentError(
+        absl::StrCat("wanted a version that touched each of ",
+                     image.keys.size(), " rows, found ", image.touched.size()));
+  }
+  for (int64_t touched : image.touched) {
+    if (!checked.ok()) break;
+    if (touched >= 0 && (image.life.empty() || touched <= life.clock())) {
+      continue;
+    }
+    checked = absl::InvalidArgumentError(
+        absl::StrCat("a row was touched at version ", touched, ", wanted 0 to ",
+                     life.clock()));
+  }
+  return Reworded(checked, absl::StrCat(where, ": ", checked.message()));
 }
 
-Partition::Partition(const TableLayout* layout)
+void AddCounts(const RowCounts& counts, v1::TableStats& to) {
+  to.set_evicted_idle(to.evicted_idle() + counts.evicted_idle);
+  to.set_evicted_full(to.evicted_full() + counts.evicted_full);
+  to.set_not_admitted(to.not_admitted() + counts.not_admitted);
+  to.set_dropped_late(to.dropped_late() + counts.dropped_late);
+}
+
+absl::Status OutOfTableMemory(absl::string_view where, uint32_t partition,
+                              int64_t bytes, const ByteBudget& memory) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      where, ": the push could make rows of ", bytes,
+      " bytes, most of them in partition ", partition, ", beside ",
+      memory.held(), " bytes of rows, and ", memory.most(),
+      " are the most; nothing of it was applied there. Bound the table by "
+      "life.max_rows or life.idle_versions, use more servers, or raise "
+      "--table-memory there"));
+}
+
+Partition::Partition(const TableLayout* layout,
+                     std::shared_ptr<ByteBudget> memory)
     : layout_(*layout),
       is_dense_(layout->is_dense()),
       dim_(layout->dim()),
-      rows_(layout->dim() * (1 + layout->slots()), PlacedBits(*layout)) {}
+      rows_(layout->row_floats(), PlacedBits(*layout), layout->limits().any()),
+      memory_(std::move(memory)) {
+  if (layout->limits().any()) life_.emplace(layout->limits());
+}
+
+Partition::~Partition() {
+  if (memory_ != nullptr) memory_->Add(-accounted_);
+}
+
+void Partition::Account() {
+  if (memory_ == nullptr) return;
+  const int64_t bytes = rows_.memory_bytes();
+  if (bytes == accounted_) return;
+  memory_->Add(bytes - accounted_);
+  accounted_ = bytes;
+}
 
 absl::StatusOr<bool> Partition::ApplyOnce(const PushSpan& span,
                                           double lr_scale) {
@@ -85,7 +141,7 @@ absl::StatusOr<bool> Partition::ApplyOnce(const PushSpan& span,
   SequenceWindow& window = windows_[span.client];
   switch (window.Ask(span.sequence)) {
     case SequenceWindow::Answer::kNew:
-      Update(span.keys, span.values, lr_scale);
+      Learn(span.keys, span.values, lr_scale);
       window.Mark(span.sequence);
       return true;
     case SequenceWindow::Answer::kDuplicate:
@@ -99,42 +155,152 @@ absl::StatusOr<bool> Partition::ApplyOnce(const PushSpan& span,
       SequenceWindow::kWidth, " ahead and none before it missing"));
 }
 
-void Partition::ApplySum(absl::Span<const PushSpan> spans, float scale,
-                         double lr_scale) {
-  MutexLock lock(mu_);
-  if (spans.size() == 1 && scale == 1.0f) {
-    return Update(spans[0].keys, spans[0].values, lr_scale);
-  }
-  // Sums in the order of the spans, so that the same spans give the same bits
-  // whatever the order in which they came over the network.
-  std::vector<float> sums;
-  std::vector<uint64_t> touched;  // keys, in the order of their sums
+SpanSum SumSpans(const TableLayout& layout, absl::Span<const PushSpan> spans,
+                 float scale) {
+  SpanSum sum;
   absl::flat_hash_map<uint64_t, size_t> sum_of;
   for (const PushSpan& span : spans) {
     const float* gradient = span.values;
     for (uint64_t key : span.keys) {
-      const int64_t length = layout_.RowLength(key);
-      const auto [it, is_new] = sum_of.try_emplace(key, sums.size());
+      const int64_t length = layout.RowLength(key);
+      const auto [it, is_new] = sum_of.try_emplace(key, sum.values.size());
       if (is_new) {
-        touched.push_back(key);
-        sums.insert(sums.end(), gradient, gradient + length);
+        sum.keys.push_back(key);
+        sum.values.insert(sum.values.end(), gradient, gradient + length);
       } else {
-        float* sum = sums.data() + it->second;
-        for (int64_t i = 0; i < length; ++i) sum[i] += gradient[i];
+        float* row = sum.values.data() + it->second;
+        for (int64_t i = 0; i < length; ++i) row[i] += gradient[i];
       }
       gradient += length;
     }
   }
   if (scale != 1.0f) {
-    for (float& x : sums) x *= scale;
+    for (float& x : sum.values) x *= scale;
   }
-  Update(touched, sums.data(), lr_scale);
+  return sum;
+}
+
+SpanSum InMessageOrder(const TableLayout& layout, SpanSum sum) {
+  const auto place_of = [&](uint64_t key) {
+    return layout.is_dense() ? key : Mix64(key);
+  };
+  const auto comes_before = [&](uint64_t a, uint64_t b) {
+    return place_of(a) < place_of(b);
+  };
+  if (std::is_sorted(sum.keys.begin(), sum.keys.end(), comes_before)) {
+    return sum;
+  }
+  std::vector<std::pair<uint64_t, const float*>> rows;  // by their places
+  const float* row = sum.values.data();
+  for (uint64_t key : sum.keys) {
+    rows.emplace_back(key, row);
+    row += layout.RowLength(key);
+  }
+  std::sort(rows.begin(), rows.end(), [&](const auto& a, const auto& b) {
+    return comes_before(a.first, b.first);
+  });
+  SpanSum sorted;
+  for (const auto& [key, values] : rows) {
+    sorted.keys.push_back(key);
+    sorted.values.insert(sorted.values.end(), values,
+                         values + layout.RowLength(key));
+  }
+  return sorted;
+}
+
+void Partition::ApplySum(absl::Span<const PushSpan> spans, float scale,
+                         double lr_scale) {
+  MutexLock lock(mu_);
+  if (spans.size() == 1 && scale == 1.0f) {
+    return Learn(spans[0].keys, spans[0].values, lr_scale);
+  }
+  SpanSum sum = SumSpans(layout_, spans, scale);
+  if (life_.has_value()) sum = InMessageOrder(layout_, std::move(sum));
+  Learn(sum.keys, sum.values.data(), lr_scale);
+}
+
+void Partition::Learn(absl::Span<const uint64_t> keys, const float* gradients,
+                      double lr_scale) {
+  if (!life_.has_value()) {
+    Update(keys, gradients, lr_scale);
+    return Account();
+  }
+  if (!is_sorted_) rows_.SortByUse();
+  is_sorted_ = true;
+  life_->Advance();
+  std::vector<uint64_t> some;
+  std::vector<float> of_some;
+  while (!keys.empty()) {
+    const size_t n = std::min(keys.size(), RowStore::kMostKeys);
+    absl::Span<const uint64_t> entering = keys.first(n);
+    const float* values = gradients;
+    const std::vector<size_t> places = Entering(entering);
+    if (places.size() < n) {
+      some.clear();
+      of_some.clear();
+      for (size_t i : places) {
+        const float* const row = gradients + static_cast<int64_t>(i) * dim_;
+        some.push_back(keys[i]);
+        of_some.insert(of_some.end(), row, row + dim_);
+      }
+      entering = some;
+      values = of_some.data();
+    }
+    Update(entering, values, lr_scale);
+    for (Row row : rows_.FindAll(entering)) rows_.Touch(row, life_->clock());
+    gradients += static_cast<int64_t>(n) * dim_;
+    keys.remove_prefix(n);
+  }
+  LetGo();
+  Account();
+}
+
+std::vector<size_t> Partition::Entering(absl::Span<const uint64_t> keys) {
+  std::vector<size_t> places;
+  places.reserve(keys.size());
+  const absl::Span<const Row> rows = rows_.FindAll(keys);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const RowLife::Entry entry =
+        rows[i].exists() ? RowLife::Entry::kMade : life_->Enter(keys[i]);
+    switch (entry) {
+      case RowLife::Entry::kMade:
+        places.push_back(i);
+        break;
+      case RowLife::Entry::kNotYet:
+        ++counts_.not_admitted;
+        break;
+      case RowLife::Entry::kTooLate:
+        ++counts_.dropped_late;
+        break;
+    }
+  }
+  return places;
+}
+
+void Partition::LetGo() {
+  while (rows_.size() > 0) {
+    const Row oldest = rows_.Oldest();
+    switch (life_->Judge(rows_.size(), rows_.touched(oldest))) {
+      case RowLife::Verdict::kStays:
+        return;
+      case RowLife::Verdict::kIdle:
+        ++counts_.evicted_idle;
+        break;
+      case RowLife::Verdict::kFull:
+        ++counts_.evicted_full;
+        break;
+    }
+    const uint64_t key = RowStore::key(oldest);
+    life_->LetGo(key);
+    rows_.Remove(key);
+  }
 }
 
 void Partition::Update(absl::Span<const uint64_t> keys, const float* gradients,
                        double lr_scale) {
-  const bool together =
-      !is_dense_ && dim_ <= kTogetherDim && layout_.slots() <= kTogetherSlots;
+  const bool together = !is_dense_ && layout_.may_join_rows() &&
+                        dim_ <= kTogetherDim &&
+                        layout_.slots() <= kTogetherSlots;
   while (!keys.empty()) {
     const size_t n = std::min(keys.size(), RowStore::kMostKeys);
     const absl::Span<const Row> rows = rows_.FindOrAddAll(
@@ -201,7 +367,7 @@ void ScatterRows(const float* arrays, size_t n, int64_t dim, int count,
 
 }  // namespace
 
-// A rule works element by element, so rows of one step may be one row for it.
+// REQUIRES: layout_.may_join_rows(): rows of one step are one row for the rule.
 void Partition::UpdateTogether(absl::Span<const Row> rows,
                                const float* gradients, double lr_scale) {
   const int arrays = 1 + layout_.slots();
@@ -220,8 +386,7 @@ void Partition::UpdateTogether(absl::Span<const Row> rows,
     }
     const int64_t elements = static_cast<int64_t>(n) * dim_;
     GatherRows(floats.data(), n, dim_, arrays, copies.data());
-    layout_.ApplyTo({step, lr_scale}, copies.data(), elements, gradients,
-                    elements);
+    layout_.ApplyJoined({step, lr_scale}, copies.data(), gradients, elements);
     ScatterRows(copies.data(), n, dim_, arrays, floats.data());
     gradients += elements;
     rows.remove_prefix(n);
@@ -264,6 +429,7 @@ void Partition::Put(uint64_t key, absl::Span<const float> weights) {
   if (rows_.Find(key).exists()) return;
   WEFT_CHECK_EQ(static_cast<int64_t>(weights.size()), layout_.RowLength(key));
   std::copy(weights.begin(), weights.end(), rows_.floats(Make(key)));
+  Account();
 }
 
 Partition::Row Partition::Make(uint64_t key) {
@@ -294,10 +460,13 @@ PartitionImage Partition::Image() const {
     image.steps.push_back(rows_.step(row));
     image.weights.insert(image.weights.end(), weights, weights + length);
     for (int s = 0; s < layout_.slots(); ++s) {
-      const float* slot = weights + (s + 1) * layout_.dim();
-      image.slots[s].insert(image.slots[s].end(), slot, slot + length);
+      const float* slot = weights + layout_.SlotOffset(s);
+      image.slots[s].insert(image.slots[s].end(), slot,
+                            slot + layout_.SlotLength(s, length));
     }
+    if (life_.has_value()) image.touched.push_back(rows_.touched(row));
   }
+  if (life_.has_value()) image.life = life_->Format();
   return image;
 }
 
@@ -305,19 +474,66 @@ void Partition::Load(const PartitionImage& image) {
   MutexLock lock(mu_);
   rows_.Clear();
   windows_.clear();
+  if (life_.has_value()) life_.emplace(layout_.limits());
+  AddRows(image);
+}
+
+void Partition::Add(const PartitionImage& image) {
+  MutexLock lock(mu_);
+  AddRows(image);
+}
+
+void Partition::AddRows(const PartitionImage& image) {
+  const bool has_touched = !image.touched.empty();
+  if (life_.has_value()) {
+    if (!image.life.empty()) WEFT_CHECK(life_->Load(image.life).ok());
+    is_sorted_ = false;
+  }
   int64_t at = 0;
   for (size_t i = 0; i < image.keys.size(); ++i) {
-    const Row row = Make(image.keys[i]);
+    const Row known = rows_.Find(image.keys[i]);
+    // All of a new one that counts is written below.
+    const Row row = known.exists() ? known : rows_.Add(image.keys[i]);
     const int64_t length = layout_.RowLength(image.keys[i]);
     rows_.set_step(row, static_cast<uint32_t>(image.steps[i]));
+    if (life_.has_value()) {  // of a table that had no bounds: just now
+      const int64_t now = life_->clock();
+      rows_.SetTouched(row, has_touched ? std::min(image.touched[i], now) : now,
+                       now);
+    }
     float* weights = rows_.floats(row);
     std::copy_n(image.weights.begin() + at, length, weights);
     for (int s = 0; s < layout_.slots(); ++s) {
-      std::copy_n(image.slots[s].begin() + at, length,
-                  weights + (s + 1) * layout_.dim());
+      const int64_t from =
+          layout_.slot_is_per_row(s) ? static_cast<int64_t>(i) : at;
+      std::copy_n(image.slots[s].begin() + from, layout_.SlotLength(s, length),
+                  weights + layout_.SlotOffset(s));
     }
     at += length;
   }
+  Account();
+}
+
+RowCounts Partition::counts() const {
+  MutexLock lock(mu_);
+  return counts_;
+}
+
+int64_t Partition::GrowthOf(absl::Span<const uint64_t> keys) const {
+  MutexLock lock(mu_);
+  int64_t missing = 0;
+  while (!keys.empty()) {
+    const size_t n = std::min(keys.size(), RowStore::kMostKeys);
+    for (Row row : rows_.FindAll(keys.first(n)))
+      missing += row.exists() ? 0 : 1;
+    keys.remove_prefix(n);
+  }
+  // Beyond its limit others go for them.
+  const int64_t limit = layout_.limits().most_rows;
+  if (limit > 0) {
+    missing = std::min(missing, std::max<int64_t>(0, limit - rows_.size()));
+  }
+  return missing == 0 ? 0 : rows_.GrowthOf(missing);
 }
 
 int64_t Partition::rows() const {
@@ -333,6 +549,7 @@ int64_t Partition::windows() const {
 int64_t Partition::memory_bytes() const {
   MutexLock lock(mu_);
   return static_cast<int64_t>(sizeof(*this)) + rows_.memory_bytes() +
+         (life_.has_value() ? life_->memory_bytes() : 0) +
          static_cast<int64_t>(windows_.capacity() *
                               (sizeof(uint64_t) + sizeof(SequenceWindow) + 1));
 }

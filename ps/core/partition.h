@@ -9,21 +9,33 @@
 // A push and the mark that it was applied change together, under the lock: so
 // a push that is sent again, by whatever way, is applied once.
 //
+// Of a table with RowLife (row_life.h) a push may make no rows of some of its
+// keys, whose gradients are then dropped, and rows go after it. Each push, or
+// round, that it applies counts for that, also one without keys.
+//
 // Thread-safety: thread-safe.
 
 #ifndef WEFT_PS_CORE_PARTITION_H_
 #define WEFT_PS_CORE_PARTITION_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "weft/base/mutex.h"
+#include "weft/proto/ps.pb.h"
+#include "weft/ps/core/byte_budget.h"
 #include "weft/ps/core/placement.h"
+#include "weft/ps/core/row_life.h"
 #include "weft/ps/core/row_store.h"
 #include "weft/ps/core/sequence_window.h"
 #include "weft/ps/core/table_layout.h"
@@ -42,14 +54,40 @@ struct PushSpan {
   const float* values = nullptr;
 };
 
+// The sum of `spans`, added up in this order, times `scale`: so the same spans
+// give the same bits whatever the order in which they came over the network.
+struct SpanSum {
+  std::vector<uint64_t> keys;
+  std::vector<float> values;  // the sums of their rows, one after another
+};
+SpanSum SumSpans(const TableLayout& layout, absl::Span<const PushSpan> spans,
+                 float scale);
+// The same rows in the order in which messages have them: by Mix64 of their
+// keys, or, of a dense table, by slice.
+SpanSum InMessageOrder(const TableLayout& layout, SpanSum sum);
+
 // All rows of a partition, copied out, in ascending order of their keys. What
 // was applied of which client is not kept: clients open a table that was
 // restored again, and begin anew.
 struct PartitionImage {
-  std::vector<uint64_t> keys;             // [n]
-  std::vector<int64_t> steps;             // [n], each below 2^32
-  std::vector<float> weights;             // rows one after another
-  std::vector<std::vector<float>> slots;  // [slots], each like weights
+  std::vector<uint64_t> keys;  // [n]
+  std::vector<int64_t> steps;  // [n], each below 2^32
+  std::vector<float> weights;  // rows one after another
+  // [slots], each like weights, or [n] where a slot is per row.
+  std::vector<std::vector<float>> slots;
+  // Of a table with RowLife, or empty: the version that touched each row, and
+  // RowLife::Format. A piece of a copy after the first has no `life`.
+  std::vector<int64_t> touched = {};  // [n]
+  std::string life = {};
+};
+
+// What became of the rows of a table with RowLife, since the partition was
+// made.
+struct RowCounts {
+  int64_t evicted_idle = 0;
+  int64_t evicted_full = 0;
+  int64_t not_admitted = 0;
+  int64_t dropped_late = 0;
 };
 
 // kInvalidArgument if `image` is not one of partition `partition` of such a
@@ -57,11 +95,23 @@ struct PartitionImage {
 absl::Status CheckImage(const TableLayout& layout, const Placement& placement,
                         int partition, const PartitionImage& image);
 
+void AddCounts(const RowCounts& counts, v1::TableStats& to);
+
+// kResourceExhausted, of a push to table `where` that could make rows of
+// `bytes` more than there are, mostly in `partition`.
+absl::Status OutOfTableMemory(absl::string_view where, uint32_t partition,
+                              int64_t bytes, const ByteBudget& memory);
+
 class Partition {
  public:
-  // `layout` must outlive it.
-  explicit Partition(const TableLayout* layout);
+  // `layout` must outlive it. `memory`, if given, has the bytes of its rows
+  // added to it.
+  explicit Partition(const TableLayout* layout,
+                     std::shared_ptr<ByteBudget> memory = nullptr);
+  ~Partition();
 
+  // A table with RowLife wants the keys of a span in ascending order of Mix64.
+  //
   // One step of the rule, its learning rate times `lr_scale`, on each row of a
   // numbered push. False if it had been applied before.
   //   kFailedPrecondition  its sequence is beyond its window; nothing was
@@ -90,18 +140,36 @@ class Partition {
       ABSL_LOCKS_EXCLUDED(mu_);
 
   PartitionImage Image() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Adds rows; of keys that are there already the new ones count. REQUIRES:
+  // CheckImage() is OK.
+  void Add(const PartitionImage& image) ABSL_LOCKS_EXCLUDED(mu_);
   // Replaces all rows, and forgets all clients. REQUIRES: CheckImage() is OK.
   void Load(const PartitionImage& image) ABSL_LOCKS_EXCLUDED(mu_);
 
   int64_t rows() const ABSL_LOCKS_EXCLUDED(mu_);
   int64_t windows() const ABSL_LOCKS_EXCLUDED(mu_);  // clients known here
   int64_t memory_bytes() const ABSL_LOCKS_EXCLUDED(mu_);
+  RowCounts counts() const ABSL_LOCKS_EXCLUDED(mu_);
+  // By how much memory_bytes() may grow with a push to `keys`: 0 if their rows
+  // are there.
+  int64_t GrowthOf(absl::Span<const uint64_t> keys) const
+      ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   using Row = RowStore::Row;
 
+  void AddRows(const PartitionImage& image) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Row Make(uint64_t key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Initialize(uint64_t key, Row row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // As Update, but makes rows and lets them go as the table's RowLife says.
+  void Learn(absl::Span<const uint64_t> keys, const float* gradients,
+             double lr_scale) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Those of `keys` whose rows are there or are made by this push: their
+  // places.
+  std::vector<size_t> Entering(absl::Span<const uint64_t> keys)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void LetGo() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Account() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // One step of the rule on each row; their gradients lie one after another.
   void Update(absl::Span<const uint64_t> keys, const float* gradients,
               double lr_scale) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -117,6 +185,11 @@ class Partition {
 
   mutable Mutex mu_;
   RowStore rows_ ABSL_GUARDED_BY(mu_);
+  std::optional<RowLife> life_ ABSL_GUARDED_BY(mu_);
+  bool is_sorted_ ABSL_GUARDED_BY(mu_) = true;  // rows_, by use
+  RowCounts counts_ ABSL_GUARDED_BY(mu_);
+  const std::shared_ptr<ByteBudget> memory_;
+  int64_t accounted_ ABSL_GUARDED_BY(mu_) = 0;  // in memory_
   absl::flat_hash_map<uint64_t, SequenceWindow> windows_ ABSL_GUARDED_BY(mu_);
 };
 

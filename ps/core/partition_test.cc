@@ -165,14 +165,29 @@ TEST_F(PartitionTest, ManyRowsAcrossManyChunks) {
   EXPECT_GT(partition_.memory_bytes(), 50000 * 8);
 }
 
-// Rules of no, one and two slots, of which some look at a row's step.
+// Rules of no slot to three, of which some look at a row's step, and some at
+// whole rows.
 std::vector<optimizer::v1::RuleSpec> Rules() {
-  std::vector<optimizer::v1::RuleSpec> rules(5);
+  std::vector<optimizer::v1::RuleSpec> rules(14);
   rules[0].mutable_sgd()->set_lr(0.1);
   rules[1].mutable_sgd()->set_momentum(0.9);
   rules[2].mutable_adam()->set_lr(0.1);
   rules[3].mutable_adagrad()->set_lr_decay(0.1);
   rules[4].mutable_ftrl()->set_lr(0.1);
+  rules[5].mutable_adam()->set_amsgrad(true);
+  rules[6].mutable_rmsprop()->set_centered(true);
+  rules[6].mutable_rmsprop()->set_momentum(0.9);
+  rules[7].mutable_adadelta()->set_lr(0.5);
+  rules[8].mutable_lion()->set_weight_decay(0.1);
+  rules[9].mutable_lamb()->set_lr(0.1);
+  rules[10].mutable_rowwise_adagrad()->set_lr(0.1);
+  rules[11].mutable_adam()->set_lr(0.1);
+  rules[11].set_clip_norm(3);
+  rules[12].mutable_sgd()->set_lr(0.1);
+  rules[12].set_clip_value(2);
+  rules[13].mutable_rowwise_adagrad()->set_weight_decay(0.1);
+  rules[13].set_clip_value(4);
+  rules[13].set_clip_norm(5);
   return rules;
 }
 
@@ -182,6 +197,8 @@ TEST(Partition, RowsOfOnePushHaveTheBitsOfRowsPushedAlone) {
       v1::TableSpec spec = SgdLayout()->spec();
       spec.set_dim(dim);
       *spec.mutable_rule() = rule;
+      spec.mutable_initializer()->set_kind(v1::Initializer::UNIFORM);
+      spec.mutable_initializer()->set_scale(0.5);
       const auto layout = *TableLayout::Create(spec);
       Partition together(layout.get()), alone(layout.get());
       uint64_t sequence = 0;
@@ -213,6 +230,85 @@ TEST(Partition, RowsOfOnePushHaveTheBitsOfRowsPushedAlone) {
       EXPECT_EQ(image.slots, wanted.slots) << dim;
     }
   }
+}
+
+// Rows of `dim` floats that learn by `rule`.
+std::unique_ptr<TableLayout> LayoutOf(const optimizer::v1::RuleSpec& rule,
+                                      int64_t dim) {
+  v1::TableSpec spec = SgdLayout()->spec();
+  spec.set_dim(dim);
+  *spec.mutable_rule() = rule;
+  return *TableLayout::Create(spec);
+}
+
+// Four rows whose lengths are 4, 4, 2 and 0, with a rule that divides by the
+// length of a row alone: with lr 1 and nothing summed before, w = -g / |g| * 2.
+TEST(Partition, RowOfARowwiseRuleHasItsOwnNorm) {
+  optimizer::v1::RuleSpec rule;
+  rule.mutable_rowwise_adagrad()->set_lr(1);
+  const auto layout = LayoutOf(rule, 4);
+  Partition partition(layout.get());
+  const std::vector<uint64_t> keys = {1, 2, 3, 4};
+  const std::vector<float> gradient = {2, -2, 2, 2, 4, 0, 0, 0,
+                                       0, 2,  0, 0, 0, 0, 0, 0};
+  ASSERT_THAT(partition.ApplyOnce({1, 1, keys, gradient.data()}),
+              IsOkAndHolds(true));
+  const PartitionImage image = partition.Image();
+  EXPECT_THAT(image.weights,
+              ElementsAre(-1, 1, -1, -1, -2, 0, 0, 0, 0, -2, 0, 0, 0, 0, 0, 0));
+  // The means of their squares, one value for a row.
+  EXPECT_THAT(image.slots, ElementsAre(ElementsAre(4, 4, 1, 0)));
+}
+
+TEST(Partition, AnImageOfARowwiseRuleRestoresIt) {
+  optimizer::v1::RuleSpec rule;
+  rule.mutable_rowwise_adagrad()->set_initial_accumulator(0.25);
+  const auto layout = LayoutOf(rule, 3);
+  const Placement placement("t", layout->spec().partitions(), 1);
+  std::vector<uint64_t> keys;  // of one partition
+  const int home = placement.PartitionOfKey(0);
+  for (uint64_t key = 0; keys.size() < 20; ++key) {
+    if (placement.PartitionOfKey(key) == home) keys.push_back(key);
+  }
+  std::vector<float> gradient;
+  for (int i = 0; i < 60; ++i) gradient.push_back(0.25f * (i % 7) - 0.5f);
+  Partition first(layout.get()), second(layout.get()), third(layout.get());
+  ASSERT_THAT(first.ApplyOnce({1, 1, keys, gradient.data()}), IsOk());
+  PartitionImage image = first.Image();
+  ASSERT_THAT(CheckImage(*layout, placement, home, image), IsOk());
+  second.Load(image);
+  third.Put(keys[3], {9, 9, 9});  // it has been made anew since
+  third.Add(image);
+  for (Partition* partition : {&first, &second, &third}) {
+    ASSERT_THAT(partition->ApplyOnce({1, 2, keys, gradient.data()}), IsOk());
+    EXPECT_EQ(partition->Image().weights, first.Image().weights);
+    EXPECT_EQ(partition->Image().slots, first.Image().slots);
+  }
+  image.slots[0].resize(60);  // as long as the weights
+  EXPECT_THAT(CheckImage(*layout, placement, home, image),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "or one value for each of 20 rows"));
+  image.slots.clear();
+  EXPECT_THAT(CheckImage(*layout, placement, home, image),
+              StatusIs(absl::StatusCode::kInvalidArgument, "0 slots"));
+}
+
+// 64 weights with one float more, in place of 64.
+TEST(Partition, RowwiseRuleTakesOneFloatMoreThanTheWeights) {
+  const auto memory_of = [](const optimizer::v1::RuleSpec& rule) {
+    const auto layout = LayoutOf(rule, 64);
+    Partition partition(layout.get());
+    const std::vector<float> row(64);
+    for (uint64_t key = 0; key < 20000; ++key) partition.Put(key, row);
+    return static_cast<double>(partition.memory_bytes()) / 20000;
+  };
+  optimizer::v1::RuleSpec sgd, rowwise, adagrad;
+  sgd.mutable_sgd();
+  rowwise.mutable_rowwise_adagrad();
+  adagrad.mutable_adagrad();
+  const double weights = memory_of(sgd);
+  EXPECT_NEAR(memory_of(rowwise) - weights, 4, 8);  // chunks are not full
+  EXPECT_NEAR(memory_of(adagrad) - weights, 256, 8);
 }
 
 }  // namespace

@@ -24,12 +24,21 @@ constexpr int64_t kShortRow = 16;
 // Keys whose memory is fetched before the first of them is compared. Of the
 // second-level cache's misses so many are under way as the core can have.
 constexpr size_t kAhead = 128;
+constexpr int64_t kFloat = sizeof(float);
+
+int HeaderOf(int64_t floats, bool keeps_use) {
+  if (keeps_use) return floats < kShortRow ? 6 : 8;
+  return floats < kShortRow ? 3 : 4;
+}
+
+size_t GroupsAfter(size_t groups) { return groups + groups / 2 + 1; }
 
 }  // namespace
 
-RowStore::RowStore(int64_t floats, int placed_bits)
+RowStore::RowStore(int64_t floats, int placed_bits, bool keeps_use)
     : placed_bits_(placed_bits),
-      header_(floats < kShortRow ? 3 : 4),
+      keeps_use_(keeps_use),
+      header_(HeaderOf(floats, keeps_use)),
       stride_(header_ + floats) {
   const int64_t rows = std::max<int64_t>(
       1, kChunkBytes / (stride_ * static_cast<int64_t>(sizeof(float))));
@@ -126,8 +135,9 @@ RowStore::Row RowStore::Add(uint64_t key) {
   ++size_;
   const Row row = At(number);
   std::memcpy(row.block, &key, sizeof(key));
+  if (keeps_use_) AddNewest(number);
   if (size_ > static_cast<int64_t>(index_.size()) * kMostInGroup) {
-    Rehash(index_.size() + index_.size() / 2 + 1);
+    Rehash(GroupsAfter(index_.size()));
   } else {
     Insert(number);
   }
@@ -144,13 +154,183 @@ void RowStore::Insert(uint32_t row) {
   index_[at].rows[first] = row;
 }
 
-void RowStore::Grow() {
+bool RowStore::Locate(uint64_t wanted, Spot& spot) const {
+  if (index_.empty()) return false;
+  const Place place = PlaceOf(wanted);
+  spot.group = place.group;
+  for (size_t tried = 0; tried < index_.size(); ++tried) {
+    const Group& group = index_[spot.group];
+    for (uint32_t matches = Matches(group, place.tag); matches != 0;
+         matches &= matches - 1) {
+      spot.place = absl::countr_zero(matches);
+      if (key(At(group.rows[spot.place])) == wanted) return true;
+    }
+    if (Matches(group, 0) != 0) return false;
+    spot.group = GroupAfter(spot.group);
+  }
+  return false;
+}
+
+bool RowStore::Remove(uint64_t key) {
+  Spot spot;
+  if (!Locate(key, spot)) return false;
+  if (size_ == 1) {  // a free place of the index names the first row
+    Clear();
+    return true;
+  }
+  last_keys_.clear();
+  const uint32_t number = index_[spot.group].rows[spot.place];
+  if (keeps_use_) Join(Word(At(number), kOlder), Word(At(number), kNewer));
+  Free(spot);
+  MoveLastTo(number);
+  --size_;
+  std::fill_n(At(size_).block, stride_, 0.0f);
+  GiveBack();
+  return true;
+}
+
+// A row is found if all groups from the one where it is looked for first, to
+// the one before its own, are full. So where a full group gets a free place,
+// one that lies further on and had passed that group by moves there, and so on.
+void RowStore::Free(Spot spot) {
+  const auto groups = static_cast<uint32_t>(index_.size());
+  const auto distance = [groups](uint32_t from, uint32_t to) {
+    return to >= from ? to - from : to + groups - from;
+  };
+  for (bool goes_on = true; goes_on;) {
+    Group& group = index_[spot.group];
+    const bool was_full = Matches(group, 0) == 0;
+    group.tags[spot.place] = 0;
+    group.rows[spot.place] = 0;
+    goes_on = false;
+    uint32_t at = spot.group;
+    while (was_full && !goes_on) {
+      at = GroupAfter(at);
+      Group& later = index_[at];
+      for (int i = 0; i < kPlaces && !goes_on; ++i) {
+        if (later.tags[i] == 0) continue;
+        const uint32_t first = PlaceOf(key(At(later.rows[i]))).group;
+        if (distance(first, at) < distance(spot.group, at)) continue;
+        group.tags[spot.place] = later.tags[i];
+        group.rows[spot.place] = later.rows[i];
+        spot = {at, i};
+        goes_on = true;
+      }
+      if (Matches(later, 0) != 0) break;  // nothing has passed it by
+    }
+  }
+}
+
+void RowStore::MoveLastTo(uint32_t number) {
+  const uint32_t last = static_cast<uint32_t>(size_ - 1);
+  if (number == last) return;
+  const Row from = At(last);
+  Spot spot;
+  WEFT_CHECK(Locate(key(from), spot));
+  index_[spot.group].rows[spot.place] = number;
+  std::copy_n(from.block, stride_, At(number).block);
+  if (!keeps_use_) return;
+  const uint32_t older = Word(from, kOlder);
+  const uint32_t newer = Word(from, kNewer);
+  Join(older, number);
+  Join(number, newer);
+}
+
+void RowStore::GiveBack() {
   const int64_t whole = int64_t{1} << chunk_bits_;
-  const int64_t in_last = room_ & (whole - 1);  // 0: there is none to grow
+  while (chunks_.size() > 1) {
+    const int64_t before = static_cast<int64_t>(chunks_.size() - 1) * whole;
+    if (size_ + whole / 2 > before) break;
+    chunks_.pop_back();
+    room_ = before;
+  }
+  const auto groups = static_cast<int64_t>(index_.size());
+  if (groups > 4 && size_ * 4 < groups * kMostInGroup) {
+    Rehash(static_cast<size_t>(size_ / (kMostInGroup * 2 / 3) + 1));
+  }
+}
+
+void RowStore::Join(uint32_t older, uint32_t newer) {
+  if (older == kNone) {
+    oldest_ = newer;
+  } else {
+    SetWord(At(older), kNewer, newer);
+  }
+  if (newer == kNone) {
+    newest_ = older;
+  } else {
+    SetWord(At(newer), kOlder, older);
+  }
+}
+
+void RowStore::AddNewest(uint32_t number) {
+  Join(newest_, number);
+  Join(number, kNone);
+}
+
+void RowStore::Touch(Row row, int64_t now) {
+  SetBase(now);
+  SetWord(row, kTouched, static_cast<uint32_t>(now - base_));
+  const uint32_t older = Word(row, kOlder);
+  const uint32_t newer = Word(row, kNewer);
+  if (newer == kNone) return;
+  // Its number is what its neighbour says.
+  const uint32_t number = Word(At(newer), kOlder);
+  Join(older, newer);
+  AddNewest(number);
+}
+
+// From 2^31 to 2^32 ago, in steps of 2^31: so it is a function of the time
+// alone, and rows tell the same wherever they were copied to.
+void RowStore::SetBase(int64_t now) {
+  const int64_t base = std::max<int64_t>(0, now / kExactAge - 1) * kExactAge;
+  if (base == base_) return;
+  for (int64_t i = 0; i < size_; ++i) {
+    const int64_t was = touched(At(i));
+    SetWord(At(i), kTouched,
+            static_cast<uint32_t>(std::max<int64_t>(was - base, 0)));
+  }
+  base_ = base;
+  SortByUse();
+}
+
+void RowStore::SetTouched(Row row, int64_t touched, int64_t now) {
+  SetBase(now);
+  SetWord(row, kTouched,
+          static_cast<uint32_t>(std::max<int64_t>(touched - base_, 0)));
+}
+
+void RowStore::SortByUse() {
+  struct Used {
+    uint32_t touched;
+    uint32_t number;
+    uint64_t mixed;
+  };
+  std::vector<Used> order;
+  order.reserve(size_);
+  for (int64_t i = 0; i < size_; ++i) {
+    const Row row = At(i);
+    order.push_back(
+        {Word(row, kTouched), static_cast<uint32_t>(i), Mix64(key(row))});
+  }
+  std::sort(order.begin(), order.end(), [](const Used& a, const Used& b) {
+    return a.touched != b.touched ? a.touched < b.touched : a.mixed < b.mixed;
+  });
+  oldest_ = newest_ = kNone;
+  for (const Used& used : order) AddNewest(used.number);
+}
+
+int64_t RowStore::RowsAfter(int64_t room) const {
+  const int64_t whole = int64_t{1} << chunk_bits_;
+  const int64_t in_last = room & (whole - 1);  // 0: there is none to grow
   // The first chunk doubles from a few rows; a later one begins with a quarter.
-  const int64_t least = chunks_.empty() ? kFirstRows : whole / 4;
-  const int64_t rows =
-      std::min(whole, std::max({2 * in_last, least, int64_t{1}}));
+  const int64_t least = room == 0 ? kFirstRows : whole / 4;
+  return std::min(whole, std::max({2 * in_last, least, int64_t{1}}));
+}
+
+void RowStore::Grow() {
+  const int64_t in_last = room_ & chunk_mask_;
+  const int64_t rows = RowsAfter(room_);
   auto chunk = std::make_unique<float[]>(rows * stride_);
   room_ += rows - in_last;
   if (in_last == 0) {
@@ -176,6 +356,8 @@ void RowStore::Clear() {
   index_.clear();
   last_keys_.clear();
   last_rows_.clear();
+  oldest_ = newest_ = kNone;
+  base_ = 0;
 }
 
 int64_t RowStore::memory_bytes() const {
@@ -185,6 +367,25 @@ int64_t RowStore::memory_bytes() const {
                            index_.capacity() * sizeof(Group) +
                            last_keys_.capacity() * sizeof(uint64_t) +
                            last_rows_.capacity() * sizeof(Row)));
+}
+
+int64_t RowStore::GrowthOf(int64_t rows) const {
+  int64_t room = room_;
+  while (room < size_ + rows) {
+    room += RowsAfter(room) - (room & chunk_mask_);
+  }
+  size_t groups = index_.size();
+  while (size_ + rows > static_cast<int64_t>(groups) * kMostInGroup) {
+    groups = GroupsAfter(groups);
+  }
+  return (room - room_) * stride_ * kFloat +
+         static_cast<int64_t>((groups - index_.size()) * sizeof(Group));
+}
+
+int64_t RowStore::BytesOfRow(int64_t floats, bool keeps_use) {
+  // The index has six rows to a group after it has grown.
+  return (HeaderOf(floats, keeps_use) + floats) * kFloat +
+         (static_cast<int64_t>(sizeof(Group)) + 5) / 6;
 }
 
 }  // namespace weft::ps

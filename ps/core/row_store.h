@@ -10,6 +10,12 @@
 // and 7 to 11 of the index.
 // Source of the groups: Abseil's "Swiss tables".
 //
+// A row that is removed leaves no hole: the last row takes its block, so that
+// rows stay numbered from 0 on and whole chunks at the end are given back. Its
+// place in the index is filled by a row that had found the group full; there
+// are no tombstones. A store that keeps use has 12 bytes more a row: when it
+// was touched, and its neighbours in the order of that.
+//
 // The keys of the last look-up are remembered with their rows, for a worker
 // pushes to the rows that it has just pulled.
 //
@@ -40,8 +46,12 @@ class RowStore {
   static constexpr uint32_t kLastStep = ~uint32_t{0};
 
   // Rows of `floats` floats each. The top `placed_bits` bits of the mixed keys
-  // are the same for all keys.
-  RowStore(int64_t floats, int placed_bits);
+  // are the same for all keys. `keeps_use`: Touch, Oldest and their like may be
+  // called.
+  RowStore(int64_t floats, int placed_bits, bool keeps_use = false);
+
+  // What a row takes, its share of the index included, about.
+  static int64_t BytesOfRow(int64_t floats, bool keeps_use);
 
   int64_t size() const { return size_; }
 
@@ -66,9 +76,13 @@ class RowStore {
   }
   // A row of zeros, not updated yet. REQUIRES: Find(key) does not exist().
   Row Add(uint64_t key);
+  // False if there is none. Memory is given back once there is half a chunk of
+  // it, or three quarters of the index, too much.
+  bool Remove(uint64_t key);
   void Clear();
 
-  // Row number `i` of size(), in the order in which they were added.
+  // Row number `i` of size(): in the order in which they were added, until one
+  // is removed.
   Row At(int64_t i) const {
     return {chunks_[i >> chunk_bits_].get() + (i & chunk_mask_) * stride_};
   }
@@ -96,8 +110,27 @@ class RowStore {
   }
   float* floats(Row row) const { return row.block + header_; }
 
+  // Of a store that keeps use: the row that was not touched for longest. Rows
+  // are in the order in which Touch named them; one that was added and not
+  // touched is the newest. REQUIRES: size() > 0.
+  Row Oldest() const { return At(oldest_); }
+  // When the row was touched last: `now` of that call. What is longer ago than
+  // kExactAge tells as about so long ago.
+  static constexpr int64_t kExactAge = int64_t{1} << 31;
+  int64_t touched(Row row) const { return base_ + Word(row, kTouched); }
+  // Takes a constant time, but for once in kExactAge. REQUIRES: `now` is none
+  // below that of an earlier call, and not negative.
+  void Touch(Row row, int64_t now);
+  // For rows that come from elsewhere: sets what touched() tells, at the time
+  // `now`; once all are there, SortByUse orders them by that, and rows that
+  // were touched together by Mix64 of their keys.
+  void SetTouched(Row row, int64_t touched, int64_t now);
+  void SortByUse();
+
   // All memory that this holds, but for the object itself.
   int64_t memory_bytes() const;
+  // By how much that grows if `rows` are added.
+  int64_t GrowthOf(int64_t rows) const;
 
  private:
   static constexpr int kPlaces = 12;
@@ -122,16 +155,48 @@ class RowStore {
   uint32_t GroupAfter(uint32_t group) const {
     return group + 1 < index_.size() ? group + 1 : 0;
   }
+  // Words of a block that keeps use: when it was touched, from base_ on, and
+  // the numbers of the rows before and after it.
+  static constexpr int kTouched = 3;
+  static constexpr int kOlder = 4;
+  static constexpr int kNewer = 5;
+  static constexpr uint32_t kNone = ~uint32_t{0};
+  static uint32_t Word(Row row, int word) {
+    uint32_t value;
+    std::memcpy(&value, row.block + word, sizeof(value));
+    return value;
+  }
+  static void SetWord(Row row, int word, uint32_t value) {
+    std::memcpy(row.block + word, &value, sizeof(value));
+  }
+  // Makes `number` the neighbour of `older` and `newer`, each kNone at an end.
+  void Join(uint32_t older, uint32_t newer);
+  void AddNewest(uint32_t number);
+  void SetBase(int64_t now);
+
   // The places of `group` that have this tag, a bit each.
   static uint32_t Matches(const Group& group, uint32_t tag);
   // Whether there is a row of each.
   bool LookUp(absl::Span<const uint64_t> keys, Row* rows) const;
   Row Search(uint64_t key, Place place) const;
   void Insert(uint32_t row);
+  // Where a key is in the index; false if nowhere.
+  struct Spot {
+    uint32_t group = 0;
+    int place = 0;
+  };
+  bool Locate(uint64_t key, Spot& spot) const;
+  // Empties it, so that all other keys are found.
+  void Free(Spot spot);
+  // Into the block of `number` goes the last row.
+  void MoveLastTo(uint32_t number);
+  void GiveBack();
+  int64_t RowsAfter(int64_t room) const;
   void Grow();
   void Rehash(size_t groups);
 
   const int placed_bits_;
+  const bool keeps_use_;
   int header_;      // floats before the row's own
   int64_t stride_;  // floats from row to row
   int chunk_bits_;  // a whole chunk has 1 << chunk_bits_ rows
@@ -140,6 +205,9 @@ class RowStore {
   int64_t room_ = 0;  // rows in all chunks
   std::vector<std::unique_ptr<float[]>> chunks_;
   std::vector<Group> index_;
+  uint32_t oldest_ = kNone;
+  uint32_t newest_ = kNone;
+  int64_t base_ = 0;  // a function of the time: SetBase
 
   mutable std::vector<uint64_t> last_keys_;  // empty: not known any more
   mutable std::vector<Row> last_rows_;

@@ -1,8 +1,12 @@
 #include "weft/ps/core/row_store.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
+#include <list>
 #include <random>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -197,6 +201,194 @@ TEST(RowStore, ARowOfOneWeightAndTwoSlotsTakesUnder48Bytes) {
     EXPECT_LT(rows.memory_bytes(), 48 * n) << n << " rows";
     EXPECT_GT(rows.memory_bytes(), 24 * n) << n << " rows";
   }
+}
+
+// --- Removal -----------------------------------------------------------------
+
+// Keys of which many want the same places: those of a partition, and few of
+// them, so that each comes and goes often.
+struct RemovalCase {
+  uint64_t keys;
+  int64_t floats;
+  int operations;
+  double grows;  // how much likelier a row is made than removed, at first
+};
+
+class Removal : public ::testing::TestWithParam<RemovalCase> {};
+
+TEST_P(Removal, KeepsWhatAMapKeeps) {
+  const RemovalCase& is = GetParam();
+  RowStore rows(is.floats, 0);
+  std::unordered_map<uint64_t, float> wanted;
+  std::mt19937_64 random(17);
+  for (int i = 0; i < is.operations; ++i) {
+    const uint64_t key = random() % is.keys;
+    // It fills for a while, and then empties, and so on.
+    const double odds = i / 50000 % 2 == 0 ? is.grows : 1 - is.grows;
+    const bool makes = static_cast<double>(random() % 1000) < odds * 1000;
+    if (makes) {
+      const auto [it, is_new] =
+          wanted.emplace(key, static_cast<float>(random() % 1000));
+      ASSERT_EQ(rows.Find(key).exists(), !is_new);
+      if (is_new) {
+        const RowStore::Row row = rows.Add(key);
+        for (int64_t f = 0; f < is.floats; ++f) {
+          ASSERT_EQ(rows.floats(row)[f], 0) << "of a row that was there before";
+          rows.floats(row)[f] = it->second;
+        }
+        RowStore::set_step(row, static_cast<uint32_t>(key));
+      }
+    } else {
+      ASSERT_EQ(rows.Remove(key), wanted.erase(key) == 1);
+    }
+    ASSERT_EQ(rows.size(), static_cast<int64_t>(wanted.size()));
+    const uint64_t other = random() % is.keys;
+    const RowStore::Row found = rows.Find(other);
+    const auto expected = wanted.find(other);
+    ASSERT_EQ(found.exists(), expected != wanted.end()) << "operation " << i;
+    if (!found.exists()) continue;
+    ASSERT_EQ(RowStore::key(found), other);
+    ASSERT_EQ(rows.floats(found)[is.floats - 1], expected->second);
+  }
+  for (int64_t i = 0; i < rows.size(); ++i) {
+    const RowStore::Row row = rows.At(i);
+    ASSERT_EQ(wanted.at(RowStore::key(row)), *rows.floats(row));
+    ASSERT_EQ(RowStore::step(row), static_cast<uint32_t>(RowStore::key(row)));
+  }
+  for (const auto& [key, value] : wanted) {
+    ASSERT_EQ(*rows.floats(rows.Find(key)), value);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(RowStore, Removal,
+                         ::testing::Values(RemovalCase{12, 1, 400000, 0.6},
+                                           RemovalCase{300, 3, 1000000, 0.7},
+                                           RemovalCase{50000, 2, 2000000, 0.8},
+                                           RemovalCase{200, 5000, 50000, 0.7}));
+
+TEST(RowStore, RememberedRowsAreForgottenOnceOneIsRemoved) {
+  RowStore rows(1, 0);
+  for (uint64_t key = 0; key < 100; ++key) {
+    Add(rows, key, static_cast<float>(key + 1));
+  }
+  const std::vector<uint64_t> keys = {3, 99, 50};
+  EXPECT_THAT(ValuesOf(rows, rows.FindAll(keys)), ElementsAre(4, 100, 51));
+  EXPECT_TRUE(rows.Remove(3));  // the last one takes its block
+  EXPECT_THAT(ValuesOf(rows, rows.FindAll(keys)), ElementsAre(0, 100, 51));
+  EXPECT_FALSE(rows.Remove(3));
+}
+
+TEST(RowStore, MemoryOfRemovedRowsIsGivenBack) {
+  RowStore rows(1, 0);
+  constexpr uint64_t kRows = 200000;
+  for (uint64_t key = 0; key < kRows; ++key) Add(rows, key, 1);
+  const int64_t full = rows.memory_bytes();
+  for (uint64_t key = 0; key < kRows - 1000; ++key) rows.Remove(key);
+  EXPECT_LT(rows.memory_bytes(), full / 50);
+  for (uint64_t key = kRows - 1000; key < kRows; ++key) rows.Remove(key);
+  EXPECT_EQ(rows.size(), 0);
+  EXPECT_FALSE(rows.Find(0).exists());
+  Add(rows, 0, 2);
+  EXPECT_EQ(*rows.floats(rows.Find(0)), 2);
+}
+
+TEST(RowStore, GrowthIsWhatItTakes) {
+  for (const int64_t floats : {1, 100, 5000}) {
+    RowStore rows(floats, 0);
+    std::mt19937_64 random(3);
+    for (uint64_t key = 0; key < 3000;) {
+      const auto n = static_cast<int64_t>(1 + random() % 200);
+      const int64_t before = rows.memory_bytes();
+      const int64_t growth = rows.GrowthOf(n);
+      for (int64_t i = 0; i < n; ++i) rows.Add(key++);
+      // But for the list of chunks, 16 bytes each at most, and the last keys.
+      const int64_t grown = rows.memory_bytes() - before;
+      EXPECT_GE(grown, growth) << key;
+      EXPECT_LE(grown, growth + 16 * static_cast<int64_t>(key) + 64) << key;
+    }
+  }
+}
+
+// --- Use ---------------------------------------------------------------------
+
+TEST(RowStore, OldestIsTheOneThatWasNotTouchedForLongest) {
+  RowStore rows(1, 0, /*keeps_use=*/true);
+  std::list<std::pair<uint64_t, int64_t>> wanted;  // oldest first
+  std::unordered_map<uint64_t, decltype(wanted)::iterator> at;
+  std::mt19937_64 random(5);
+  for (int64_t now = 1; now < 1000000; ++now) {
+    const uint64_t key = random() % 3000;
+    const bool fills = now / 20000 % 2 == 0;
+    const auto it = at.find(key);
+    if (it == at.end()) {
+      if (rows.size() > (fills ? 2500 : 300)) {
+        const RowStore::Row oldest = rows.Oldest();
+        ASSERT_EQ(RowStore::key(oldest), wanted.front().first);
+        ASSERT_EQ(rows.touched(oldest), wanted.front().second);
+        at.erase(wanted.front().first);
+        wanted.pop_front();
+        ASSERT_TRUE(rows.Remove(RowStore::key(oldest)));
+      }
+      rows.Touch(rows.Add(key), now);
+    } else if (random() % 16 == 0) {  // one from the middle
+      ASSERT_TRUE(rows.Remove(key));
+      wanted.erase(it->second);
+      at.erase(it);
+      continue;
+    } else {
+      rows.Touch(rows.Find(key), now);
+      wanted.erase(it->second);
+    }
+    wanted.emplace_back(key, now);
+    at[key] = std::prev(wanted.end());
+  }
+  while (rows.size() > 0) {
+    ASSERT_EQ(RowStore::key(rows.Oldest()), wanted.front().first);
+    rows.Remove(wanted.front().first);
+    wanted.pop_front();
+  }
+  EXPECT_TRUE(wanted.empty());
+}
+
+TEST(RowStore, OrderOfUseComesBackFromWhenRowsWereTouched) {
+  RowStore rows(1, 0, /*keeps_use=*/true);
+  // In ascending order of Mix64 within each moment, as messages have them.
+  std::vector<uint64_t> order;
+  for (uint64_t key = 0; key < 500; ++key) order.push_back(key);
+  std::sort(order.begin(), order.end(),
+            [](uint64_t a, uint64_t b) { return Mix64(a) < Mix64(b); });
+  for (int64_t now = 0; now < 5; ++now) {
+    for (uint64_t key : order) {
+      if (key % 5 != static_cast<uint64_t>(now)) continue;
+      rows.Touch(rows.Add(key), now);
+    }
+  }
+  RowStore copy(1, 0, /*keeps_use=*/true);
+  for (int64_t i = rows.size() - 1; i >= 0; --i) {
+    const uint64_t key = RowStore::key(rows.At(i));
+    copy.SetTouched(copy.Add(key), rows.touched(rows.At(i)), 4);
+  }
+  copy.SortByUse();
+  while (rows.size() > 0) {
+    const uint64_t key = RowStore::key(rows.Oldest());
+    ASSERT_EQ(RowStore::key(copy.Oldest()), key);
+    ASSERT_EQ(copy.touched(copy.Oldest()), rows.touched(rows.Oldest()));
+    rows.Remove(key);
+    copy.Remove(key);
+  }
+}
+
+TEST(RowStore, TimesBeyond32BitsTellInWhichOrderRowsWereTouched) {
+  RowStore rows(1, 0, /*keeps_use=*/true);
+  constexpr int64_t kAge = RowStore::kExactAge;
+  rows.Touch(rows.Add(1), 5);
+  rows.Touch(rows.Add(2), 3 * kAge);
+  rows.Touch(rows.Add(3), 10 * kAge + 7);
+  rows.Touch(rows.Find(2), 11 * kAge - 1);
+  EXPECT_EQ(rows.touched(rows.Find(2)), 11 * kAge - 1);
+  EXPECT_EQ(rows.touched(rows.Find(3)), 10 * kAge + 7);
+  EXPECT_EQ(RowStore::key(rows.Oldest()), 1u);
+  EXPECT_GE(11 * kAge - 1 - rows.touched(rows.Find(1)), kAge);
 }
 
 }  // namespace

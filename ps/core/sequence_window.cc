@@ -1,5 +1,6 @@
 #include "weft/ps/core/sequence_window.h"
 
+#include "absl/numeric/bits.h"
 #include "weft/base/check.h"
 
 namespace weft::ps {
@@ -30,6 +31,22 @@ void SequenceWindow::Mark(uint64_t sequence) {
   const uint64_t shift = sequence - high_;
   mask_ = (shift == kWidth ? 0 : mask_ << shift) | 1;
   high_ = sequence;
+}
+
+void SequenceWindow::SkipTo(uint64_t through) {
+  if (through >= high_) {
+    high_ = through;
+    mask_ = ~uint64_t{0};
+    return;
+  }
+  const uint64_t age = high_ - through;
+  if (age < kWidth) mask_ |= ~uint64_t{0} << age;
+}
+
+uint64_t SequenceWindow::through() const {
+  if (mask_ == ~uint64_t{0}) return high_;
+  const int oldest_missing = 63 - absl::countl_zero(~mask_);
+  return high_ - static_cast<uint64_t>(oldest_missing) - 1;
 }
 
 }  // namespace weft::ps

@@ -32,7 +32,25 @@ class SequenceWindow {
   // Remembers that `sequence` was applied. REQUIRES: Ask(sequence) == kNew.
   void Mark(uint64_t sequence);
 
+  // Takes all up to `through` for applied: the client will not send them again.
+  void SkipTo(uint64_t through);
+
+  // One that travels: what mask() gave; of others too, whatever they are.
+  static SequenceWindow Of(uint64_t high, uint64_t mask) {
+    SequenceWindow window;
+    window.high_ = high;
+    window.mask_ = mask;
+    return window;
+  }
+  uint64_t mask() const { return mask_; }
+
   uint64_t high() const { return high_; }  // the highest number applied
+  // All up to this one were applied, and the next one was not.
+  uint64_t through() const;
+
+  friend bool operator==(const SequenceWindow& a, const SequenceWindow& b) {
+    return a.high_ == b.high_ && a.mask_ == b.mask_;
+  }
 
  private:
   uint64_t high_ = 0;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <random>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -80,6 +81,34 @@ TEST(SequenceWindow, AgreesWithASetUnderRandomResends) {
       if (random() % 2 == 0) outstanding.erase(outstanding.begin() + i);
     }
   }
+}
+
+TEST(SequenceWindow, SaysThroughWhichNumberAllWereApplied) {
+  SequenceWindow window;
+  EXPECT_EQ(window.through(), 0u);
+  for (const auto& [applied, through] :
+       std::vector<std::pair<uint64_t, uint64_t>>{
+           {1, 1}, {3, 1}, {5, 1}, {2, 3}, {4, 5}, {64, 5}}) {
+    window.Mark(applied);
+    EXPECT_EQ(window.through(), through) << applied;
+  }
+}
+
+TEST(SequenceWindow, TakesWhatIsSkippedForApplied) {
+  SequenceWindow window;
+  window.Mark(3);
+  window.SkipTo(1);
+  EXPECT_EQ(window.through(), 1u);
+  EXPECT_EQ(window.Ask(2), Answer::kNew);
+  EXPECT_EQ(window.Ask(70), Answer::kTooFar) << "2 would look applied";
+  window.SkipTo(2);
+  EXPECT_EQ(window.through(), 3u);
+  window.SkipTo(100);
+  EXPECT_EQ(window.through(), 100u);
+  EXPECT_EQ(window.Ask(99), Answer::kDuplicate);
+  EXPECT_EQ(window.Ask(101), Answer::kNew);
+  window.SkipTo(7);
+  EXPECT_EQ(window.through(), 100u);
 }
 
 }  // namespace

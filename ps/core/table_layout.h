@@ -9,12 +9,14 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "weft/optimizer/rules/update_rule.h"
 #include "weft/proto/ps.pb.h"
+#include "weft/ps/core/row_life.h"
 
 namespace weft::ps {
 
@@ -27,13 +29,27 @@ inline constexpr int64_t kMinSliceElements = 1024;
 inline constexpr int64_t kMaxSliceElements = 65536;
 inline constexpr int64_t kMaxElements = int64_t{1} << 40;
 inline constexpr int kMaxShards = 65536;
+// RowLife: rows of a table, and bytes.
+inline constexpr int64_t kMaxRows = int64_t{1} << 40;
+inline constexpr int64_t kMaxTableBytes = int64_t{1} << 50;
 
 // Of a dense table.
 int64_t SlicesOf(int64_t elements);
 
+// A dense table is slices of a vector, not rows: TableLayout::Create refuses a
+// rule for it that must see rows or whole parameters (optimizer::Scope). In a
+// sparse table a row is both.
+
 // Fills in defaults (partitions). kInvalidArgument names the field, what was
 // found and what is allowed.
 absl::StatusOr<v1::TableSpec> CheckedSpec(v1::TableSpec spec);
+
+// In words; empty if they are equal.
+std::string DifferenceOf(const v1::TableSpec& found,
+                         const v1::TableSpec& wanted);
+// `restored` with what may change when a job goes on from a checkpoint: of the
+// rule its numbers, not those that decide which slots there are.
+v1::TableSpec WithChanges(v1::TableSpec restored, const v1::TableSpec& wanted);
 
 class TableLayout {
  public:
@@ -46,6 +62,15 @@ class TableLayout {
   int64_t dim() const { return dim_; }  // elements of the longest row
   int slots() const { return slots_; }
   const std::string& slot_name(int i) const { return rule_->slots()[i].name; }
+  // Whether slot `i` has one value for a row, as the rule's Slot says.
+  bool slot_is_per_row(int i) const { return rule_->slots()[i].is_per_row; }
+  // Elements of slot `i` of a row of `length`.
+  int64_t SlotLength(int i, int64_t length) const {
+    return slot_is_per_row(i) ? 1 : length;
+  }
+  // Where slot `i` begins in a row, and how long the longest row is with all.
+  int64_t SlotOffset(int i) const { return slot_offsets_[i]; }
+  int64_t row_floats() const { return slot_offsets_.back(); }
 
   // Elements of row `key`. DENSE: slices are dim() long but the last.
   int64_t RowLength(uint64_t key) const;
@@ -53,16 +78,23 @@ class TableLayout {
 
   void InitialWeights(uint64_t key, absl::Span<float> weights) const;
 
-  // A row is `dim()` weights, then `dim()` elements of each slot; of these the
-  // first `length` count.
+  // A row is `dim()` weights, then of each slot `dim()` elements, or one per
+  // row; of `dim()` the first `length` count.
   void InitialSlots(float* row, int64_t length) const;
   void Apply(const optimizer::StepContext& step, float* row,
-             const float* gradient, int64_t length) const {
-    ApplyTo(step, row, dim_, gradient, length);
+             const float* gradient, int64_t length) const;
+  // Whether rows of one step may be one row for the rule: it works element by
+  // element. Else each is given to it alone and whole.
+  bool may_join_rows() const {
+    return rule_->scope() == optimizer::Scope::kElement;
   }
-  // As Apply, on weights and slots that lie `stride` floats apart.
-  void ApplyTo(const optimizer::StepContext& step, float* weights,
-               int64_t stride, const float* gradient, int64_t length) const;
+  // As Apply, on weights and slots that lie `length` floats apart. REQUIRES:
+  // may_join_rows().
+  void ApplyJoined(const optimizer::StepContext& step, float* weights,
+                   const float* gradient, int64_t length) const;
+  // What bounds a partition; none of it: any() is false.
+  const RowLimits& limits() const { return limits_; }
+
   // Whether the result of Apply depends on the step.
   bool uses_step() const { return uses_step_; }
 
@@ -74,6 +106,8 @@ class TableLayout {
   const int slots_;
   const bool uses_step_;
   const int64_t dim_;
+  const std::vector<int64_t> slot_offsets_;  // and the end of the last one
+  RowLimits limits_;
   const uint64_t seed_;  // of the initial values, the table's name mixed in
 };
 

@@ -160,5 +160,134 @@ TEST(TableLayout, SettingsThatNoBuildKnowsOrThatOverflowAreRefused) {
       [](auto& s) { s.set_orphans(static_cast<v1::TableSpec::Orphans>(9)); });
 }
 
+TEST(TableLayout, RuleThatMustSeeRowsIsRefusedForADenseTable) {
+  const auto refuses = [](auto change, const char* why) {
+    v1::TableSpec spec = Dense(5000);
+    change(*spec.mutable_rule());
+    EXPECT_THAT(TableLayout::Create(spec),
+                StatusIs(absl::StatusCode::kInvalidArgument, why));
+    EXPECT_THAT(TableLayout::Create(spec),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         "or a SPARSE table with the parameter's rows"));
+    v1::TableSpec sparse = Sparse();
+    *sparse.mutable_rule() = spec.rule();
+    EXPECT_THAT(TableLayout::Create(sparse), IsOk());
+  };
+  refuses([](auto& rule) { rule.mutable_lamb(); },
+          "table 'model': lamb looks at whole rows");
+  refuses([](auto& rule) { rule.mutable_rowwise_adagrad(); },
+          "rowwise_adagrad looks at whole rows");
+  refuses([](auto& rule) { rule.set_clip_norm(1); },
+          "sgd with clip_norm looks at whole rows");
+  v1::TableSpec spec = Dense(5000);
+  spec.mutable_rule()->set_clip_value(1);
+  EXPECT_THAT(TableLayout::Create(spec), IsOk());
+}
+
+TEST(TableLayout, SlotOfARowTakesOneFloat) {
+  v1::TableSpec spec = Sparse();
+  spec.mutable_rule()->mutable_rowwise_adagrad();
+  const auto rowwise = *TableLayout::Create(spec);
+  EXPECT_EQ(rowwise->row_floats(), 5);
+  EXPECT_EQ(rowwise->SlotOffset(0), 4);
+  EXPECT_EQ(rowwise->SlotLength(0, 4), 1);
+  EXPECT_FALSE(rowwise->may_join_rows());
+  spec.mutable_rule()->mutable_adam();
+  const auto adam = *TableLayout::Create(spec);
+  EXPECT_EQ(adam->row_floats(), 12);
+  EXPECT_EQ(adam->SlotOffset(1), 8);
+  EXPECT_EQ(adam->SlotLength(1, 4), 4);
+  EXPECT_TRUE(adam->may_join_rows());
+}
+
+TEST(TableLayout, RestoredTableMayNotChangeWhichSlotsThereAre) {
+  v1::TableSpec restored = Sparse(), wanted = Sparse();
+  const auto may_become = [&] {
+    return DifferenceOf(WithChanges(restored, wanted), wanted).empty();
+  };
+  auto* from = restored.mutable_rule()->mutable_rmsprop();
+  auto* to = wanted.mutable_rule()->mutable_rmsprop();
+  from->set_momentum(0.5);
+  to->set_momentum(0.9);
+  wanted.mutable_rule()->set_clip_value(3);
+  EXPECT_TRUE(may_become());
+  to->set_momentum(0);  // two slots too, but of another meaning
+  to->set_centered(true);
+  EXPECT_FALSE(may_become());
+  restored.mutable_rule()->mutable_adam();
+  wanted.mutable_rule()->mutable_adam()->set_lr(0.5);
+  EXPECT_TRUE(may_become());
+  wanted.mutable_rule()->mutable_adam()->set_amsgrad(true);
+  EXPECT_FALSE(may_become());
+}
+
+TEST(TableLayout, NamesTheFieldOfALifeThatIsUnfit) {
+  using L = v1::RowLife;
+  const auto refuses = [](auto change, const char* field) {
+    v1::TableSpec spec = Sparse();
+    spec.set_partitions(8);
+    change(*spec.mutable_life());
+    EXPECT_THAT(TableLayout::Create(spec),
+                StatusIs(absl::StatusCode::kInvalidArgument, field));
+  };
+  refuses([](L& l) { l.set_max_rows(7); }, "life.max_rows is 7, wanted 8 to");
+  refuses([](L& l) { l.set_max_rows(-1); }, "life.max_rows");
+  refuses([](L& l) { l.set_max_bytes(100); }, "life.max_bytes is 100, wanted");
+  refuses([](L& l) { l.set_max_bytes(-1); }, "life.max_bytes");
+  refuses(
+      [](L& l) {
+        l.set_max_rows(100);
+        l.set_max_bytes(10000);
+      },
+      "one of the two");
+  refuses([](L& l) { l.set_idle_versions(-3); }, "life.idle_versions");
+  refuses([](L& l) { l.set_idle_versions(int64_t{1} << 31); },
+          "life.idle_versions");
+  refuses([](L& l) { l.set_drop_versions(3); }, "life.drop_versions");
+  refuses([](L& l) { l.set_admit_after(-1); }, "life.admit_after");
+  refuses([](L& l) { l.set_admit_after(201); }, "life.admit_after");
+  refuses([](L& l) { l.set_admit_counters(64); }, "life.admit_counters");
+  for (const int counters : {-1, 8, 100, 1 << 17}) {
+    refuses(
+        [&](L& l) {
+          l.set_admit_after(2);
+          l.set_admit_counters(counters);
+        },
+        "life.admit_counters");
+  }
+  for (const double odds : {-0.5, 1.5, static_cast<double>(NAN)}) {
+    refuses([&](L& l) { l.set_admit_probability(odds); },
+            "life.admit_probability");
+  }
+  refuses(
+      [](L& l) {
+        l.set_admit_after(2);
+        l.set_admit_probability(0.5);
+      },
+      "one of the two");
+  v1::TableSpec dense = Dense(100);
+  dense.mutable_life()->set_idle_versions(1);
+  EXPECT_THAT(TableLayout::Create(dense),
+              StatusIs(absl::StatusCode::kInvalidArgument, "DENSE"));
+}
+
+TEST(TableLayout, PartitionsShareTheBoundsOfTheirTable) {
+  v1::TableSpec spec = Sparse();
+  spec.set_partitions(8);
+  EXPECT_FALSE((*TableLayout::Create(spec))->limits().any());
+  spec.mutable_life();
+  EXPECT_FALSE((*TableLayout::Create(spec))->limits().any());
+  EXPECT_FALSE((*TableLayout::Create(spec))->spec().has_life());
+  spec.mutable_life()->set_max_rows(100);
+  EXPECT_EQ((*TableLayout::Create(spec))->limits().most_rows, 12);
+  spec.mutable_life()->clear_max_rows();
+  spec.mutable_life()->set_max_bytes(8 * 1000);
+  // Four floats, and what row_store.h says beside them.
+  EXPECT_EQ((*TableLayout::Create(spec))->limits().most_rows,
+            1000 / (16 + 24 + 11));
+  spec.mutable_life()->set_admit_after(2);
+  EXPECT_EQ((*TableLayout::Create(spec))->spec().life().admit_counters(), 1024);
+}
+
 }  // namespace
 }  // namespace weft::ps

@@ -1,0 +1,164 @@
+#include "weft/ps/export/merge.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <set>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
+#include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/checkpoint/little_endian.h"
+
+namespace weft::ps {
+namespace {
+
+using checkpoint::CheckpointDirectory;
+using checkpoint::FileRecord;
+using checkpoint::TensorEntry;
+using checkpoint::WritableFile;
+
+// "partition" of the one file.
+std::string PartitionsOf(const SavedTable& table) {
+  std::string bytes;
+  for (const SavedTable::Place& place : table.places) {
+    bytes += checkpoint::LittleEndian64(place.part.partition);
+    bytes += checkpoint::LittleEndian64(place.part.rows);
+  }
+  return bytes;
+}
+
+// A column of the table, which all its files have in one form.
+absl::StatusOr<TensorEntry> EntryOf(const SavedTable& table,
+                                    const TableFile::Column& column) {
+  int64_t items = 0;
+  for (const TableFile* file : table.files) {
+    const TableFile::Column* const here = file->FindColumn(column.name);
+    if (here == nullptr || here->dtype != column.dtype ||
+        here->item_bytes != column.item_bytes ||
+        here->is_matrix != column.is_matrix ||
+        file->columns().size() != table.files.front()->columns().size()) {
+      return absl::DataLossError(absl::StrCat(
+          "checkpoint shard ", file->where(), ": wanted the tensors of ",
+          table.files.front()->where(), ", with '", column.name, "'"));
+    }
+    items += static_cast<int64_t>(here->bytes.size()) /
+             std::max<int64_t>(here->item_bytes, 1);
+  }
+  TensorEntry entry;
+  entry.name = column.name;
+  entry.dtype = column.dtype;
+  entry.shape = {items};
+  if (column.is_matrix) {
+    entry.shape.push_back(column.item_bytes / ItemSize(column.dtype));
+  }
+  return entry;
+}
+
+absl::Status WriteTable(const SavedTable& table, WritableFile& file) {
+  std::vector<TensorEntry> entries;
+  for (const TableFile::Column& column : table.files.front()->columns()) {
+    WEFT_ASSIGN_OR_RETURN(entries.emplace_back(), EntryOf(table, column));
+  }
+  const std::string partitions = PartitionsOf(table);
+  entries.push_back({"partition",
+                     DType::kI64,
+                     {static_cast<int64_t>(table.places.size()), 2}});
+  checkpoint::Metadata metadata = table.files.front()->metadata();
+  metadata["server"] = "0";
+  metadata["version"] = absl::StrCat(table.version);
+  metadata.erase("learning_rate");
+  const std::string rates = table.rates.Format();
+  if (!rates.empty()) metadata["learning_rate"] = rates;
+  WEFT_ASSIGN_OR_RETURN(const std::string front,
+                        checkpoint::SafetensorsFront(entries, metadata));
+  WEFT_RETURN_IF_ERROR(file.Append(front));
+  for (const TensorEntry& entry : entries) {
+    if (entry.name == "partition") {
+      WEFT_RETURN_IF_ERROR(file.Append(partitions));
+      continue;
+    }
+    for (const SavedTable::Place& place : table.places) {
+      WEFT_RETURN_IF_ERROR(file.Append(
+          TableFile::BytesOf(*place.file->FindColumn(entry.name), place.part)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The manifest's names are shard-NNNNN.safetensors.
+int NumberOf(const FileRecord& record) {
+  return std::stoi(record.name.substr(6, 5));
+}
+
+absl::StatusOr<std::vector<FileRecord>> WriteFiles(
+    const SavedCheckpoint& from, CheckpointDirectory& directory,
+    const std::string& attempt) {
+  std::vector<FileRecord> records;
+  std::set<int> taken;
+  for (const SavedCheckpoint::File& file : from.files()) {
+    if (file.table != nullptr) continue;
+    const int number = NumberOf(file.record);
+    taken.insert(number);
+    WEFT_ASSIGN_OR_RETURN(
+        records.emplace_back(),
+        directory.AddShard(attempt, number, file.record.writer,
+                           [&](WritableFile& out) {
+                             return out.Append(file.mapped->bytes());
+                           }));
+  }
+  int next = 0;
+  for (const auto& [name, table] : from.tables()) {
+    while (taken.count(next) > 0) ++next;
+    const SavedTable& whole = table;
+    WEFT_ASSIGN_OR_RETURN(records.emplace_back(),
+                          directory.AddShard(attempt, next++, "weft ckpt merge",
+                                             [&](WritableFile& out) {
+                                               return WriteTable(whole, out);
+                                             }));
+  }
+  return records;
+}
+
+absl::Status CheckIsElsewhere(const SavedCheckpoint& from,
+                              const std::string& to) {
+  std::error_code ignored;
+  const std::filesystem::path source = from.path();
+  if (!std::filesystem::equivalent(source.parent_path(), to, ignored)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "a merged checkpoint goes to another directory than ", to,
+      ", where its servers may be saving one now; give another --out"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> Merge(const SavedCheckpoint& from,
+                                  const std::string& to) {
+  WEFT_RETURN_IF_ERROR(CheckIsElsewhere(from, to));
+  CheckpointDirectory::Options options;
+  options.path = to;
+  options.keep_last = CheckpointDirectory::Options::kKeepAll;
+  WEFT_ASSIGN_OR_RETURN(const auto directory,
+                        CheckpointDirectory::Open(options));
+  WEFT_ASSIGN_OR_RETURN(const std::string attempt,
+                        directory->Begin(from.manifest().step));
+  absl::StatusOr<std::string> name = [&]() -> absl::StatusOr<std::string> {
+    WEFT_ASSIGN_OR_RETURN(std::vector<FileRecord> files,
+                          WriteFiles(from, *directory, attempt));
+    return directory->Commit(attempt, std::move(files),
+                             from.manifest().metadata);
+  }();
+  if (!name.ok()) {
+    directory->Abandon(attempt);
+    return name;
+  }
+  WEFT_RETURN_IF_ERROR(SavedCheckpoint::Open(to, *name).status());
+  return name;
+}
+
+}  // namespace weft::ps

@@ -1,0 +1,28 @@
+// Merge: a checkpoint of many servers as one with a file for each table, which
+// servers restore like any other.
+//
+// Thread-safety: functions without state.
+
+#ifndef WEFT_PS_EXPORT_MERGE_H_
+#define WEFT_PS_EXPORT_MERGE_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "weft/ps/export/saved_checkpoint.h"
+
+namespace weft::ps {
+
+// Writes `from` into the directory `to`, which is made if it is not there, as a
+// checkpoint of the same step and metadata; returns its name. Tables get the
+// first numbers of files, those of trainers keep theirs. Bytes are copied as
+// they lie in the files, and the result is read back: it needs no memory for
+// tables.
+//   kInvalidArgument   `to` is where `from` is: the servers write there
+//   kResourceExhausted the disk is full; what was written is removed
+absl::StatusOr<std::string> Merge(const SavedCheckpoint& from,
+                                  const std::string& to);
+
+}  // namespace weft::ps
+
+#endif  // WEFT_PS_EXPORT_MERGE_H_

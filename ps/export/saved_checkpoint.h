@@ -1,0 +1,117 @@
+// SavedCheckpoint: a checkpoint of a directory, read where it lies: its files
+// are mapped, and no table is ever in memory.
+//
+// Memory: the manifest, the headers, and 48 bytes for each partition of each
+// table.
+//
+// Thread-safety: immutable once it is open.
+
+#ifndef WEFT_PS_EXPORT_SAVED_CHECKPOINT_H_
+#define WEFT_PS_EXPORT_SAVED_CHECKPOINT_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "weft/checkpoint/manifest.h"
+#include "weft/checkpoint/mapped_file.h"
+#include "weft/checkpoint/safetensors.h"
+#include "weft/ps/core/rate_changes.h"
+#include "weft/ps/export/table_file.h"
+
+namespace weft::ps {
+
+// A table of all its files.
+struct SavedTable {
+  struct Place {
+    const TableFile* file = nullptr;
+    TableFile::Part part;
+  };
+  v1::TableSpec spec;
+  // SYNC: rounds. ASYNC: pushes, of the server that had applied the most.
+  int64_t version = 0;
+  RateChanges rates;
+  std::vector<const TableFile*> files;
+  std::vector<Place> places;  // by partition
+  int64_t rows = 0;
+};
+
+class SavedCheckpoint {
+ public:
+  struct File {
+    checkpoint::FileRecord record;
+    std::string path;
+    std::unique_ptr<const checkpoint::MappedFile> mapped;  // null: not there
+    checkpoint::SafetensorsHeader header;
+    std::unique_ptr<const TableFile> table;  // null: a trainer's own
+
+    // The bytes of a tensor of `header`.
+    absl::string_view BytesOf(const checkpoint::TensorEntry& entry) const {
+      return mapped->bytes().substr(header.bytes + entry.begin,
+                                    entry.end - entry.begin);
+    }
+  };
+  struct Options {
+    // Compares each file with its size and hashes in the manifest.
+    bool check_digests = true;
+    // And each row of a table with its partition.
+    bool check_rows = true;
+    // Only this table's files; empty: all.
+    std::string table;
+  };
+
+  // The names of the checkpoints of `directory`, oldest first. kNotFound if it
+  // is not there; nothing is made.
+  static absl::StatusOr<std::vector<std::string>> List(
+      const std::string& directory);
+  // The name of a checkpoint: `name` itself, "latest", or the checkpoint that
+  // has this label (CheckpointDirectory::SetName). kNotFound.
+  static absl::StatusOr<std::string> Resolve(const std::string& directory,
+                                             const std::string& name);
+
+  // Opens all that can be opened. `problems` gets what is wrong, each with the
+  // path: of the manifest, then of each file, then of each table.
+  static std::unique_ptr<SavedCheckpoint> Examine(
+      const std::string& directory, const std::string& name,
+      const Options& options, std::vector<absl::Status>& problems);
+  // The same; fails with the first problem.
+  static absl::StatusOr<std::unique_ptr<SavedCheckpoint>> Open(
+      const std::string& directory, const std::string& name,
+      const Options& options);
+  static absl::StatusOr<std::unique_ptr<SavedCheckpoint>> Open(
+      const std::string& directory, const std::string& name) {
+    return Open(directory, name, Options());
+  }
+
+  const std::string& name() const { return name_; }
+  const std::string& path() const { return path_; }  // of its directory
+  const checkpoint::Manifest& manifest() const { return manifest_; }
+  const std::vector<File>& files() const { return files_; }
+  const std::map<std::string, SavedTable>& tables() const { return tables_; }
+  // kNotFound names the tables that there are.
+  absl::StatusOr<const SavedTable*> Table(const std::string& table) const;
+
+ private:
+  SavedCheckpoint(const std::string& directory, const std::string& name)
+      : directory_(directory), name_(name), path_(directory + "/" + name) {}
+  absl::Status ReadManifest();
+  absl::Status OpenFile(File& file, const Options& options);
+  absl::Status AddToTable(const TableFile& file);
+  absl::Status CheckTable(const SavedTable& table, bool check_rows) const;
+
+  const std::string directory_;
+  const std::string name_;
+  const std::string path_;
+  checkpoint::Manifest manifest_;
+  std::vector<File> files_;
+  std::map<std::string, SavedTable> tables_;
+};
+
+}  // namespace weft::ps
+
+#endif  // WEFT_PS_EXPORT_SAVED_CHECKPOINT_H_

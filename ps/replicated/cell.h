@@ -1,0 +1,185 @@
+// Cell: what a ReplicatedTable has of one partition, and what its functions
+// hand to each other. For replicated_table.cc and table_requests.cc.
+//
+// Thread-safety: as each of them says.
+
+#ifndef WEFT_PS_REPLICATED_CELL_H_
+#define WEFT_PS_REPLICATED_CELL_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "weft/base/bytes.h"
+#include "weft/base/clock.h"
+#include "weft/base/future.h"
+#include "weft/base/mutex.h"
+#include "weft/proto/ps.pb.h"
+#include "weft/ps/core/byte_budget.h"
+#include "weft/ps/core/partition.h"
+#include "weft/ps/core/rate_changes.h"
+#include "weft/ps/core/replica.h"
+#include "weft/ps/core/round_gate.h"
+#include "weft/ps/replicated/frame.h"
+#include "weft/ps/replicated/replicated_table.h"
+
+namespace weft::ps {
+
+inline WorkerKey KeyOf(const v1::Key& key) { return {key.id(), key.epoch()}; }
+
+// The part of a shard in a round.
+struct RoundPayload {
+  uint64_t opening = 0;
+  Bytes payload;
+  ByteBudget::Hold hold;
+  ByteBudget::Hold rows;  // that it could make
+};
+
+// A request, of whose spans each is answered by its partition. Result:
+// v1::PushReply or Pulled.
+//
+// Thread-safety: thread-safe.
+template <typename Result>
+class ReplicatedTable::SpanCall {
+ public:
+  explicit SpanCall(int spans) : left_(spans) {
+    auto* const answers = reply().mutable_spans();
+    answers->Reserve(spans);
+    for (int i = 0; i < spans; ++i) answers->Add();
+    if constexpr (kReads) result_.values.resize(spans);
+  }
+  Future<Result> future() { return promise_.future(); }
+
+  // `values`: of a pull. True with the last: then Finish.
+  bool Answer(int span, const ps::Answer& answer, const absl::Status& refused,
+              Bytes values = Bytes()) ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    v1::SpanAnswer& to = *reply().mutable_spans(span);
+    to.set_code(static_cast<int>(answer.code));
+    to.set_epoch(answer.epoch);
+    to.set_sequence(answer.sequence);
+    to.set_stable_through(answer.stable_through);
+    if (!refused.ok()) {
+      to.set_status(refused.raw_code());
+      to.set_message(std::string(refused.message()));
+    }
+    reply().set_map_epoch(std::max(reply().map_epoch(), answer.map_epoch));
+    if constexpr (kReads) result_.values[span] = std::move(values);
+    return --left_ == 0;
+  }
+  void SetPartition(int span, uint32_t partition) {
+    reply().mutable_spans(span)->set_partition(partition);
+  }
+  void Finish() {
+    if constexpr (kReads) {  // of the spans that were read
+      size_t read = 0;
+      for (int i = 0; i < reply().spans_size(); ++i) {
+        const v1::SpanAnswer& span = reply().spans(i);
+        if (span.code() != static_cast<int>(Code::kOk) || span.status() != 0) {
+          continue;
+        }
+        if (read != static_cast<size_t>(i)) {
+          result_.values[read] = std::move(result_.values[i]);
+        }
+        ++read;
+      }
+      result_.values.resize(read);
+    }
+    promise_.Set(std::move(result_));
+  }
+
+ private:
+  static constexpr bool kReads = std::is_same_v<Result, Pulled>;
+
+  auto& reply() {
+    if constexpr (kReads) {
+      return result_.reply;
+    } else {
+      return result_;
+    }
+  }
+
+  Promise<Result> promise_;
+  Mutex mu_;
+  Result result_;
+  int left_;
+};
+
+// What is done in one go, of any number of partitions.
+//
+// Thread-safety: one thread.
+struct ReplicatedTable::Work {
+  // Once no lock is held.
+  std::vector<absl::AnyInvocable<void()>> answers;
+  std::vector<MapChange> proposals;
+  bool learns_map = false;
+  bool fills_next = false;  // a partition may be copied now
+
+  // Memory that partition after partition uses.
+  std::vector<Replica::Action> actions;
+  // What NowOf has given, and how often.
+  std::shared_ptr<const Leases> leases;
+  Instant time;
+  int given = 0;
+
+  // The call has its last answer.
+  template <typename Call>
+  void End(std::shared_ptr<Call> call) {
+    answers.push_back([call = std::move(call)] { call->Finish(); });
+  }
+};
+
+struct ReplicatedTable::Cell {
+  struct Pushing {
+    std::shared_ptr<PushCall> call;
+    int span = 0;
+  };
+  struct Reading {
+    std::shared_ptr<PullCall> call;
+    int span = 0;
+    ReadRequest request;
+    Bytes keys;
+    Bytes values;
+    Instant deadline;
+    bool is_parked = false;
+  };
+
+  Cell(int number, Replica its_replica, const TableLayout* layout,
+       std::shared_ptr<ByteBudget> memory)
+      : partition(number),
+        replica(std::move(its_replica)),
+        rows(layout, std::move(memory)),
+        gate(0) {}
+
+  const int partition;
+  mutable Mutex mu;
+  Replica replica ABSL_GUARDED_BY(mu);
+  Partition rows ABSL_GUARDED_BY(mu);
+  RateChanges rates ABSL_GUARDED_BY(mu);
+  // SYNC: rounds that are in the rows. The replica may have counted more, whose
+  // kApply is still to be done.
+  int64_t rounds ABSL_GUARDED_BY(mu) = 0;
+  RoundGate<RoundPayload> gate ABSL_GUARDED_BY(mu);  // of the primary
+  uint64_t last_token ABSL_GUARDED_BY(mu) = 0;
+  absl::flat_hash_map<uint64_t, Pushing> pushes
+      ABSL_GUARDED_BY(mu);                                // by token
+  std::map<uint64_t, Reading> reads ABSL_GUARDED_BY(mu);  // by token
+  // For the backup that is being filled; else null.
+  std::unique_ptr<const CopyInPieces> copy ABSL_GUARDED_BY(mu);
+  bool is_in_line ABSL_GUARDED_BY(mu) = false;  // of fills_
+  // What came with the message of this moment; else null.
+  const PartitionCopy* loading ABSL_GUARDED_BY(mu) = nullptr;
+};
+
+}  // namespace weft::ps
+
+#endif  // WEFT_PS_REPLICATED_CELL_H_

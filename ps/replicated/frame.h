@@ -1,0 +1,124 @@
+// Frame: one change of a partition, as its client sends it, its primary logs it
+// and its backup applies it.
+//
+// In bytes, in the order of the host: the kind, a count, and then the keys and
+// the floats of their rows, or the round and the scale of a learning rate. A
+// dense table's keys are slices.
+//
+// Thread-safety: immutable.
+
+#ifndef WEFT_PS_REPLICATED_FRAME_H_
+#define WEFT_PS_REPLICATED_FRAME_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "weft/base/bytes.h"
+#include "weft/proto/ps.pb.h"
+#include "weft/ps/core/partition.h"
+#include "weft/ps/core/placement.h"
+#include "weft/ps/core/rate_changes.h"
+#include "weft/ps/core/replication.h"
+#include "weft/ps/core/table_layout.h"
+
+namespace weft::ps {
+
+// Of which level a table is.
+Durability LevelOf(const v1::TableSpec& spec);
+
+struct Frame {
+  enum class Kind : uint64_t {
+    kGradient = 1,  // one step of the rule on each row
+    kPut = 2,       // first values of rows that are not there
+    kRate = 3,      // RateChanges::Set
+  };
+  Kind kind = Kind::kGradient;
+  // kGradient, kPut. They point into the bytes.
+  absl::Span<const uint64_t> keys;
+  const float* values = nullptr;
+  int64_t floats = 0;
+  // kRate; a negative round: from now on (ASYNC).
+  int64_t round = 0;
+  double scale = 1;
+};
+
+Bytes EncodeRows(Frame::Kind kind, absl::Span<const uint64_t> keys,
+                 absl::Span<const float> values);
+// The same of rows that lie apart.
+Bytes EncodeSeparateRows(Frame::Kind kind, absl::Span<const uint64_t> keys,
+                         absl::Span<const absl::Span<const float>> rows);
+Bytes EncodeRate(int64_t round, double scale);
+
+// The same where many frames share one memory: how many words one takes, and
+// what writes all of it but the floats, whose place it returns.
+size_t FrameWords(size_t keys, int64_t floats);
+float* WriteFrame(Frame::Kind kind, absl::Span<const uint64_t> keys,
+                  uint64_t* to);
+// Of the words of a frame, its bytes.
+size_t FrameBytes(size_t keys, int64_t floats);
+
+// The keys of a pull.
+Bytes EncodeKeys(absl::Span<const uint64_t> keys);
+
+// `bytes` at an address that suits their contents; copied only if need be.
+Bytes Aligned(Bytes bytes);
+// The same of each; what must be copied shares one memory.
+std::vector<Bytes> AlignedAll(absl::Span<const Bytes> all);
+
+// The keys of kGradient in the order that DecodeFrame wants.
+Bytes EncodeSum(const TableLayout& layout, SpanSum sum);
+
+// A frame as anyone may send it; it points into `bytes`, which are Aligned.
+// kInvalidArgument: it is none, or its keys are not of `partition`, or do not
+// strictly ascend, by Mix64 or, of a dense table, by slice.
+absl::StatusOr<Frame> DecodeFrame(const Bytes& bytes, const TableLayout& layout,
+                                  const Placement& placement, int partition);
+// The same of bytes that DecodeFrame has checked.
+Frame DecodeCheckedFrame(const Bytes& bytes);
+absl::StatusOr<absl::Span<const uint64_t>> DecodeKeys(
+    const Bytes& bytes, const TableLayout& layout, const Placement& placement,
+    int partition);
+
+// A copy of a partition's rows and learning rates, and back. kInvalidArgument
+// as CheckImage.
+Bytes EncodeCopy(const PartitionImage& image, const RateChanges& rates);
+
+// The same in pieces, each of about `most_bytes` or of one row: at least one.
+// They are encoded one at a time.
+class CopyInPieces {
+ public:
+  CopyInPieces(const TableLayout& layout, PartitionImage image,
+               RateChanges rates, int64_t most_bytes);
+  uint32_t pieces() const { return static_cast<uint32_t>(ends_.size()); }
+  int64_t bytes() const { return bytes_; }  // about, of all
+  // REQUIRES: piece < pieces().
+  Bytes Encode(uint32_t piece) const;
+
+ private:
+  // The rows, and their floats, that come before the end of a piece.
+  struct End {
+    size_t rows = 0;
+    size_t floats = 0;
+  };
+  PartitionImage image_;
+  RateChanges rates_;
+  std::vector<End> ends_;
+  int64_t bytes_ = 0;
+};
+
+struct PartitionCopy {
+  PartitionImage image;
+  RateChanges rates;
+};
+absl::StatusOr<PartitionCopy> DecodeCopy(const Bytes& bytes,
+                                         const TableLayout& layout,
+                                         const Placement& placement,
+                                         int partition);
+
+}  // namespace weft::ps
+
+#endif  // WEFT_PS_REPLICATED_FRAME_H_

@@ -1,0 +1,166 @@
+#include "weft/ps/replicated/replica_session.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "weft/base/check.h"
+#include "weft/base/driver.h"
+#include "weft/base/start_thread.h"
+#include "weft/base/status_macros.h"
+#include "weft/base/steady_deadline.h"
+#include "weft/ps/replicated/service.h"
+
+namespace weft::ps {
+namespace {
+
+constexpr absl::Duration kTick = absl::Milliseconds(20);
+constexpr absl::Duration kAskTimeout = absl::Seconds(1);
+
+}  // namespace
+
+ReplicaSession::ReplicaSession(Options options) : options_(std::move(options)) {
+  WEFT_CHECK(options_.agent != nullptr && !options_.servers.empty());
+}
+
+absl::StatusOr<std::shared_ptr<ReplicaSession>> ReplicaSession::Begin(
+    Options options, absl::Duration timeout) {
+  std::shared_ptr<ReplicaSession> session(
+      new ReplicaSession(std::move(options)));
+  const Instant give_up = SteadyClock().Now() + timeout;
+  for (;;) {
+    rpc::Target target = [&] {
+      MutexLock lock(session->mu_);
+      return session->NextToAsk();
+    }();
+    const absl::StatusOr<v1::MapReply> reply = rpc::Call(target, &GetMap);
+    absl::Status status = reply.status();
+    if (reply.ok()) status = session->TakeMap(reply->map());
+    if (status.ok()) break;
+    // This worker is out of its job, or ends.
+    if (absl::IsAborted(status) || absl::IsFailedPrecondition(status)) {
+      return status;
+    }
+    if (SteadyClock().Now() + kTick >= give_up) return status;
+    const BlockingScope blocking;
+    absl::SleepFor(kTick);
+  }
+  WEFT_ASSIGN_OR_RETURN(
+      session->thread_,
+      StartThread("a client of tables with two replicas",
+                  [weak = std::weak_ptr<ReplicaSession>(session),
+                   end = session->end_] { Run(weak, *end); }));
+  return session;
+}
+
+ReplicaSession::~ReplicaSession() {
+  {
+    MutexLock lock(end_->mu);
+    end_->is_over = true;
+  }
+  end_->changed.NotifyAll();
+  if (!thread_.joinable()) return;
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();  // it sees the end, and touches this no more
+  } else {
+    thread_.join();
+  }
+}
+
+PartitionMap ReplicaSession::map() const {
+  MutexLock lock(mu_);
+  return map_;
+}
+
+rpc::Target ReplicaSession::NextToAsk() {
+  return options_.agent->To(options_.servers[next_++ % options_.servers.size()],
+                            kAskTimeout);
+}
+
+absl::Status ReplicaSession::TakeMap(const std::string& encoded) {
+  WEFT_ASSIGN_OR_RETURN(const PartitionMap map, PartitionMap::Decode(encoded));
+  {
+    MutexLock lock(mu_);
+    if (map.epoch() <= map_.epoch()) return absl::OkStatus();
+    if (map_.epoch() > 0 && map.entries() != map_.entries()) {
+      return absl::InvalidArgumentError(absl::StrCat("a map of ", map.entries(),
+                                                     " entries came, wanted ",
+                                                     map_.entries()));
+    }
+    map_ = map;
+  }
+  for (const auto& follower : Followers()) follower->OnMap(map);
+  return absl::OkStatus();
+}
+
+void ReplicaSession::Learn() {
+  std::optional<rpc::Target> target;
+  {
+    MutexLock lock(mu_);
+    if (is_asking_) return;
+    is_asking_ = true;
+    target = NextToAsk();
+  }
+  rpc::CallAsync(*target, &GetMap)
+      .OnReady(
+          [weak = weak_from_this()](const absl::StatusOr<v1::MapReply>& reply) {
+            const auto self = weak.lock();
+            if (self == nullptr) return;
+            {
+              MutexLock lock(self->mu_);
+              self->is_asking_ = false;
+            }
+            if (reply.ok()) (void)self->TakeMap(reply->map());
+          });
+}
+
+void ReplicaSession::LearnFromAll() {
+  std::vector<Future<v1::MapReply>> asked;
+  for (const std::string& server : options_.servers) {
+    asked.push_back(
+        rpc::CallAsync(options_.agent->To(server, kAskTimeout), &GetMap));
+  }
+  for (const Future<v1::MapReply>& one : asked) {
+    const auto reply = one.Wait(2 * kAskTimeout);
+    if (reply.ok()) (void)TakeMap(reply->map());
+  }
+}
+
+void ReplicaSession::Add(const std::weak_ptr<MapFollower>& follower) {
+  MutexLock lock(mu_);
+  followers_.push_back(follower);
+}
+
+std::vector<std::shared_ptr<MapFollower>> ReplicaSession::Followers() {
+  MutexLock lock(mu_);
+  std::vector<std::shared_ptr<MapFollower>> live;
+  std::vector<std::weak_ptr<MapFollower>> kept;
+  for (std::weak_ptr<MapFollower>& weak : followers_) {
+    if (auto follower = weak.lock()) {
+      live.push_back(std::move(follower));
+      kept.push_back(std::move(weak));
+    }
+  }
+  followers_ = std::move(kept);
+  return live;
+}
+
+void ReplicaSession::Run(const std::weak_ptr<ReplicaSession>& weak, End& end) {
+  for (;;) {
+    {
+      MutexLock lock(end.mu);
+      const auto until = SteadyDeadline(kTick);
+      while (!end.is_over && end.changed.WaitUntil(end.mu, until)) {
+      }
+      if (end.is_over) return;
+    }
+    const std::shared_ptr<ReplicaSession> self = weak.lock();
+    if (self == nullptr) return;
+    for (const auto& follower : self->Followers()) {
+      follower->OnTick(SteadyClock().Now());
+    }
+  }
+}
+
+}  // namespace weft::ps

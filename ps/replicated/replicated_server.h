@@ -1,0 +1,201 @@
+// ReplicatedServer: the tables of one parameter server of a job with two
+// replicas, its leases, and what it says to the other servers.
+//
+//   ps::ReplicatedServer server(options);
+//   server.OnServers(...);            // at each change of the membership
+//   agent.SetLocal(&server);          // now it answers the functions of
+//                                     // replicated/service.h
+//
+// A thread of its own keeps the time: pings, leases, silence.
+//
+// Thread-safety: thread-safe.
+
+#ifndef WEFT_PS_REPLICATED_REPLICATED_SERVER_H_
+#define WEFT_PS_REPLICATED_REPLICATED_SERVER_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "weft/base/clock.h"
+#include "weft/base/mutex.h"
+#include "weft/proto/ps.pb.h"
+#include "weft/ps/core/byte_budget.h"
+#include "weft/ps/core/leases.h"
+#include "weft/ps/core/openings.h"
+#include "weft/ps/core/partition_map.h"
+#include "weft/ps/replicated/map_keeper.h"
+#include "weft/ps/replicated/replicated_table.h"
+#include "weft/ps/replicated/server_links.h"
+#include "weft/rendezvous/store.h"
+#include "weft/rpc/agent.h"
+
+namespace weft::ps {
+
+class ReplicatedServer final : public ReplicaHost {
+ public:
+  struct Options {
+    rpc::Agent* agent = nullptr;         // outlives the server
+    rendezvous::Store* store = nullptr;  // of the job; outlives the server
+    WorkerKey self;
+    uint32_t host = 0;  // servers of equal numbers can be lost together
+    // Of the first map: how the partitions are grouped.
+    int entries = 16;
+    int max_tables = 1024;
+    int64_t round_budget = int64_t{8} << 30;  // as ServerOptions
+    int64_t table_memory = 0;                 // as ServerOptions
+    // A server that says nothing for so long is taken for gone. Longer than the
+    // lease, so that a backup that takes over need not wait for its end.
+    absl::Duration silence = absl::Seconds(1);
+    // A backup that is heard of, but takes nothing of what it lacks for so
+    // long, is dropped: it may only be busy.
+    absl::Duration stall = absl::Seconds(5);
+    LeaseOptions leases = {absl::Milliseconds(800), absl::Seconds(9), 0.01,
+                           absl::Milliseconds(100)};
+  };
+  explicit ReplicatedServer(Options options);
+  ~ReplicatedServer() override;
+
+  // As MapKeeper::OnServers.
+  void OnServers(std::vector<PartitionMap::Server> live,
+                 std::vector<WorkerKey> exited, int expected);
+
+  // Server's, of server.h.
+  absl::StatusOr<v1::TableStats> OpenTable(const v1::TableSpec& spec,
+                                           const Caller& caller,
+                                           uint64_t client, uint64_t opened_at)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<std::shared_ptr<ReplicatedTable>> Find(
+      absl::string_view name) const ABSL_LOCKS_EXCLUDED(mu_);
+  // kUnavailable: the caller is gone, and comes late.
+  absl::Status CheckCaller(const Caller& caller) const ABSL_LOCKS_EXCLUDED(mu_);
+  void Forget(WorkerKey worker) ABSL_LOCKS_EXCLUDED(mu_);
+  void DeclareDead(int rank) ABSL_LOCKS_EXCLUDED(mu_);
+  void Admit(int rank) ABSL_LOCKS_EXCLUDED(mu_);
+  void Shutdown(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu_);
+  v1::ServerStats Stats() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  using Tables = std::map<std::string, std::shared_ptr<ReplicatedTable>>;
+  Tables tables() const ABSL_LOCKS_EXCLUDED(mu_);
+  // kUnavailable, to ask again, unless that is the newest map here.
+  absl::Status CheckMap(uint64_t epoch) const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // kUnavailable: a checkpoint is being restored, and not all is there yet.
+  absl::Status CheckRestored() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Replaces all tables; of each the spec and all rows. `generation` is above
+  // that of any table before, and the same at all servers.
+  struct Restored {
+    v1::TableSpec spec;
+    TableShard::Image image;
+  };
+  // Returns the epoch of the map by which that was done: if it is asked again
+  // for the same generation, of that time. No table is served before the map is
+  // of this generation.
+  absl::StatusOr<uint64_t> Replace(
+      const std::map<std::string, Restored>& tables, uint64_t generation)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // From other servers.
+  v1::LeasePing OnPing(WorkerKey from, const v1::LeasePing& ping)
+      ABSL_LOCKS_EXCLUDED(leases_mu_);
+  // kInvalidArgument as DecodeBatch.
+  absl::Status OnBatch(WorkerKey from, const v1::ReplicaBatch& batch,
+                       const std::vector<Bytes>& payloads)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Moves all that the server of that WorkerKey::id has to others, or lets it
+  // take part again. OK: the map says so; the moves go on after that, and
+  // whoever asked for them need not be there.
+  //   kUnavailable         it is on the way: ask again
+  //   kFailedPrecondition  as PartitionMap::Apply
+  absl::Status SetDrained(uint32_t server, bool is_drained);
+
+  // The newest map, encoded; empty: none yet.
+  std::string encoded_map() const { return keeper_->encoded(); }
+  PartitionMap map() const { return keeper_->map(); }
+
+  // ReplicaHost.
+  std::shared_ptr<const Leases> leases() override
+      ABSL_LOCKS_EXCLUDED(leases_mu_);
+  void Enqueue(WorkerKey to, Envelope envelope) override {
+    links_.Enqueue(to, std::move(envelope));
+  }
+  void Flush() override { links_.Flush(); }
+  void Propose(const MapChange& change) override;
+  void LearnMap() override;
+
+ private:
+  void OnMap(const PartitionMap& map) ABSL_LOCKS_EXCLUDED(mu_, leases_mu_);
+  void OnContact(Instant asked, uint64_t map_epoch)
+      ABSL_LOCKS_EXCLUDED(leases_mu_);
+  // The table that messages of `from` are for; null: there is none.
+  absl::StatusOr<std::shared_ptr<ReplicatedTable>> TableOf(
+      WorkerKey from, const ReceivedRun& run) ABSL_LOCKS_EXCLUDED(mu_);
+  // Counts a call that uses this server to its end; false: it is ending.
+  bool BeginCall() ABSL_LOCKS_EXCLUDED(ticks_mu_);
+  void EndCall() ABSL_LOCKS_EXCLUDED(ticks_mu_);
+  void Tick() ABSL_LOCKS_EXCLUDED(mu_, leases_mu_);
+  void TickTables(Instant now) ABSL_LOCKS_EXCLUDED(mu_, leases_mu_);
+  // Of entries without partitions here no replica says that they are in sync.
+  void MarkEmptyEntries(Instant now) ABSL_LOCKS_EXCLUDED(mu_, leases_mu_);
+  void RunTicks();
+  // The same of a table, or, if it is null, of one that is not there.
+  absl::Status CheckTableRestored(const ReplicatedTable* table) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Publish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(leases_mu_);
+  ReplicatedTable::Options TableOptions(const v1::TableSpec& spec,
+                                        uint64_t generation);
+
+  const Options options_;
+  const std::shared_ptr<ByteBudget> budget_;
+  const std::shared_ptr<ByteBudget> memory_;
+
+  Mutex leases_mu_;
+  Leases leases_ ABSL_GUARDED_BY(leases_mu_);
+  // Of leases_; made anew with each of its changes.
+  std::shared_ptr<const Leases> published_ ABSL_GUARDED_BY(leases_mu_);
+  uint64_t map_epoch_ ABSL_GUARDED_BY(leases_mu_) = 0;
+  // Pings to the coordinator that were not answered: number and moment.
+  std::deque<std::pair<uint64_t, Instant>> asked_ ABSL_GUARDED_BY(leases_mu_);
+
+  mutable Mutex mu_;
+  PartitionMap map_ ABSL_GUARDED_BY(mu_);
+  // That all tables know.
+  uint64_t told_epoch_ ABSL_GUARDED_BY(mu_) = 0;
+  Tables tables_ ABSL_GUARDED_BY(mu_);
+  uint64_t generation_ ABSL_GUARDED_BY(mu_) = 0;       // the newest of a table
+  uint64_t restored_ ABSL_GUARDED_BY(mu_) = 0;         // by Replace...
+  uint64_t restored_by_ ABSL_GUARDED_BY(mu_) = 0;      // ... and by which map
+  std::set<std::string> unused_ ABSL_GUARDED_BY(mu_);  // restored, not opened
+  std::set<int> dead_ ABSL_GUARDED_BY(mu_);
+  std::map<uint32_t, rendezvous::Epoch> gone_ ABSL_GUARDED_BY(mu_);
+  absl::Status shut_down_ ABSL_GUARDED_BY(mu_);
+
+  Mutex ticks_mu_;
+  CondVar ticks_end_;
+  bool is_ending_ ABSL_GUARDED_BY(ticks_mu_) = false;
+  int calls_ ABSL_GUARDED_BY(ticks_mu_) = 0;  // pings under way
+
+  ServerLinks links_;
+  std::unique_ptr<MapKeeper> keeper_;
+  std::thread ticks_;
+};
+
+// The client's number of pushes, by which all servers know it.
+ClientId ClientIdOf(WorkerKey worker, uint64_t client);
+
+}  // namespace weft::ps
+
+#endif  // WEFT_PS_REPLICATED_REPLICATED_SERVER_H_

@@ -1,0 +1,691 @@
+#include "weft/ps/replicated/replicated_table.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/base/check.h"
+#include "weft/base/status_macros.h"
+#include "weft/ps/core/cut.h"
+#include "weft/ps/core/openings.h"
+#include "weft/ps/replicated/cell.h"
+
+namespace weft::ps {
+namespace {
+
+// How long what a closed client has pushed may still come from the primary.
+constexpr absl::Duration kClosedFor = absl::Seconds(10);
+
+// Of a copy: one is on its way while the next one waits.
+constexpr uint32_t kMostPieces = 2;
+
+// What goes to a server is kept until it is there (ServerLinks), and waits in
+// line where a backup is slower than its primary: sent again too soon it would
+// make the line longer.
+constexpr absl::Duration kResendAfter = absl::Seconds(1);
+
+// For so many partitions the time and the leases are read once.
+constexpr int kPartitionsOfATime = 64;
+
+int64_t RoundsOf(const Marks& marks) {
+  const auto rounds = marks.find(kRounds);
+  return rounds == marks.end() ? 0
+                               : static_cast<int64_t>(rounds->second.through());
+}
+
+}  // namespace
+
+// --- Making ------------------------------------------------------------------
+
+absl::StatusOr<std::unique_ptr<ReplicatedTable>> ReplicatedTable::Create(
+    Options options, const PartitionMap& map, const TableShard::Image* image) {
+  WEFT_CHECK(options.host != nullptr && map.epoch() > 0);
+  WEFT_ASSIGN_OR_RETURN(auto layout, TableLayout::Create(options.spec));
+  if (layout->spec().mode() == v1::TableSpec::SYNC &&
+      layout->spec().durability() == v1::TableSpec::NONE) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "table '", layout->spec().name(),
+        "': durability NONE is for ASYNC tables: a round of which a part is "
+        "lost would never close"));
+  }
+  options.replica.level = LevelOf(layout->spec());
+  options.replica.fills_when_told = true;
+  options.replica.most_pieces = kMostPieces;
+  options.replica.resend_after = kResendAfter;
+  std::unique_ptr<ReplicatedTable> table(
+      new ReplicatedTable(std::move(options), std::move(layout)));
+  table->entries_ = map.entries();
+  const v1::TableSpec& spec = table->spec();
+  std::vector<bool> holds_rows(spec.partitions(), !table->layout_->is_dense());
+  if (table->layout_->is_dense()) {
+    const Placement one(spec.name(), spec.partitions(), 1);
+    const std::vector<DensePart> cut = CutDense(*table->layout_, one);
+    for (const DensePart::Group& group : cut[0].groups) {
+      holds_rows[group.partition] = true;
+    }
+  }
+  const int64_t version = image == nullptr ? 0 : image->version;
+  Marks marks;
+  if (table->is_sync() && version > 0) {
+    marks[kRounds].SkipTo(static_cast<uint64_t>(version));
+  }
+  table->cells_.resize(spec.partitions());
+  for (int p = 0; p < spec.partitions(); ++p) {
+    if (!holds_rows[p]) continue;
+    Replica replica(table->options_.self, table->EntryOf(p),
+                    table->options_.replica, marks);
+    table->cells_[p] = std::make_unique<Cell>(
+        p, std::move(replica), table->layout_.get(), table->options_.memory);
+  }
+  if (image != nullptr) {
+    for (const auto& [p, rows] : image->partitions) {
+      if (p < 0 || p >= spec.partitions()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("table '", spec.name(), "' has no partition ", p));
+      }
+      WEFT_RETURN_IF_ERROR(
+          CheckImage(*table->layout_, table->placement_, p, rows));
+      Cell* const cell = table->cells_[p].get();
+      if (cell == nullptr) continue;
+      MutexLock lock(cell->mu);
+      cell->rows.Load(rows);
+      cell->rates = image->rates;
+      cell->rounds = version;
+    }
+  }
+  table->OnMap(map);
+  for (const auto& cell : table->cells_) {
+    if (image == nullptr || cell == nullptr) continue;
+    MutexLock lock(cell->mu);
+    // Of partitions that other servers have, nothing is kept.
+    if (!cell->replica.has_role()) cell->rows.Load({{}, {}, {}, {}});
+  }
+  return table;
+}
+
+ReplicatedTable::ReplicatedTable(Options options,
+                                 std::unique_ptr<TableLayout> layout)
+    : options_(std::move(options)),
+      layout_(std::move(layout)),
+      placement_(spec().name(), spec().partitions(), 1),
+      identity_(std::make_shared<const TableIdentity>(
+          TableIdentity{spec(), options_.generation})) {}
+
+ReplicatedTable::~ReplicatedTable() {
+  Shutdown(absl::CancelledError("the table was dropped"));
+}
+
+// --- What a replica asks for -------------------------------------------------
+
+Now ReplicatedTable::NowOf(Work& work) const {
+  if (work.given++ % kPartitionsOfATime == 0) {
+    work.leases = options_.host->leases();
+    work.time = SteadyClock().Now();
+  }
+  return {work.time, *work.leases};
+}
+
+void ReplicatedTable::On(
+    int partition,
+    absl::FunctionRef<void(Cell& cell, const Now& now, Work& work)> fn,
+    Work& work) {
+  Cell& cell = *cells_[partition];
+  MutexLock lock(cell.mu);
+  const Now now = NowOf(work);
+  fn(cell, now, work);
+  Do(cell, work);
+  if (is_sync()) {
+    CloseRounds(cell, now);
+    Do(cell, work);
+  }
+  if (!cell.reads.empty()) {
+    AskParked(cell, now);
+    Do(cell, work);
+  }
+  // It is there, or was for a backup that is another one by now.
+  if (cell.copy != nullptr && !cell.replica.is_filling()) {
+    SetCopy(cell, nullptr);
+    work.fills_next = true;
+  }
+  if (cell.replica.waits_to_fill() && !cell.is_in_line) {
+    cell.is_in_line = work.fills_next = true;
+    MutexLock table_lock(mu_);
+    fills_.emplace(EntryOf(partition), partition);
+  }
+}
+
+void ReplicatedTable::OnAll(
+    absl::FunctionRef<void(Cell& cell, const Now& now, Work& work)> fn) {
+  Work work;
+  for (const auto& cell : cells_) {
+    if (cell != nullptr) On(cell->partition, fn, work);
+  }
+  Finish(std::move(work));
+}
+
+void ReplicatedTable::Finish(Work work) {
+  // Before what goes to the backups, which nobody waits for as long.
+  for (auto& answer : work.answers) answer();
+  work.answers.clear();
+  if (work.fills_next) BeginFills(work);
+  for (auto& answer : work.answers) answer();
+  options_.host->Flush();
+  for (const MapChange& change : work.proposals) {
+    options_.host->Propose(change);
+  }
+  if (work.learns_map) options_.host->LearnMap();
+}
+
+void ReplicatedTable::SetCopy(Cell& cell,
+                              std::unique_ptr<const CopyInPieces> copy)
+    ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  if (cell.copy != nullptr) copied_bytes_ -= cell.copy->bytes();
+  cell.copy = std::move(copy);
+  if (cell.copy != nullptr) copied_bytes_ += cell.copy->bytes();
+}
+
+void ReplicatedTable::BeginFills(Work& work) {
+  while (copied_bytes_ < options_.copy_bytes) {
+    int partition = 0;
+    {
+      MutexLock lock(mu_);
+      if (fills_.empty()) return;
+      partition = fills_.begin()->second;
+      fills_.erase(fills_.begin());
+    }
+    On(
+        partition,
+        [](Cell& cell, const Now& now, Work&) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+          cell.is_in_line = false;
+          cell.replica.BeginFill(now);
+        },
+        work);
+  }
+}
+
+void ReplicatedTable::Do(Cell& cell,
+                         Work& work) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  while (cell.replica.has_actions()) {
+    cell.replica.TakeActions(work.actions);
+    for (Replica::Action& action : work.actions) DoOne(cell, action, work);
+  }
+}
+
+void ReplicatedTable::DoOne(Cell& cell, Replica::Action& action,
+                            Work& work) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  using Kind = Replica::Action::Kind;
+  switch (action.kind) {
+    case Kind::kServe: {
+      cell.gate = RoundGate<RoundPayload>(
+          is_sync() ? spec().shards() : 0,
+          spec().orphans() == v1::TableSpec::WAIT ? Orphans::kWait
+                                                  : Orphans::kRetire,
+          cell.replica.NextRound());
+      MutexLock lock(mu_);
+      for (int rank : dead_) cell.gate.DeclareDead(rank);
+      return;
+    }
+    case Kind::kApply:
+      return Apply(cell, action.log_entry);
+    case Kind::kLoad:
+      WEFT_CHECK(cell.loading != nullptr);
+      if (action.message.piece == 0) {
+        cell.rows.Load(cell.loading->image);
+      } else {
+        cell.rows.Add(cell.loading->image);
+      }
+      cell.rates = cell.loading->rates;
+      cell.rounds = RoundsOf(action.message.marks);  // they come last
+      return;
+    case Kind::kCopy:
+      SetCopy(cell,
+              std::make_unique<CopyInPieces>(*layout_, cell.rows.Image(),
+                                             cell.rates, options_.piece_bytes));
+      return cell.replica.OnCopied(cell.copy->pieces());
+    case Kind::kDrop:
+      cell.rows.Load(PartitionImage{{}, {}, {}, {}});
+      cell.rates = RateChanges();
+      cell.rounds = 0;
+      return;
+    case Kind::kSend:
+      return Send(cell, action);
+    case Kind::kAnswerPush: {
+      const auto it = cell.pushes.find(action.answer.token);
+      if (it == cell.pushes.end()) return;
+      const Cell::Pushing pushing = std::move(it->second);
+      cell.pushes.erase(it);
+      if (pushing.call->Answer(pushing.span, action.answer, absl::OkStatus())) {
+        work.End(pushing.call);
+      }
+      return;
+    }
+    case Kind::kRead:
+      return Read(cell, action.answer.token);
+    case Kind::kAnswerRead:
+      return AnswerRead(cell, action.answer, work);
+    case Kind::kPropose:
+      work.proposals.push_back(action.change);
+      return;
+    case Kind::kLearnMap:
+      work.learns_map = true;
+      return;
+  }
+}
+
+void ReplicatedTable::Send(Cell& cell, Replica::Action& action)
+    ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  Envelope envelope;
+  envelope.table = identity_;
+  envelope.partition = cell.partition;
+  envelope.message = std::move(action.message);
+  if (envelope.message.kind == ReplicaMessage::Kind::kFill) {
+    WEFT_CHECK(cell.copy != nullptr);
+    envelope.copy = cell.copy->Encode(envelope.message.piece);
+    MutexLock lock(mu_);
+    envelope.openings = clients_.All();
+  }
+  options_.host->Enqueue(action.to, std::move(envelope));
+}
+
+void ReplicatedTable::Read(Cell& cell,
+                           uint64_t token) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  Cell::Reading& reading = cell.reads.at(token);
+  const absl::Span<const uint64_t> keys(
+      reinterpret_cast<const uint64_t*>(reading.keys.data()),
+      reading.keys.size() / sizeof(uint64_t));
+  int64_t floats = 0;
+  for (uint64_t key : keys) floats += layout_->RowLength(key);
+  std::vector<float> values(floats);
+  cell.rows.Read(keys, values.data());
+  reading.values = Bytes::Own(std::move(values));
+}
+
+void ReplicatedTable::AnswerRead(Cell& cell, const Answer& answer,
+                                 Work& work) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  const auto it = cell.reads.find(answer.token);
+  if (it == cell.reads.end()) return;
+  Cell::Reading& reading = it->second;
+  // A round that is still open: until it closes, or the deadline.
+  if (is_sync() && answer.code == Code::kBehind) {
+    reading.is_parked = true;
+    return;
+  }
+  if (reading.call->Answer(reading.span, answer, absl::OkStatus(),
+                           std::move(reading.values))) {
+    work.End(reading.call);
+  }
+  cell.reads.erase(it);
+}
+
+void ReplicatedTable::Apply(Cell& cell, const LogEntry& entry)
+    ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  const Frame frame = DecodeCheckedFrame(entry.payload);
+  const bool is_round = is_sync() && entry.mark.client == kRounds;
+  const int64_t round = static_cast<int64_t>(entry.mark.sequence) - 1;
+  switch (frame.kind) {
+    case Frame::Kind::kGradient: {
+      ps::PushSpan span;
+      span.keys = frame.keys;
+      span.values = frame.values;
+      cell.rows.ApplySum({span}, 1.0f, cell.rates.At(is_round ? round : 0));
+      break;
+    }
+    case Frame::Kind::kPut: {
+      const float* values = frame.values;
+      for (uint64_t key : frame.keys) {
+        const int64_t length = layout_->RowLength(key);
+        cell.rows.Put(key, absl::MakeConstSpan(values, length));
+        values += length;
+      }
+      break;
+    }
+    case Frame::Kind::kRate:
+      // Its primary has seen that it fits.
+      (void)(is_sync() ? cell.rates.Set(frame.round, frame.scale, cell.rounds)
+                       : cell.rates.SetAlways(frame.scale));
+      break;
+  }
+  if (!is_round) return;
+  cell.rounds = round + 1;
+  cell.rates.Trim(cell.rounds);
+}
+
+void ReplicatedTable::CloseRounds(Cell& cell, const Now& now)
+    ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  while (cell.replica.is_primary() && cell.replica.HasRoom()) {
+    const std::vector<RoundPayload> parts = cell.gate.Close();
+    if (parts.empty()) return;
+    std::vector<ps::PushSpan> spans;
+    for (const RoundPayload& part : parts) {
+      const Frame frame = DecodeCheckedFrame(part.payload);
+      ps::PushSpan span;
+      span.keys = frame.keys;
+      span.values = frame.values;
+      spans.push_back(span);
+    }
+    const float scale = spec().reduction() == v1::TableSpec::MEAN
+                            ? 1.0f / static_cast<float>(parts.size())
+                            : 1.0f;
+    const Bytes sum =
+        parts.size() == 1 && scale == 1.0f
+            ? parts[0].payload
+            : EncodeSum(*layout_, SumSpans(*layout_, spans, scale));
+    cell.replica.AppendRound(
+        sum, static_cast<int>(parts.size()) == cell.gate.shards(), now);
+  }
+}
+
+void ReplicatedTable::AskParked(Cell& cell,
+                                const Now& now) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  std::vector<ReadRequest> due;
+  for (auto& [token, reading] : cell.reads) {
+    if (!reading.is_parked) continue;
+    const bool is_seen = cell.replica.AppliedThrough(reading.request.client) >=
+                         reading.request.through;
+    if (!is_seen && cell.replica.is_primary()) continue;
+    reading.is_parked = false;
+    due.push_back(reading.request);
+  }
+  for (const ReadRequest& request : due) cell.replica.OnRead(request, now);
+}
+
+// --- Events ------------------------------------------------------------------
+
+void ReplicatedTable::OnMap(const PartitionMap& map) {
+  WEFT_CHECK_EQ(map.entries(), entries_);
+  OnAll([&](Cell& cell, const Now& now, Work&) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    const bool had_role = cell.replica.is_primary();
+    cell.replica.OnMap(map, now);
+    // Clients send the parts of open rounds to the next primary.
+    if (had_role && !cell.replica.is_primary()) {
+      cell.gate = RoundGate<RoundPayload>(0);
+    }
+  });
+}
+
+void ReplicatedTable::Tick() {
+  bool is_over = false;
+  {
+    MutexLock lock(mu_);
+    is_over = !closed_.empty() &&
+              SteadyClock().Now() - closed_.front().first >= kClosedFor;
+  }
+  if (is_over) DropClosed();
+  OnAll([&](Cell& cell, const Now& now, Work& work)
+            ABSL_NO_THREAD_SAFETY_ANALYSIS {
+              cell.replica.OnTick(now);
+              EndLateReads(cell, now, work);
+            });
+}
+
+void ReplicatedTable::EndLateReads(Cell& cell, const Now& now,
+                                   Work& work) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  for (auto it = cell.reads.begin(); it != cell.reads.end();) {
+    Cell::Reading& reading = it->second;
+    if (!reading.is_parked || now.time < reading.deadline) {
+      ++it;
+      continue;
+    }
+    const absl::Status late = absl::DeadlineExceededError(absl::StrCat(
+        "table '", spec().name(), "' partition ", cell.partition, " on ",
+        options_.self.ToString(), " did not reach version ",
+        reading.request.through, ": round ", cell.gate.open(), " waits for ",
+        MissingParts(cell)));
+    if (reading.call->Answer(reading.span, Answer(), late)) {
+      work.End(reading.call);
+    }
+    it = cell.reads.erase(it);
+  }
+}
+
+std::string ReplicatedTable::MissingParts(const Cell& cell) const
+    ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  const std::vector<int> missing = cell.gate.Missing();
+  return missing.empty() ? std::string("room in its log")
+                         : absl::StrCat("shards ", absl::StrJoin(missing, ", "),
+                                        " of ", cell.gate.shards());
+}
+
+void ReplicatedTable::OnMessages(WorkerKey from, ReceivedRun run) {
+  if (run.generation != options_.generation) return;
+  Work work;
+  for (Received& received : run.messages) {
+    const int partition = received.partition;
+    if (static_cast<size_t>(partition) >= cells_.size() ||
+        cells_[partition] == nullptr) {
+      continue;
+    }
+    ReplicaMessage& message = received.message;
+    message.entry = EntryOf(partition);
+    const bool fits = std::all_of(
+        message.entries.begin(), message.entries.end(),
+        [&](const LogEntry& entry) {
+          return DecodeFrame(entry.payload, *layout_, placement_, partition)
+              .ok();
+        });
+    if (!fits) continue;
+    PartitionCopy copy;
+    if (message.kind == ReplicaMessage::Kind::kFill) {
+      absl::StatusOr<PartitionCopy> decoded =
+          DecodeCopy(received.copy, *layout_, placement_, partition);
+      if (!decoded.ok()) continue;
+      copy = *std::move(decoded);
+      for (const auto& opening : received.said->openings()) {
+        // One that is closed here is closed there too.
+        Open({KeyOf(opening.worker()), opening.client(), opening.opened_at()})
+            .IgnoreError();
+      }
+    }
+    On(
+        partition,
+        [&](Cell& cell, const Now& now, Work& to)
+            ABSL_NO_THREAD_SAFETY_ANALYSIS {
+              cell.loading = &copy;
+              cell.replica.OnMessage(from, message, now);
+              Do(cell, to);
+              cell.loading = nullptr;
+            },
+        work);
+  }
+  Finish(std::move(work));
+}
+
+// --- Ranks, clients, checkpoints ---------------------------------------------
+
+void ReplicatedTable::DeclareDead(int rank) {
+  {
+    MutexLock lock(mu_);
+    dead_.insert(rank);
+  }
+  OnAll([&](Cell& cell, const Now&, Work&)
+            ABSL_NO_THREAD_SAFETY_ANALYSIS { cell.gate.DeclareDead(rank); });
+}
+
+void ReplicatedTable::Admit(int rank) {
+  {
+    MutexLock lock(mu_);
+    dead_.erase(rank);
+  }
+  OnAll([&](Cell& cell, const Now&, Work&)
+            ABSL_NO_THREAD_SAFETY_ANALYSIS { cell.gate.Admit(rank); });
+}
+
+absl::Status ReplicatedTable::Open(const OpenClients::Opening& opening) {
+  bool is_open = false;
+  bool has_closed = false;
+  {
+    MutexLock lock(mu_);
+    is_open = clients_.Open(opening);
+    const Instant now = SteadyClock().Now();
+    for (ClientId client : clients_.TakeClosed()) {
+      closed_.emplace_back(now, client);
+      has_closed = true;
+    }
+  }
+  if (has_closed) DropClosed();
+  if (is_open) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "table '", spec().name(), "': worker ", opening.worker.ToString(),
+      " has opened it ", Openings::kMostOfAWorker,
+      " times since, which closed this client; open it again"));
+}
+
+void ReplicatedTable::Forget(WorkerKey worker) {
+  {
+    MutexLock lock(mu_);
+    clients_.Forget(worker);
+    const Instant now = SteadyClock().Now();
+    for (ClientId client : clients_.TakeClosed()) {
+      closed_.emplace_back(now, client);
+    }
+  }
+  DropClosed();
+}
+
+void ReplicatedTable::DropClosed() {
+  std::vector<ClientId> closed;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [when, client] : closed_) closed.push_back(client);
+    const Instant now = SteadyClock().Now();
+    while (!closed_.empty() && now - closed_.front().first >= kClosedFor) {
+      closed_.pop_front();
+    }
+  }
+  if (closed.empty()) return;
+  OnAll([&](Cell& cell, const Now&, Work&) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    for (ClientId client : closed) cell.replica.Forget(client);
+  });
+}
+
+bool ReplicatedTable::Holds(int entry) const {
+  return std::any_of(cells_.begin(), cells_.end(), [&](const auto& cell) {
+    return cell != nullptr && EntryOf(cell->partition) == entry;
+  });
+}
+
+bool ReplicatedTable::IsReadyFor(MapChange::Kind change, int entry) const {
+  const std::shared_ptr<const Leases> leases = options_.host->leases();
+  const Now now = {SteadyClock().Now(), *leases};
+  for (const auto& cell : cells_) {
+    if (cell == nullptr || EntryOf(cell->partition) != entry) continue;
+    MutexLock lock(cell->mu);
+    const Replica& replica = cell->replica;
+    if ((change == MapChange::Kind::kMarkInSync &&
+         !replica.is_backup_ready()) ||
+        (change == MapChange::Kind::kTakeNext && !replica.is_next_ready()) ||
+        (change == MapChange::Kind::kHandOver &&
+         !replica.IsReadyToHandOver(now))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::string ReplicatedTable::DebugString(int partition) const {
+  const Cell* const cell = cells_[partition].get();
+  if (cell == nullptr) return "no rows";
+  const std::shared_ptr<const Leases> leases = options_.host->leases();
+  MutexLock lock(cell->mu);
+  const Instant now = SteadyClock().Now();
+  return absl::StrCat(
+      cell->replica.MayAnswer({now, *leases}) ? "may answer " : "is silent ",
+      cell->rounds, " rounds: ", cell->replica.Snapshot(now));
+}
+
+v1::TableStats ReplicatedTable::Stats() const {
+  v1::TableStats stats;
+  *stats.mutable_spec() = spec();
+  stats.set_initialized(true);
+  stats.set_learning_rate_scale(1);
+  stats.set_generation(options_.generation);
+  stats.set_refused_pushes(refused_pushes_);
+  for (const auto& cell : cells_) {
+    if (cell == nullptr) continue;
+    MutexLock lock(cell->mu);
+    if (!cell->replica.is_primary()) continue;
+    stats.set_rows(stats.rows() + cell->rows.rows());
+    stats.set_memory_bytes(stats.memory_bytes() + cell->rows.memory_bytes());
+    AddCounts(cell->rows.counts(), stats);
+    stats.set_version(std::max(
+        stats.version(),
+        is_sync() ? cell->rounds : static_cast<int64_t>(cell->replica.end())));
+    if (layout_->is_dense() && cell->rows.rows() == 0) {
+      stats.set_initialized(false);
+    }
+    stats.set_learning_rate_scale(cell->rates.At(is_sync() ? cell->rounds : 0));
+  }
+  return stats;
+}
+
+absl::StatusOr<TableShard::Image> ReplicatedTable::Save() const {
+  TableShard::Image image;
+  bool is_first = true;
+  for (const auto& cell : cells_) {
+    if (cell == nullptr) continue;
+    MutexLock lock(cell->mu);
+    if (!cell->replica.is_primary()) continue;
+    const std::shared_ptr<const Leases> leases = options_.host->leases();
+    if (!cell->replica.MayAnswer({SteadyClock().Now(), *leases})) {
+      return absl::UnavailableError(
+          absl::StrCat("table '", spec().name(), "': partition ",
+                       cell->partition, " may be another server's by now"));
+    }
+    if (is_sync() && !is_first && cell->rounds != image.version) {
+      return absl::UnavailableError(absl::StrCat(
+          "table '", spec().name(), "': partition ", cell->partition,
+          " is at version ", cell->rounds, ", others at ", image.version,
+          ": a round closes just now; save between two rounds"));
+    }
+    if (is_first) image.rates = cell->rates;
+    image.version = is_sync()
+                        ? cell->rounds
+                        : std::max(image.version,
+                                   static_cast<int64_t>(cell->replica.end()));
+    is_first = false;
+    image.partitions.emplace_back(cell->partition, cell->rows.Image());
+  }
+  return image;
+}
+
+TableShard::Image ReplicatedTable::ImageOfAll() const {
+  TableShard::Image image;
+  for (const auto& cell : cells_) {
+    if (cell == nullptr) continue;
+    MutexLock lock(cell->mu);
+    image.version = std::max(image.version, cell->rounds);
+    if (cell->rows.rows() > 0) image.rates = cell->rates;
+    image.partitions.emplace_back(cell->partition, cell->rows.Image());
+  }
+  return image;
+}
+
+void ReplicatedTable::Shutdown(const absl::Status& reason) {
+  {
+    MutexLock lock(mu_);
+    if (shut_down_.ok()) shut_down_ = reason;
+  }
+  Work ended;
+  for (const auto& cell : cells_) {
+    if (cell == nullptr) continue;
+    Cell& its = *cell;
+    MutexLock lock(its.mu);
+    for (auto& [token, pushing] : its.pushes) {
+      if (pushing.call->Answer(pushing.span, Answer(), reason)) {
+        ended.End(pushing.call);
+      }
+    }
+    its.pushes.clear();
+    for (auto& [token, reading] : its.reads) {
+      if (reading.call->Answer(reading.span, Answer(), reason)) {
+        ended.End(reading.call);
+      }
+    }
+    its.reads.clear();
+  }
+  for (auto& end : ended.answers) end();
+}
+
+}  // namespace weft::ps

@@ -1,0 +1,222 @@
+// ReplicatedTable: what one server of a job with two replicas has of one table:
+// a replica of each partition (ps/core/replica.h), whose part in it the map
+// tells, with its rows.
+//
+// SYNC: each partition has a gate for its rounds and closes them by itself; a
+// pull waits, as a parked Future, until the partition has closed the round that
+// it names. ASYNC: pushes are applied as they come.
+//
+// Thread-safety: thread-safe.
+
+#ifndef WEFT_PS_REPLICATED_REPLICATED_TABLE_H_
+#define WEFT_PS_REPLICATED_REPLICATED_TABLE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "weft/base/bytes.h"
+#include "weft/base/clock.h"
+#include "weft/base/future.h"
+#include "weft/base/mutex.h"
+#include "weft/proto/ps.pb.h"
+#include "weft/ps/core/byte_budget.h"
+#include "weft/ps/core/leases.h"
+#include "weft/ps/core/open_clients.h"
+#include "weft/ps/core/partition_map.h"
+#include "weft/ps/core/replica.h"
+#include "weft/ps/core/table_layout.h"
+#include "weft/ps/replicated/batch.h"
+#include "weft/ps/replicated/frame.h"
+#include "weft/ps/table_shard.h"
+
+namespace weft::ps {
+
+// What a table needs of its server, which has the tables: without it each of
+// the two would need the other's header.
+class ReplicaHost {
+ public:
+  virtual ~ReplicaHost() = default;
+  // The server's leases, with each grant that it made by a map older than the
+  // newest one that it has told its tables.
+  virtual std::shared_ptr<const Leases> leases() = 0;
+  // Puts `envelope` behind those that go to `to` already. Called under a
+  // partition's lock: it takes no lock of a table, and sends nothing yet.
+  virtual void Enqueue(WorkerKey to, Envelope envelope) = 0;
+  // Sends what was enqueued. Called without locks, as those below are.
+  virtual void Flush() = 0;
+  virtual void Propose(const MapChange& change) = 0;
+  virtual void LearnMap() = 0;
+};
+
+class ReplicatedTable {
+ public:
+  struct Options {
+    v1::TableSpec spec;
+    uint64_t generation = 0;  // grows when the table is restored
+    WorkerKey self;
+    // The limits of time; its level is the spec's.
+    ReplicaOptions replica;
+    std::shared_ptr<ByteBudget> budget;      // of parts of rounds; null: none
+    std::shared_ptr<ByteBudget> memory;      // of rows; null: any number
+    ReplicaHost* host = nullptr;             // outlives the table
+    int64_t piece_bytes = int64_t{1} << 18;  // of a copy of rows
+    // Of the copies that were made for backups and are not there yet: beyond it
+    // the next partition waits.
+    int64_t copy_bytes = int64_t{4} << 20;
+  };
+  // As TableLayout::Create. `image`: what a checkpoint holds of it, or null.
+  static absl::StatusOr<std::unique_ptr<ReplicatedTable>> Create(
+      Options options, const PartitionMap& map,
+      const TableShard::Image* image = nullptr);
+  ~ReplicatedTable();
+
+  const v1::TableSpec& spec() const { return layout_->spec(); }
+  uint64_t generation() const { return options_.generation; }
+
+  void OnMap(const PartitionMap& map);
+  // To be called about every 20 ms.
+  void Tick();
+  // Of primaries or backups; what does not fit is dropped.
+  void OnMessages(WorkerKey from, ReceivedRun run);
+
+  // Each span ends with a code, or a status if it is refused for good. The
+  // Future has the error of a request of which nothing was changed:
+  //   kInvalidArgument     it does not fit the table
+  //   kFailedPrecondition  a checkpoint was restored since the table was opened
+  Future<v1::PushReply> Push(const v1::PushRequest& request,
+                             const std::vector<Bytes>& payloads);
+  struct Pulled {
+    v1::PullReply reply;
+    std::vector<Bytes> values;  // of the spans of code OK, in their order
+  };
+  // Waits until `deadline` for rounds that are to be seen.
+  Future<Pulled> Pull(const v1::PullRequest& request,
+                      const std::vector<Bytes>& payloads, Instant deadline);
+
+  // SYNC: as TableShard's.
+  void DeclareDead(int rank);
+  void Admit(int rank);
+  // The client is open from now on, unless it is closed: kFailedPrecondition.
+  absl::Status Open(const OpenClients::Opening& opening)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Closes the clients of `worker`, and of earlier incarnations of it.
+  void Forget(WorkerKey worker) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Whether it has partitions of `entry`: a dense table may have fewer slices
+  // than the map has entries.
+  bool Holds(int entry) const;
+  // Whether the map may make a change that replicas of `entry` want, as far as
+  // those of this table go: kMarkInSync, kTakeNext, kHandOver. Others need not
+  // be agreed on.
+  bool IsReadyFor(MapChange::Kind change, int entry) const;
+
+  // For tests and for those who look for a fault: Replica::Snapshot.
+  std::string DebugString(int partition) const;
+
+  // Rows of this server's primaries, and their lowest version.
+  v1::TableStats Stats() const;
+  // Of this server's primaries. `version`: the newest of any; kUnavailable if
+  // they are of several, a round closes just now.
+  absl::StatusOr<TableShard::Image> Save() const;
+  // Of all copies here, for a table of another spec in place of this.
+  TableShard::Image ImageOfAll() const;
+
+  // Ends what waits, with `reason`; so ends what comes later.
+  void Shutdown(const absl::Status& reason);
+
+ private:
+  struct Cell;
+  struct Work;
+  template <typename Result>
+  class SpanCall;
+  using PushCall = SpanCall<v1::PushReply>;
+  using PullCall = SpanCall<Pulled>;
+
+  ReplicatedTable(Options options, std::unique_ptr<TableLayout> layout);
+
+  int EntryOf(int partition) const { return partition & (entries_ - 1); }
+  // The time and the leases, which are read for some partitions at once.
+  Now NowOf(Work& work) const;
+  // Runs `fn` on the cell under its lock, then what its replica asks for.
+  void On(int partition,
+          absl::FunctionRef<void(Cell& cell, const Now& now, Work& work)> fn,
+          Work& work);
+  void OnAll(
+      absl::FunctionRef<void(Cell& cell, const Now& now, Work& work)> fn);
+  // Without locks: sends, answers and proposes what `work` has collected.
+  void Finish(Work work) ABSL_LOCKS_EXCLUDED(mu_);
+  void Do(Cell& cell, Work& work);
+  void DoOne(Cell& cell, Replica::Action& action, Work& work);
+  void Send(Cell& cell, Replica::Action& action);
+  void Apply(Cell& cell, const LogEntry& entry);
+  void Read(Cell& cell, uint64_t token);
+  void AnswerRead(Cell& cell, const Answer& answer, Work& work);
+  void CloseRounds(Cell& cell, const Now& now);
+  void AskParked(Cell& cell, const Now& now);
+  void EndLateReads(Cell& cell, const Now& now, Work& work);
+  // The copy for the backup; null: it is used no longer.
+  void SetCopy(Cell& cell, std::unique_ptr<const CopyInPieces> copy);
+  // Copies the partitions that wait for it, as many as may be copied now.
+  void BeginFills(Work& work) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // A request's payloads, Aligned, and for each span what it is.
+  struct PushedSpans;
+  absl::StatusOr<PushedSpans> CheckPush(
+      const v1::PushRequest& request, const std::vector<Bytes>& payloads) const;
+  absl::StatusOr<std::vector<Bytes>> CheckPull(
+      const v1::PullRequest& request, const std::vector<Bytes>& payloads) const;
+  void PushSpan(Cell& cell, const v1::PushRequest& request, int span,
+                const PushedSpans& pushed,
+                const std::shared_ptr<PushCall>& call, const Now& now,
+                Work& work);
+  // Whether a change other than a part of a round may be made.
+  absl::Status CheckChange(const Cell& cell, const v1::PushSpan& span,
+                           const Frame& frame) const;
+  void GivePart(Cell& cell, const v1::PushRequest& request,
+                const PushRequest& push, const Bytes& payload, const Now& now,
+                Work& work);
+  absl::Status CheckFilled(const Cell& cell) const;
+  // Memory for the rows that a gradient could make.
+  absl::StatusOr<ByteBudget::Hold> HoldRows(const Cell& cell,
+                                            const Frame& frame);
+  // Drops what is known of clients that were closed.
+  void DropClosed() ABSL_LOCKS_EXCLUDED(mu_);
+  std::string MissingParts(const Cell& cell) const;
+  absl::Status StatusNow() const;
+  // Whether a request is for this table, as its client has opened it.
+  absl::Status CheckGeneration(uint64_t generation) const;
+  bool is_sync() const { return spec().mode() == v1::TableSpec::SYNC; }
+
+  const Options options_;
+  const std::unique_ptr<TableLayout> layout_;
+  const Placement placement_;
+  const std::shared_ptr<const TableIdentity> identity_;
+  int entries_ = 1;
+  std::vector<std::unique_ptr<Cell>> cells_;
+  std::atomic<int64_t> copied_bytes_{0};    // of all cells' copies
+  std::atomic<int64_t> refused_pushes_{0};  // for want of memory
+
+  mutable Mutex mu_;
+  std::set<int> dead_ ABSL_GUARDED_BY(mu_);
+  OpenClients clients_ ABSL_GUARDED_BY(mu_);
+  // Closed a moment ago: what they have pushed may still come from the primary.
+  std::deque<std::pair<Instant, ClientId>> closed_ ABSL_GUARDED_BY(mu_);
+  // Partitions whose backups wait to be filled, by entry: the map counts a
+  // backup once it has all partitions of one.
+  std::set<std::pair<int, int>> fills_ ABSL_GUARDED_BY(mu_);
+  absl::Status shut_down_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace weft::ps
+
+#endif  // WEFT_PS_REPLICATED_REPLICATED_TABLE_H_

@@ -1,0 +1,696 @@
+#include "weft/ps/replicated/table_client.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/driver.h"
+#include "weft/base/steady_deadline.h"
+#include "weft/ps/core/round_gate.h"
+#include "weft/ps/replicated/frame.h"
+#include "weft/ps/replicated/replicated_server.h"
+#include "weft/rpc/call.h"
+
+namespace weft::ps {
+namespace {
+
+// Windows; those of shards have ids above them.
+constexpr uint64_t kChanges = 1;
+constexpr uint64_t kPushes = 2;
+
+constexpr absl::Duration kPushTimeout = absl::Seconds(5);
+// A server that is stopped does not answer: the map may name another one.
+constexpr absl::Duration kPullTimeout = absl::Seconds(5);
+constexpr absl::Duration kAskAgainAfter = absl::Milliseconds(20);
+
+// Whether sending it again, to whomever, gives the same. kAborted: this worker
+// is out of its job.
+bool IsForGood(const absl::Status& status) {
+  return absl::IsAborted(status) || absl::IsInvalidArgument(status) ||
+         absl::IsPermissionDenied(status) || absl::IsCancelled(status) ||
+         absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status) ||
+         absl::IsDataLoss(status);
+}
+
+absl::Status StatusOf(const v1::SpanAnswer& span) {
+  return {static_cast<absl::StatusCode>(span.status()), span.message()};
+}
+
+void SetKey(WorkerKey key, v1::Key* to) {
+  to->set_id(key.id);
+  to->set_epoch(key.epoch);
+}
+
+}  // namespace
+
+ReplicatedTableClient::ReplicatedTableClient(
+    std::shared_ptr<ReplicaSession> session, Options options)
+    : session_(std::move(session)),
+      options_(std::move(options)),
+      client_(ClientIdOf(session_->agent().key(), options_.opening)),
+      map_(session_->map()) {}
+
+std::shared_ptr<ReplicatedTableClient> ReplicatedTableClient::Make(
+    std::shared_ptr<ReplicaSession> session, Options options) {
+  std::shared_ptr<ReplicatedTableClient> table(
+      new ReplicatedTableClient(session, std::move(options)));
+  session->Add(table);
+  table->OnMap(session->map());
+  return table;
+}
+
+ReplicatedTableClient::Window& ReplicatedTableClient::NewWindow(
+    uint64_t id, ClientId client, uint64_t first) {
+  ClientWindowOptions options;
+  options.client = client;
+  options.level = LevelOf(options_.spec);
+  options.first_sequence = first;
+  if (client == kRounds) {
+    options.most_outstanding = RoundGate<int>::kLookahead + 1;
+  }
+  const auto [it, is_new] =
+      windows_.try_emplace(id, options, options_.spec.partitions(), map_);
+  it->second.next = first;
+  return it->second;
+}
+
+uint64_t ReplicatedTableClient::WindowOfShard(int shard, int64_t round) {
+  const uint64_t first = static_cast<uint64_t>(round) + 1;
+  const auto newest = of_shard_.find(shard);
+  if (newest != of_shard_.end()) {
+    const auto it = windows_.find(newest->second);
+    // Of rounds that this client has passed over others gave the parts.
+    if (it != windows_.end() && first <= it->second.next) return it->first;
+  }
+  const uint64_t id = ++last_id_;
+  of_shard_[shard] = id;
+  NewWindow(id, kRounds, first).shard = shard;
+  return id;
+}
+
+Future<void> ReplicatedTableClient::PushPart(int shard, int64_t round,
+                                             bool take_over, bool closes,
+                                             std::vector<Piece> pieces) {
+  if (shard < 0 || round < 0) {
+    return MakeReady<void>(absl::FailedPreconditionError(
+        absl::StrCat("table '", options_.spec.name(), "': part of shard ",
+                     shard, " in round ", round, ": no such shard or round")));
+  }
+  uint64_t id = 0;
+  {
+    MutexLock lock(mu_);
+    if (!failure_.ok()) return MakeReady<void>(failure_);
+    id = WindowOfShard(shard, round);
+    Window& window = windows_.at(id);
+    window.take_over = take_over;
+    const uint64_t sequence = static_cast<uint64_t>(round) + 1;
+    if (sequence < window.next) {  // it was pushed before
+      for (const auto& [piece, operation] : window.operations) {
+        if (piece.second == sequence) return operation->promise.future();
+      }
+      return MakeReady<void>(absl::OkStatus());
+    }
+    window.next = sequence + 1;
+  }
+  return PushTo(id, std::move(pieces), closes);
+}
+
+Future<void> ReplicatedTableClient::Push(std::vector<Piece> pieces) {
+  {
+    MutexLock lock(mu_);
+    if (windows_.find(kPushes) == windows_.end()) {
+      NewWindow(kPushes, client_, 1);
+    }
+  }
+  return PushTo(kPushes, std::move(pieces), /*closes=*/true);
+}
+
+Future<void> ReplicatedTableClient::Change(std::vector<Piece> pieces) {
+  {
+    MutexLock lock(mu_);
+    // In SYNC no push has this number, for those are parts of rounds. In ASYNC
+    // both must be of one window, whose numbers a server marks.
+    if (is_sync() && windows_.find(kChanges) == windows_.end()) {
+      NewWindow(kChanges, client_, 1);
+    }
+    if (!is_sync() && windows_.find(kPushes) == windows_.end()) {
+      NewWindow(kPushes, client_, 1);
+    }
+  }
+  return PushTo(is_sync() ? kChanges : kPushes, std::move(pieces),
+                /*closes=*/!is_sync());
+}
+
+Future<void> ReplicatedTableClient::PushTo(uint64_t id,
+                                           std::vector<Piece> pieces,
+                                           bool closes) {
+  const auto operation = std::make_shared<Operation>();
+  Future<void> future = operation->promise.future();
+  operation->closes = closes;
+  operation->deadline = SteadyClock().Now() + options_.timeout;
+  operation->left = pieces.size();
+  if (pieces.empty()) {
+    operation->promise.Set(absl::OkStatus());
+    return future;
+  }
+  size_t next = 0;
+  bool waits = false;  // for room
+  for (bool is_over = false; !is_over; waits = true) {
+    Work work;
+    {
+      MutexLock lock(mu_);
+      if (waits) AwaitRoom(id, pieces[next], *operation, work);
+      is_over = PushPieces(id, pieces, next, operation, work);
+      const auto it = windows_.find(id);
+      if (it != windows_.end()) Collect(id, it->second, work);
+    }
+    Finish(std::move(work));
+  }
+  return future;
+}
+
+bool ReplicatedTableClient::PushPieces(
+    uint64_t id, std::vector<Piece>& pieces, size_t& next,
+    const std::shared_ptr<Operation>& operation, Work& work) {
+  const Instant now = SteadyClock().Now();
+  for (; next < pieces.size() && !operation->has_ended; ++next) {
+    Piece& piece = pieces[next];
+    const auto it = windows_.find(id);
+    if (!failure_.ok() || it == windows_.end()) {
+      End(operation,
+          failure_.ok() ? absl::CancelledError("the push was refused")
+                        : failure_,
+          work);
+      break;
+    }
+    Window& window = it->second;
+    if (!window.window.HasRoom(piece.partition,
+                               static_cast<int64_t>(piece.payload.size()))) {
+      return false;
+    }
+    if (window.window.IsLost(piece.partition)) {
+      Fail(Lost(piece.partition), work);
+      End(operation, failure_, work);
+      break;
+    }
+    const uint64_t sequence =
+        window.window.Push(piece.partition, std::move(piece.payload), now);
+    window.operations[{piece.partition, sequence}] = operation;
+  }
+  return true;
+}
+
+void ReplicatedTableClient::AwaitRoom(uint64_t id, const Piece& piece,
+                                      const Operation& operation, Work& work) {
+  const int64_t bytes = static_cast<int64_t>(piece.payload.size());
+  const auto until = SteadyDeadline(operation.deadline - SteadyClock().Now());
+  for (bool is_late = false;;) {
+    const auto it = windows_.find(id);
+    if (!failure_.ok() || operation.has_ended || it == windows_.end() ||
+        it->second.window.HasRoom(piece.partition, bytes)) {
+      return;
+    }
+    if (is_late) {
+      return Fail(
+          absl::DeadlineExceededError(absl::StrCat(
+              "table '", options_.spec.name(), "': no room for a push: ",
+              it->second.window.DescribeWait(piece.partition))),
+          work);
+    }
+    const BlockingScope blocking;
+    is_late = !moved_.WaitUntil(mu_, until);
+  }
+}
+
+absl::Status ReplicatedTableClient::Lost(int partition) const {
+  return absl::DataLossError(
+      absl::StrCat("table '", options_.spec.name(),
+                   "': all servers that had partition ", partition,
+                   " are gone: restore a checkpoint (ps::Client::Restore) and "
+                   "open the table again, or start the job again with "
+                   "--resume"));
+}
+
+void ReplicatedTableClient::Collect(uint64_t id, Window& window, Work& work) {
+  using Kind = ClientWindow::Action::Kind;
+  for (ClientWindow::Action& action : window.window.TakeActions()) {
+    switch (action.kind) {
+      case Kind::kSend: {
+        Work::Call& call = work.pushes[{action.request.to, id}];
+        if (call.payloads.empty()) {
+          call.to = action.request.to;
+          call.window = id;
+          call.request.set_table(options_.spec.name());
+          SetKey(call.to, call.request.mutable_to());
+          call.request.set_opening(options_.opening);
+          call.request.set_opened_at(options_.opened_at);
+          call.request.set_generation(options_.generation);
+          call.request.set_rank(options_.rank);
+          call.request.set_shard(window.shard);
+          call.request.set_take_over(window.take_over);
+        }
+        v1::PushSpan* span = call.request.add_spans();
+        span->set_partition(static_cast<uint32_t>(action.partition));
+        span->set_epoch(action.request.epoch);
+        span->set_client(window.client);
+        span->set_sequence(action.request.mark.sequence);
+        span->set_first(action.request.mark.first);
+        call.payloads.push_back(std::move(action.payload));
+        break;
+      }
+      case Kind::kAnswered: {
+        const auto it = window.operations.find(
+            {action.partition, action.request.mark.sequence});
+        if (it == window.operations.end()) break;
+        const std::shared_ptr<Operation> operation = std::move(it->second);
+        window.operations.erase(it);
+        if (--operation->left == 0) End(operation, absl::OkStatus(), work);
+        break;
+      }
+      case Kind::kStable:
+        break;
+      case Kind::kLearnMap:
+        work.learns_map = true;
+        break;
+      case Kind::kBroken: {
+        const auto it = window.operations.find(
+            {action.partition, action.request.mark.sequence});
+        const absl::Status broken = absl::InternalError(absl::StrCat(
+            "table '", options_.spec.name(), "' partition ", action.partition,
+            ": push ", action.request.mark.sequence,
+            " is beyond what a server remembers"));
+        if (it != window.operations.end()) End(it->second, broken, work);
+        return Fail(broken, work);
+      }
+    }
+  }
+  moved_.NotifyAll();
+}
+
+void ReplicatedTableClient::End(const std::shared_ptr<Operation>& operation,
+                                const absl::Status& status, Work& work) {
+  if (std::exchange(operation->has_ended, true)) return;
+  work.done.push_back([operation, status] { operation->promise.Set(status); });
+}
+
+void ReplicatedTableClient::Fail(const absl::Status& status, Work& work) {
+  if (failure_.ok()) failure_ = status;
+  for (auto& [id, window] : windows_) {
+    for (auto& [piece, operation] : window.operations) {
+      End(operation, status, work);
+    }
+  }
+  windows_.clear();
+  of_shard_.clear();
+  while (!pulls_.empty()) EndPull(pulls_.begin()->first, status, work);
+  moved_.NotifyAll();
+}
+
+void ReplicatedTableClient::Refuse(uint64_t id, int partition,
+                                   uint64_t sequence,
+                                   const absl::Status& status, Work& work) {
+  const auto it = windows_.find(id);
+  if (it == windows_.end()) return;
+  const auto found = it->second.operations.find({partition, sequence});
+  if (found == it->second.operations.end()) return;
+  if (found->second->closes) return Fail(status, work);
+  // What else is in the window was of the same kind.
+  Window window = std::move(it->second);
+  windows_.erase(it);
+  for (auto& [piece, operation] : window.operations) {
+    End(operation, status, work);
+  }
+  if (id == kChanges) {
+    uint64_t last = 0;
+    for (const auto& [piece, operation] : window.operations) {
+      last = std::max(last, piece.second);
+    }
+    NewWindow(kChanges, client_, last + 1);
+  }
+}
+
+void ReplicatedTableClient::Finish(Work work) {
+  for (auto& done : work.done) done();
+  for (auto& [key, call] : work.pushes) {
+    const auto shared = std::make_shared<Work::Call>(std::move(call));
+    rpc::CallAsync(session_->agent().To(shared->to, kPushTimeout), &PushSpans,
+                   shared->request, shared->payloads)
+        .OnReady([weak = weak_from_this(),
+                  shared](const absl::StatusOr<v1::PushReply>& reply) {
+          if (const auto self = weak.lock()) self->OnPushed(*shared, reply);
+        });
+  }
+  for (Work::PullCall& call : work.pulls) {
+    const auto shared = std::make_shared<Work::PullCall>(std::move(call));
+    rpc::CallAsync(session_->agent().To(shared->to, shared->timeout),
+                   &PullSpans, shared->request, shared->payloads)
+        .OnReady([weak = weak_from_this(),
+                  shared](const absl::StatusOr<PullSpansReply>& reply) {
+          if (const auto self = weak.lock()) self->OnPulled(*shared, reply);
+        });
+  }
+  for (WorkerKey server : work.opens) {
+    // It took the role of a server that had not yet told it of the table.
+    (void)rpc::CallAsync(session_->agent().To(server, kPushTimeout),
+                         &OpenReplicated, options_.spec, options_.opening,
+                         options_.opened_at);
+  }
+  if (work.learns_map) session_->Learn();
+}
+
+void ReplicatedTableClient::OnPushed(
+    const Work::Call& call, const absl::StatusOr<v1::PushReply>& reply) {
+  Work work;
+  {
+    MutexLock lock(mu_);
+    const Instant now = SteadyClock().Now();
+    const int spans = reply.ok() ? reply->spans_size() : 0;
+    if (reply.ok() && spans != call.request.spans_size()) {
+      Fail(absl::InternalError("a server answered other spans than it got"),
+           work);
+    }
+    if (!reply.ok() && IsForGood(reply.status())) {
+      const v1::PushSpan& first = call.request.spans(0);
+      if (first.sequence() != 0) {
+        Refuse(call.window, static_cast<int>(first.partition()),
+               first.sequence(), reply.status(), work);
+      }
+    }
+    // Also where all that it was asked is what is stable: the window asks on,
+    // and learns nothing by itself from a server that is gone.
+    work.learns_map = !reply.ok();
+    if (!reply.ok() && absl::IsNotFound(reply.status())) {
+      work.opens.push_back(call.to);
+    }
+    for (int i = 0; i < call.request.spans_size(); ++i) {
+      const auto it = windows_.find(call.window);
+      if (it == windows_.end()) break;
+      const v1::PushSpan& sent = call.request.spans(i);
+      const int partition = static_cast<int>(sent.partition());
+      if (!reply.ok()) {
+        PushRequest request;
+        request.epoch = sent.epoch();
+        request.mark.sequence = sent.sequence();
+        it->second.window.OnFailure(partition, request, now);
+        continue;
+      }
+      const v1::SpanAnswer& span = reply->spans(i);
+      if (span.status() != 0) {
+        const absl::Status refused = StatusOf(span);
+        // kResourceExhausted: there is no memory for its rows.
+        const bool is_full = absl::IsResourceExhausted(refused);
+        if (is_full &&
+            it->second.operations.count({partition, sent.sequence()}) == 0) {
+          // Answered by a server that has died since, and not stable: this one
+          // cannot take it, and it would be lost without a word.
+          Fail(refused, work);
+        } else if (IsForGood(refused) || is_full) {
+          Refuse(call.window, partition, sent.sequence(), refused, work);
+        } else {
+          PushRequest request;
+          request.epoch = sent.epoch();
+          request.mark.sequence = sent.sequence();
+          it->second.window.OnFailure(partition, request, now);
+        }
+        continue;
+      }
+      Answer answer;
+      answer.code = static_cast<Code>(span.code());
+      answer.epoch = sent.epoch();
+      answer.sequence = sent.sequence();
+      answer.stable_through = span.stable_through();
+      answer.map_epoch = reply->map_epoch();
+      it->second.window.OnAnswer(partition, answer, now);
+    }
+    const auto it = windows_.find(call.window);
+    if (it != windows_.end()) Collect(call.window, it->second, work);
+  }
+  Finish(std::move(work));
+}
+
+// --- Pulls -------------------------------------------------------------------
+
+Future<std::vector<Bytes>> ReplicatedTableClient::Pull(
+    int64_t version, std::vector<Piece> pieces) {
+  PullOperation pull;
+  Future<std::vector<Bytes>> future = pull.promise.future();
+  pull.version = version;
+  pull.left = pieces.size();
+  pull.deadline = SteadyClock().Now() + options_.timeout;
+  for (Piece& piece : pieces) {
+    pull.items.emplace_back();
+    pull.items.back().piece = std::move(piece);
+  }
+  Work work;
+  {
+    MutexLock lock(mu_);
+    if (!failure_.ok()) return MakeReady<std::vector<Bytes>>(failure_);
+    const uint64_t id = ++last_id_;
+    PullOperation& kept = pulls_[id] = std::move(pull);
+    if (kept.left == 0) {
+      EndPull(id, absl::OkStatus(), work);
+    } else {
+      Ask(id, kept, work);
+    }
+  }
+  Finish(std::move(work));
+  return future;
+}
+
+void ReplicatedTableClient::Ask(uint64_t id, PullOperation& pull, Work& work) {
+  std::map<WorkerKey, size_t> call_to;
+  for (size_t i = 0; i < pull.items.size(); ++i) {
+    PullOperation::Item& item = pull.items[i];
+    const PartitionMap::Entry& entry =
+        map_.entry(map_.EntryOf(item.piece.partition));
+    if (item.is_done || item.asked == entry.epoch) continue;
+    if (IsNone(entry.primary)) {
+      return EndPull(id, Lost(item.piece.partition), work);
+    }
+    item.asked = entry.epoch;
+    const auto [it, is_new] =
+        call_to.try_emplace(entry.primary, work.pulls.size());
+    if (is_new) {
+      Work::PullCall& call = work.pulls.emplace_back();
+      call.to = entry.primary;
+      call.pull = id;
+      call.timeout = std::clamp(pull.deadline - SteadyClock().Now(),
+                                absl::Milliseconds(1), kPullTimeout);
+      call.request.set_table(options_.spec.name());
+      call.request.set_generation(options_.generation);
+      call.request.set_opening(options_.opening);
+      call.request.set_opened_at(options_.opened_at);
+      SetKey(call.to, call.request.mutable_to());
+    }
+    Work::PullCall& call = work.pulls[it->second];
+    v1::PullSpan* span = call.request.add_spans();
+    span->set_partition(static_cast<uint32_t>(item.piece.partition));
+    span->set_epoch(entry.epoch);
+    if (is_sync()) {
+      span->set_through(static_cast<uint64_t>(pull.version));
+    } else {
+      const auto pushes = windows_.find(kPushes);
+      span->set_client(client_);
+      span->set_through(
+          pushes == windows_.end()
+              ? 0
+              : pushes->second.window.Read(item.piece.partition).through);
+    }
+    call.payloads.push_back(item.piece.payload);
+    call.items.push_back(i);
+  }
+}
+
+void ReplicatedTableClient::EndPull(uint64_t id, const absl::Status& status,
+                                    Work& work) {
+  const auto it = pulls_.find(id);
+  if (it == pulls_.end()) return;
+  auto pull = std::make_shared<PullOperation>(std::move(it->second));
+  pulls_.erase(it);
+  work.done.push_back([pull, status] {
+    if (!status.ok()) {
+      pull->promise.Set(status);
+      return;
+    }
+    std::vector<Bytes> values;
+    for (PullOperation::Item& item : pull->items) {
+      values.push_back(std::move(item.values));
+    }
+    pull->promise.Set(std::move(values));
+  });
+}
+
+void ReplicatedTableClient::OnPulled(
+    const Work::PullCall& call, const absl::StatusOr<PullSpansReply>& reply) {
+  Work work;
+  {
+    MutexLock lock(mu_);
+    const auto it = pulls_.find(call.pull);
+    if (it == pulls_.end()) return;
+    PullOperation& pull = it->second;
+    const v1::PullReply* const answered =
+        reply.ok() ? &std::get<0>(*reply) : nullptr;
+    const std::vector<Bytes> values =
+        reply.ok() ? AlignedAll(std::get<1>(*reply)) : std::vector<Bytes>();
+    absl::Status failed = reply.status();
+    if (reply.ok() && answered->spans_size() != call.request.spans_size()) {
+      failed = absl::InternalError("a server answered other spans than asked");
+      EndPull(call.pull, failed, work);
+    } else if (!failed.ok() && IsForGood(failed)) {
+      EndPull(call.pull, failed, work);
+    } else {
+      if (absl::IsNotFound(failed)) work.opens.push_back(call.to);
+      size_t next_value = 0;
+      bool asks_again = !failed.ok();
+      absl::Status for_good;
+      for (size_t i = 0; i < call.items.size(); ++i) {
+        PullOperation::Item& item = pull.items[call.items[i]];
+        const uint64_t epoch = call.request.spans(static_cast<int>(i)).epoch();
+        Bytes value;
+        absl::Status refused = failed;
+        bool is_read = false;
+        if (answered != nullptr) {
+          const v1::SpanAnswer& span = answered->spans(static_cast<int>(i));
+          refused = StatusOf(span);
+          is_read = refused.ok() && span.code() == static_cast<int>(Code::kOk);
+          if (is_read && next_value < values.size()) {
+            value = values[next_value++];
+          }
+        }
+        // An answer of an epoch that this client has left may be old.
+        if (item.is_done || item.asked != epoch) continue;
+        if (is_read) {
+          item.is_done = true;
+          item.values = std::move(value);
+          --pull.left;
+          continue;
+        }
+        if (!refused.ok()) {
+          if (answered != nullptr || pull.last.ok()) pull.last = refused;
+          if (IsForGood(refused)) {
+            for_good = refused;
+            break;
+          }
+        }
+        item.asked = 0;
+        asks_again = true;
+      }
+      if (!for_good.ok()) {
+        EndPull(call.pull, for_good, work);
+      } else if (pull.left == 0) {
+        EndPull(call.pull, absl::OkStatus(), work);
+      } else if (asks_again) {
+        pull.ask_at = SteadyClock().Now() + kAskAgainAfter;
+        work.learns_map = true;
+      }
+    }
+    if (answered != nullptr && answered->map_epoch() > map_.epoch()) {
+      work.learns_map = true;
+    }
+  }
+  Finish(std::move(work));
+}
+
+// --- Time and the map --------------------------------------------------------
+
+void ReplicatedTableClient::OnMap(const PartitionMap& map) {
+  Work work;
+  {
+    MutexLock lock(mu_);
+    if (map.epoch() <= map_.epoch()) return;
+    map_ = map;
+    if (map.generation() > options_.generation && failure_.ok()) {
+      Fail(absl::FailedPreconditionError(absl::StrCat(
+               "table '", options_.spec.name(),
+               "': a checkpoint was restored since; open it again")),
+           work);
+    }
+    const Instant now = SteadyClock().Now();
+    for (auto& [id, window] : windows_) {
+      window.window.OnMap(map, now);
+      Collect(id, window, work);
+      if (!failure_.ok()) break;
+    }
+    std::vector<uint64_t> ids;
+    for (const auto& [id, pull] : pulls_) ids.push_back(id);
+    for (uint64_t id : ids) {
+      const auto it = pulls_.find(id);
+      if (it != pulls_.end()) Ask(id, it->second, work);
+    }
+  }
+  Finish(std::move(work));
+}
+
+void ReplicatedTableClient::OnTick(Instant now) {
+  Work work;
+  {
+    MutexLock lock(mu_);
+    std::vector<uint64_t> over;
+    for (auto& [id, window] : windows_) {
+      window.window.OnTick(now);
+      Collect(id, window, work);
+      if (!failure_.ok()) break;
+      const auto newest = of_shard_.find(window.shard);
+      const bool is_newest =
+          id <= kPushes || (newest != of_shard_.end() && newest->second == id);
+      if (!is_newest && window.window.IsStable()) over.push_back(id);
+    }
+    for (uint64_t id : over) windows_.erase(id);
+    absl::Status late;
+    for (auto& [id, window] : windows_) {
+      for (auto& [piece, operation] : window.operations) {
+        if (window.window.IsLost(piece.first)) {
+          late = Lost(piece.first);
+        } else if (now >= operation->deadline) {
+          late = absl::DeadlineExceededError(
+              absl::StrCat("table '", options_.spec.name(),
+                           "': ", window.window.DescribeWait(piece.first)));
+        } else {
+          continue;
+        }
+        break;
+      }
+      if (!late.ok()) break;
+    }
+    if (!late.ok()) Fail(late, work);
+    std::vector<uint64_t> ids;
+    for (const auto& [id, pull] : pulls_) ids.push_back(id);
+    for (uint64_t id : ids) {
+      const auto it = pulls_.find(id);
+      if (it == pulls_.end()) continue;
+      PullOperation& pull = it->second;
+      if (now >= pull.deadline) {
+        EndPull(
+            id,
+            absl::DeadlineExceededError(absl::StrCat(
+                "pull from table '", options_.spec.name(), "': ",
+                pull.last.ok() ? "no server answered" : pull.last.message())),
+            work);
+      } else if (now >= pull.ask_at) {
+        Ask(id, pull, work);
+      }
+    }
+  }
+  Finish(std::move(work));
+}
+
+absl::Status ReplicatedTableClient::status() const {
+  MutexLock lock(mu_);
+  return failure_;
+}
+
+bool ReplicatedTableClient::AwaitStable(absl::Duration timeout) {
+  const auto until = SteadyDeadline(timeout);
+  MutexLock lock(mu_);
+  for (;;) {
+    const bool is_stable = std::all_of(
+        windows_.begin(), windows_.end(),
+        [](const auto& window) { return window.second.window.IsStable(); });
+    if (is_stable) return true;
+    const BlockingScope blocking;
+    if (!moved_.WaitUntil(mu_, until)) return false;
+  }
+}
+
+}  // namespace weft::ps

@@ -1,0 +1,206 @@
+// ReplicatedTableClient: a client's end of one table of a job with two
+// replicas: what it has pushed and is not stable yet, and what it asks for.
+//
+// A push goes to whoever has the role of its partition, and again to the next
+// one until it is acknowledged; so does a pull until it is answered. A server
+// that dies costs time, and no error, unless no copy is left.
+//
+// Errors of operations:
+//   kDeadlineExceeded    not within Options::timeout; says what waits for whom
+//   kDataLoss            all copies of a partition are lost: restore a
+//                        checkpoint, and open the table again
+//   kFailedPrecondition  a checkpoint was restored since
+//   others               as a server refuses it, ReplicatedTable
+//
+// Thread-safety: thread-safe, but one thread at a time pushes.
+
+#ifndef WEFT_PS_REPLICATED_TABLE_CLIENT_H_
+#define WEFT_PS_REPLICATED_TABLE_CLIENT_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "weft/base/bytes.h"
+#include "weft/base/clock.h"
+#include "weft/base/future.h"
+#include "weft/base/mutex.h"
+#include "weft/proto/ps.pb.h"
+#include "weft/ps/core/client_window.h"
+#include "weft/ps/replicated/replica_session.h"
+#include "weft/ps/replicated/service.h"
+
+namespace weft::ps {
+
+class ReplicatedTableClient final
+    : public MapFollower,
+      public std::enable_shared_from_this<ReplicatedTableClient> {
+ public:
+  struct Options {
+    v1::TableSpec spec;
+    uint64_t opening = 0;  // as which the table was opened
+    uint64_t opened_at = 0;
+    uint64_t generation = 0;  // that it had: TableStats
+    int rank = 0;
+    absl::Duration timeout = absl::Seconds(60);  // of each operation
+  };
+  static std::shared_ptr<ReplicatedTableClient> Make(
+      std::shared_ptr<ReplicaSession> session, Options options);
+
+  // A payload for one partition.
+  struct Piece {
+    int partition = 0;
+    Bytes payload;
+  };
+
+  // The part of a shard in a round, one piece for each partition with rows.
+  // Waits for room. `closes`: its refusal closes the table.
+  Future<void> PushPart(int shard, int64_t round, bool take_over, bool closes,
+                        std::vector<Piece> pieces) ABSL_LOCKS_EXCLUDED(mu_);
+  // ASYNC. Waits for room.
+  Future<void> Push(std::vector<Piece> pieces) ABSL_LOCKS_EXCLUDED(mu_);
+  // First values and learning rates: each is made once.
+  Future<void> Change(std::vector<Piece> pieces) ABSL_LOCKS_EXCLUDED(mu_);
+  // The values for each piece, whose payload is keys. SYNC: of `version` or
+  // newer.
+  Future<std::vector<Bytes>> Pull(int64_t version, std::vector<Piece> pieces)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Ok, or why the table must be opened again.
+  absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Until all that was pushed is stable; false: not within `timeout`.
+  bool AwaitStable(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+
+  void OnMap(const PartitionMap& map) override ABSL_LOCKS_EXCLUDED(mu_);
+  void OnTick(Instant now) override ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  // Of which one or more pieces are under way.
+  struct Operation {
+    size_t left = 0;
+    Promise<void> promise;
+    Instant deadline;
+    bool has_ended = false;
+    bool closes = false;
+  };
+  struct Window {
+    Window(ClientWindowOptions options, int partitions, const PartitionMap& map)
+        : window(options, partitions, map), client(options.client) {}
+    ClientWindow window;
+    ClientId client;
+    int shard = 0;  // of parts
+    bool take_over = false;
+    uint64_t next = 1;  // the number that its next push gets
+    // By partition and number.
+    absl::flat_hash_map<std::pair<int, uint64_t>, std::shared_ptr<Operation>>
+        operations;
+  };
+  struct PullOperation {
+    struct Item {
+      Piece piece;
+      Bytes values;
+      bool is_done = false;
+      uint64_t asked = 0;  // the epoch that was asked; 0: nobody is
+    };
+    int64_t version = 0;
+    std::vector<Item> items;
+    size_t left = 0;
+    Promise<std::vector<Bytes>> promise;
+    Instant deadline;
+    Instant ask_at;
+    absl::Status last;  // what a server has said, of a deadline
+  };
+  // What is done once the lock is released.
+  struct Work {
+    struct Call {
+      WorkerKey to;
+      uint64_t window = 0;
+      v1::PushRequest request;
+      std::vector<Bytes> payloads;
+    };
+    std::map<std::pair<WorkerKey, uint64_t>, Call> pushes;
+    struct PullCall {
+      WorkerKey to;
+      uint64_t pull = 0;
+      absl::Duration timeout;
+      v1::PullRequest request;
+      std::vector<Bytes> payloads;
+      std::vector<size_t> items;
+    };
+    std::vector<PullCall> pulls;
+    std::vector<absl::AnyInvocable<void()>> done;
+    std::vector<WorkerKey> opens;
+    bool learns_map = false;
+  };
+
+  ReplicatedTableClient(std::shared_ptr<ReplicaSession> session,
+                        Options options);
+
+  Window& NewWindow(uint64_t id, ClientId client, uint64_t first)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The id of the window of a shard's parts from `round` on.
+  uint64_t WindowOfShard(int shard, int64_t round)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Future<void> PushTo(uint64_t id, std::vector<Piece> pieces, bool closes)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Gives pieces from number `next` on to their window, as far as it has room.
+  // True: these were all, or `operation` has ended.
+  bool PushPieces(uint64_t id, std::vector<Piece>& pieces, size_t& next,
+                  const std::shared_ptr<Operation>& operation, Work& work)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Until the window has room for `piece`, or will have none.
+  void AwaitRoom(uint64_t id, const Piece& piece, const Operation& operation,
+                 Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Collect(uint64_t id, Window& window, Work& work)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Ask(uint64_t id, PullOperation& pull, Work& work)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndPull(uint64_t id, const absl::Status& status, Work& work)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void End(const std::shared_ptr<Operation>& operation,
+           const absl::Status& status, Work& work)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The table is closed: ends all.
+  void Fail(const absl::Status& status, Work& work)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Refuse(uint64_t id, int partition, uint64_t sequence,
+              const absl::Status& status, Work& work)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void OnPushed(const Work::Call& call,
+                const absl::StatusOr<v1::PushReply>& reply)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void OnPulled(const Work::PullCall& call,
+                const absl::StatusOr<PullSpansReply>& reply)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void Finish(Work work) ABSL_LOCKS_EXCLUDED(mu_);
+  bool is_sync() const { return options_.spec.mode() == v1::TableSpec::SYNC; }
+  absl::Status Lost(int partition) const;
+
+  const std::shared_ptr<ReplicaSession> session_;
+  const Options options_;
+  const ClientId client_;
+
+  mutable Mutex mu_;
+  CondVar moved_;  // something was answered
+  PartitionMap map_ ABSL_GUARDED_BY(mu_);
+  std::map<uint64_t, Window> windows_ ABSL_GUARDED_BY(mu_);  // by id
+  std::map<int, uint64_t> of_shard_ ABSL_GUARDED_BY(mu_);    // the newest's id
+  uint64_t last_id_ ABSL_GUARDED_BY(mu_) = 16;
+  std::map<uint64_t, PullOperation> pulls_ ABSL_GUARDED_BY(mu_);  // by id
+  absl::Status failure_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace weft::ps
+
+#endif  // WEFT_PS_REPLICATED_TABLE_CLIENT_H_

@@ -1,0 +1,359 @@
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/check.h"
+#include "weft/base/status_macros.h"
+#include "weft/ps/replicated/cell.h"
+#include "weft/ps/replicated/replicated_table.h"
+
+// Pushes and pulls: what is checked before a partition sees them.
+
+namespace weft::ps {
+namespace {
+
+// How many pulls of a partition may wait.
+constexpr size_t kMostReads = 8192;
+
+// In memory of its own: others of its request are not kept with it.
+Bytes Alone(const Bytes& bytes) {
+  std::vector<uint64_t> words((bytes.size() + sizeof(uint64_t) - 1) /
+                              sizeof(uint64_t));
+  if (!bytes.empty()) std::memcpy(words.data(), bytes.data(), bytes.size());
+  return Bytes::Own(std::move(words)).subspan(0, bytes.size());
+}
+
+}  // namespace
+
+absl::Status ReplicatedTable::StatusNow() const {
+  MutexLock lock(mu_);
+  return shut_down_;
+}
+
+absl::Status ReplicatedTable::CheckGeneration(uint64_t generation) const {
+  WEFT_RETURN_IF_ERROR(StatusNow());
+  if (generation == options_.generation) return absl::OkStatus();
+  if (generation > options_.generation) {
+    return absl::UnavailableError(absl::StrCat(
+        "table '", spec().name(), "' is not yet restored on this server"));
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("table '", spec().name(),
+                   "': a checkpoint was restored since; open it again"));
+}
+
+absl::Status ReplicatedTable::CheckFilled(const Cell& cell) const
+    ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  if (!layout_->is_dense() || !cell.replica.is_primary() ||
+      cell.rows.rows() > 0) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "table '", spec().name(), "' has no values yet; call Initialize first"));
+}
+
+absl::StatusOr<ByteBudget::Hold> ReplicatedTable::HoldRows(
+    const Cell& cell, const Frame& frame) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  if (options_.memory == nullptr || layout_->is_dense() ||
+      !cell.replica.is_primary()) {
+    return ByteBudget::Hold();
+  }
+  const int64_t bytes = cell.rows.GrowthOf(frame.keys);
+  if (bytes == 0) return ByteBudget::Hold();
+  std::optional<ByteBudget::Hold> hold =
+      options_.memory->Take(bytes, options_.memory->most());
+  if (hold.has_value()) return *std::move(hold);
+  ++refused_pushes_;
+  return OutOfTableMemory(
+      absl::StrCat("table '", spec().name(), "' on ", options_.self.ToString()),
+      static_cast<uint32_t>(cell.partition), bytes, *options_.memory);
+}
+
+// --- Pushes ------------------------------------------------------------------
+
+struct ReplicatedTable::PushedSpans {
+  std::vector<Bytes> payloads;
+  std::vector<Frame> frames;  // they point into the payloads
+};
+
+absl::StatusOr<ReplicatedTable::PushedSpans> ReplicatedTable::CheckPush(
+    const v1::PushRequest& request, const std::vector<Bytes>& payloads) const {
+  const auto refuse = [&](const auto&... why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("push to table '", spec().name(), "': ", why...));
+  };
+  WEFT_RETURN_IF_ERROR(CheckGeneration(request.generation()));
+  const int spans = request.spans_size();
+  if (static_cast<size_t>(spans) != payloads.size() || spans == 0) {
+    return refuse("wanted a payload for each span, and one at least, found ",
+                  payloads.size(), " and ", spans);
+  }
+  PushedSpans pushed = {AlignedAll(payloads), std::vector<Frame>(spans)};
+  for (int i = 0; i < spans; ++i) {
+    const v1::PushSpan& span = request.spans(i);
+    if (span.partition() >= cells_.size() ||
+        cells_[span.partition()] == nullptr) {
+      return refuse("there is no partition ", span.partition(),
+                    ", or it has no rows");
+    }
+    if (span.sequence() == 0) continue;
+    WEFT_ASSIGN_OR_RETURN(pushed.frames[i],
+                          DecodeFrame(pushed.payloads[i], *layout_, placement_,
+                                      static_cast<int>(span.partition())));
+    const bool is_gradient = pushed.frames[i].kind == Frame::Kind::kGradient;
+    const bool is_part = span.client() == kRounds;
+    if (is_part != (is_sync() && is_gradient)) {
+      return refuse("partition ", span.partition(),
+                    " got a gradient by another client than rounds, or a part "
+                    "of a round in ASYNC");
+    }
+  }
+  return pushed;
+}
+
+Future<v1::PushReply> ReplicatedTable::Push(
+    const v1::PushRequest& request, const std::vector<Bytes>& payloads) {
+  const absl::StatusOr<PushedSpans> pushed = CheckPush(request, payloads);
+  if (!pushed.ok()) return MakeReady<v1::PushReply>(pushed.status());
+  const auto call = std::make_shared<PushCall>(request.spans_size());
+  Future<v1::PushReply> future = call->future();
+  for (int i = 0; i < request.spans_size(); ++i) {
+    call->SetPartition(i, request.spans(i).partition());
+  }
+  Work work;
+  for (int i = 0; i < request.spans_size(); ++i) {
+    On(
+        static_cast<int>(request.spans(i).partition()),
+        [&](Cell& cell, const Now& now, Work& to) {
+          PushSpan(cell, request, i, *pushed, call, now, to);
+        },
+        work);
+  }
+  Finish(std::move(work));
+  return future;
+}
+
+void ReplicatedTable::PushSpan(Cell& cell, const v1::PushRequest& request,
+                               int number, const PushedSpans& pushed,
+                               const std::shared_ptr<PushCall>& call,
+                               const Now& now,
+                               Work& work) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  const v1::PushSpan& span = request.spans(number);
+  const Frame& frame = pushed.frames[number];
+  const bool is_gradient = frame.kind == Frame::Kind::kGradient;
+  PushRequest push;
+  push.token = ++cell.last_token;
+  push.entry = EntryOf(cell.partition);
+  push.to = KeyOf(request.to());
+  push.epoch = span.epoch();
+  push.mark = {span.client(), span.sequence(), span.first()};
+  // With D1 a part of a round could reach a promoted backup before the
+  // rate of that round, or before the first values, that its client
+  // sends again.
+  push.until_stable = span.sequence() != 0 && !is_gradient;
+  if (span.sequence() == 0) {
+    cell.pushes[push.token] = {call, number};
+    return cell.replica.OnPush(push, Bytes(), now);
+  }
+  if (span.client() == kRounds) {
+    cell.pushes[push.token] = {call, number};
+    return GivePart(cell, request, push, pushed.payloads[number], now, work);
+  }
+  absl::Status fits =
+      is_gradient ? CheckFilled(cell) : CheckChange(cell, span, frame);
+  // One that was applied is only answered again.
+  if (fits.ok() && is_gradient &&
+      cell.replica.AppliedThrough(span.client()) < span.sequence()) {
+    fits = HoldRows(cell, frame).status();  // it is applied under this lock
+  }
+  if (!fits.ok()) {
+    if (call->Answer(number, Answer(), fits)) work.End(call);
+    return;
+  }
+  cell.pushes[push.token] = {call, number};
+  // Until the backup has its copy the log keeps the payload.
+  cell.replica.OnPush(push,
+                      cell.replica.is_filling() ? Alone(pushed.payloads[number])
+                                                : pushed.payloads[number],
+                      now);
+}
+
+absl::Status ReplicatedTable::CheckChange(
+    const Cell& cell, const v1::PushSpan& span,
+    const Frame& frame) const ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  if (frame.kind != Frame::Kind::kRate || !cell.replica.is_primary() ||
+      cell.replica.AppliedThrough(span.client()) >= span.sequence()) {
+    return absl::OkStatus();
+  }
+  RateChanges changed = cell.rates;
+  if (is_sync()) {
+    return changed.Set(frame.round, frame.scale, cell.gate.open());
+  }
+  if (frame.round >= 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("table '", spec().name(), "': a learning rate from round ",
+                     frame.round, " on, wanted none: it is ASYNC"));
+  }
+  return changed.SetAlways(frame.scale);
+}
+
+void ReplicatedTable::GivePart(Cell& cell, const v1::PushRequest& request,
+                               const PushRequest& push, const Bytes& payload,
+                               const Now& now,
+                               Work& work) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  using Given = RoundGate<RoundPayload>::Answer;
+  if (!cell.replica.OnPart(push, now)) return;
+  const int64_t round = static_cast<int64_t>(push.mark.sequence) - 1;
+  const Cell::Pushing pushing = cell.pushes.at(push.token);
+  const auto answer =
+      [&](Code code, const absl::Status& refused)
+          ABSL_NO_THREAD_SAFETY_ANALYSIS {
+            Answer to;
+            to.code = code;
+            to.epoch = push.epoch;
+            to.sequence = push.mark.sequence;
+            cell.pushes.erase(push.token);
+            if (pushing.call->Answer(pushing.span, to, refused)) {
+              work.End(pushing.call);
+            }
+          };
+  const auto refuse = [&](const auto&... why) {
+    answer(Code::kOk,
+           absl::FailedPreconditionError(absl::StrCat(
+               "table '", spec().name(), "': part of shard ", request.shard(),
+               " by rank ", request.rank(), " in round ", round, why...)));
+  };
+  const absl::Status filled = CheckFilled(cell);
+  if (!filled.ok()) return answer(Code::kOk, filled);
+  RoundPayload part;
+  part.opening = request.opening();
+  part.payload = payload;
+  if (options_.budget != nullptr) {
+    // Those of rounds ahead may use half of it: the open round can close.
+    const int64_t most = options_.budget->most();
+    auto hold =
+        options_.budget->Take(static_cast<int64_t>(payload.size()),
+                              round > cell.gate.open() ? most / 2 : most);
+    if (!hold.has_value()) return answer(Code::kBusy, absl::OkStatus());
+    part.hold = *std::move(hold);
+  }
+  // Before it is taken: the round waits for it here, and both copies apply what
+  // is in the log.
+  if (round >= cell.gate.open() &&
+      cell.gate.Find(request.shard(), round) == nullptr) {
+    auto rows = HoldRows(cell, DecodeCheckedFrame(payload));
+    if (!rows.ok()) return answer(Code::kOk, rows.status());
+    part.rows = *std::move(rows);
+  }
+  switch (cell.gate.Give(request.shard(), request.rank(), round,
+                         std::move(part), request.take_over())) {
+    case Given::kKept:
+    case Given::kInherited:
+    case Given::kApplied:
+      return cell.replica.AnswerPart(push, now);
+    case Given::kDuplicate:
+      if (cell.gate.Find(request.shard(), round)->opening ==
+          request.opening()) {
+        return cell.replica.AnswerPart(push, now);
+      }
+      return refuse(
+          " was given by another client; each worker needs a rank of its own, "
+          "and a table that is opened again goes on with the next round");
+    case Given::kMissed:
+      return refuse(
+          " came after the round had closed without it: the rank had been "
+          "declared dead; pull and go on with round ",
+          cell.gate.open());
+    case Given::kTooFar:
+      return refuse(" is too far ahead: round ", cell.gate.open(),
+                    " is open, and waits for ", MissingParts(cell));
+    case Given::kNotOwner:
+      return refuse(": rank ", cell.gate.OwnerOf(request.shard()),
+                    " serves this shard; leave it to that one, or take it over "
+                    "if that one died");
+    case Given::kUnknown:
+      return refuse(
+          ": no such shard, or its rank was declared dead; the table was made "
+          "for ",
+          cell.gate.shards(), " shards, ", cell.gate.counted(),
+          " of them count");
+  }
+}
+
+// --- Pulls -------------------------------------------------------------------
+
+absl::StatusOr<std::vector<Bytes>> ReplicatedTable::CheckPull(
+    const v1::PullRequest& request, const std::vector<Bytes>& payloads) const {
+  WEFT_RETURN_IF_ERROR(CheckGeneration(request.generation()));
+  const int spans = request.spans_size();
+  if (static_cast<size_t>(spans) != payloads.size() || spans == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("pull from table '", spec().name(),
+                     "': wanted keys for each span, and one at least, found ",
+                     payloads.size(), " and ", spans));
+  }
+  std::vector<Bytes> aligned = AlignedAll(payloads);
+  for (int i = 0; i < spans; ++i) {
+    const uint32_t partition = request.spans(i).partition();
+    if (partition >= cells_.size() || cells_[partition] == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "pull from table '", spec().name(), "': there is no partition ",
+          partition, ", or it has no rows"));
+    }
+    WEFT_RETURN_IF_ERROR(DecodeKeys(aligned[i], *layout_, placement_,
+                                    static_cast<int>(partition))
+                             .status());
+  }
+  return aligned;
+}
+
+Future<ReplicatedTable::Pulled> ReplicatedTable::Pull(
+    const v1::PullRequest& request, const std::vector<Bytes>& payloads,
+    Instant deadline) {
+  const absl::StatusOr<std::vector<Bytes>> all = CheckPull(request, payloads);
+  if (!all.ok()) return MakeReady<Pulled>(all.status());
+  const auto call = std::make_shared<PullCall>(request.spans_size());
+  Future<Pulled> future = call->future();
+  for (int i = 0; i < request.spans_size(); ++i) {
+    call->SetPartition(i, request.spans(i).partition());
+  }
+  Work work;
+  for (int i = 0; i < request.spans_size(); ++i) {
+    const v1::PullSpan& span = request.spans(i);
+    On(
+        static_cast<int>(span.partition()),
+        [&](Cell& cell, const Now& now,
+            Work& to) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+          absl::Status filled = CheckFilled(cell);
+          if (cell.reads.size() >= kMostReads) {
+            filled = absl::ResourceExhaustedError(absl::StrCat(
+                "table '", spec().name(), "' partition ", cell.partition, ": ",
+                cell.reads.size(), " pulls wait already; pull again later"));
+          }
+          if (!filled.ok()) {
+            if (call->Answer(i, Answer(), filled)) to.End(call);
+            return;
+          }
+          Cell::Reading reading;
+          reading.call = call;
+          reading.span = i;
+          reading.request.token = ++cell.last_token;
+          reading.request.entry = EntryOf(cell.partition);
+          reading.request.to = KeyOf(request.to());
+          reading.request.epoch = span.epoch();
+          reading.request.client = span.client();
+          reading.request.through = span.through();
+          reading.keys = (*all)[i];
+          reading.deadline = deadline;
+          const ReadRequest read = reading.request;
+          cell.reads[read.token] = std::move(reading);
+          cell.replica.OnRead(read, now);
+        },
+        work);
+  }
+  Finish(std::move(work));
+  return future;
+}
+
+}  // namespace weft::ps

@@ -1,0 +1,255 @@
+#include "weft/ps/servers_by_map.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "weft/base/clock.h"
+#include "weft/base/driver.h"
+#include "weft/base/status_macros.h"
+#include "weft/ps/replicated/service.h"
+#include "weft/ps/service.h"
+
+namespace weft::ps {
+namespace {
+
+constexpr absl::Duration kPause = absl::Milliseconds(20);
+// A server that is gone is not found; a checkpoint that is not found so long is
+// not there.
+constexpr absl::Duration kNotFoundFor = absl::Seconds(2);
+
+// Whether another map may be the end of it.
+bool MayPass(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsNotFound(status);
+}
+
+// kUnavailable, to ask again by the next map, while a server that has rows is
+// silent, or a checkpoint is being restored.
+absl::Status CheckAllLive(const PartitionMap& map) {
+  if (map.is_restoring()) {
+    return absl::UnavailableError(
+        "a checkpoint is being restored; if whoever began that is gone, "
+        "restore "
+        "one again");
+  }
+  for (int i = 0; i < map.entries(); ++i) {
+    const WorkerKey primary = map.entry(i).primary;
+    if (IsNone(primary)) {
+      return absl::DataLossError(absl::StrCat(
+          "all servers that had partition ", i, ", and ", map.lost() - 1,
+          " more of ", map.entries(),
+          ", are gone: restore a checkpoint (ps::Client::Restore) and open the "
+          "tables again, or start the job again with --resume"));
+    }
+    if (map.StateOf(primary) != PartitionMap::State::kLive) {
+      return absl::UnavailableError(absl::StrCat("server ", primary.ToString(),
+                                                 ", which has partition ", i,
+                                                 ", is silent"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The place of a server's id among those of the map, the same for all.
+int IndexOf(WorkerKey key, const PartitionMap& map) {
+  std::set<uint32_t> smaller;
+  for (const PartitionMap::Server& server : map.servers()) {
+    if (server.key.id < key.id) smaller.insert(server.key.id);
+  }
+  return static_cast<int>(smaller.size());
+}
+
+// Grows with the time, so that each is above those before it.
+uint64_t NextGeneration() {
+  return static_cast<uint64_t>(absl::ToUnixMicros(absl::Now()));
+}
+
+absl::Duration LeftUntil(Instant give_up) {
+  return std::max(give_up - SteadyClock().Now(), absl::ZeroDuration());
+}
+
+}  // namespace
+
+absl::Status ServersByMap::Begin() {
+  if (session_ != nullptr) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(
+      session_, ReplicaSession::Begin({options_.agent, options_.servers},
+                                      options_.timeout));
+  return absl::OkStatus();
+}
+
+bool ServersByMap::AwaitNewerMap(Instant give_up) {
+  if (SteadyClock().Now() + kPause >= give_up) return false;
+  session_->Learn();
+  const BlockingScope blocking;
+  absl::SleepFor(kPause);
+  return true;
+}
+
+template <typename T>
+absl::StatusOr<std::vector<T>> ServersByMap::OnLive(
+    bool wants_all, absl::FunctionRef<Future<T>(const rpc::Target& server,
+                                                int index, uint64_t epoch)>
+                        call) {
+  const Instant give_up = SteadyClock().Now() + options_.timeout;
+  WEFT_RETURN_IF_ERROR(Begin());
+  // What was lost may have been restored since, by another client.
+  if (wants_all && session_->map().lost() > 0) session_->LearnFromAll();
+  for (;;) {
+    const absl::Duration left = LeftUntil(give_up);
+    const PartitionMap map = session_->map();
+    absl::StatusOr<std::vector<T>> results = std::vector<T>();
+    const absl::Status lives = wants_all ? CheckAllLive(map) : absl::OkStatus();
+    if (!lives.ok()) {
+      results = lives;
+    } else {
+      std::vector<Future<T>> calls;
+      for (const PartitionMap::Server& server : map.servers()) {
+        if (server.state != PartitionMap::State::kLive) continue;
+        const rpc::Target target = options_.agent->To(server.key, left);
+        calls.push_back(call(target, IndexOf(server.key, map), map.epoch()));
+      }
+      results = WhenAllOk(std::move(calls)).Wait(left + absl::Seconds(1));
+    }
+    if (!MayPass(results.status()) || !AwaitNewerMap(give_up)) return results;
+  }
+}
+
+absl::StatusOr<std::vector<v1::TableStats>> ServersByMap::Open(
+    const v1::TableSpec& spec, uint64_t opening, uint64_t opened_at) {
+  const Instant give_up = SteadyClock().Now() + options_.timeout;
+  for (;;) {
+    WEFT_ASSIGN_OR_RETURN(
+        std::vector<v1::TableStats> stats,
+        OnLive<v1::TableStats>(
+            true, [&](const rpc::Target& server, int, uint64_t) {
+              return rpc::CallAsync(server, &OpenReplicated, spec, opening,
+                                    opened_at);
+            }));
+    const bool are_equal =
+        std::all_of(stats.begin(), stats.end(), [&](const v1::TableStats& one) {
+          return one.generation() == stats[0].generation();
+        });
+    if (are_equal) return stats;
+    if (!AwaitNewerMap(give_up)) {
+      return absl::UnavailableError(absl::StrCat(
+          "table '", spec.name(),
+          "': servers have it of different checkpoints: a restore has not "
+          "ended; restore one again"));
+    }
+  }
+}
+
+absl::StatusOr<std::vector<v1::SaveReply>> ServersByMap::Save(
+    absl::FunctionRef<v1::SaveRequest(int index)> request) {
+  return OnLive<v1::SaveReply>(
+      true, [&](const rpc::Target& server, int index, uint64_t epoch) {
+        v1::SaveRequest asked = request(index);
+        asked.set_map_epoch(epoch);
+        return rpc::CallAsync(server, &ps::Save, asked);
+      });
+}
+
+absl::Status ServersByMap::CheckCheckpointDirectory(const std::string& path) {
+  return OnLive<std::monostate>(
+             false,
+             [&](const rpc::Target& server, int, uint64_t) {
+               return rpc::CallAsync(server, &ps::CheckCheckpointDirectory,
+                                     path)
+                   .Then([] { return std::monostate(); });
+             })
+      .status();
+}
+
+absl::StatusOr<std::vector<v1::ServerStats>> ServersByMap::Describe() {
+  return OnLive<v1::ServerStats>(false,
+                                 [](const rpc::Target& server, int, uint64_t) {
+                                   return rpc::CallAsync(server, &ps::Describe);
+                                 });
+}
+
+// --- Restore -----------------------------------------------------------------
+
+absl::Status ServersByMap::Restore(const std::string& path,
+                                   const std::string& name) {
+  const Instant give_up = SteadyClock().Now() + options_.timeout;
+  WEFT_RETURN_IF_ERROR(Begin());
+  Restoring restoring(NextGeneration());
+  Instant found_at = SteadyClock().Now();
+  for (;;) {
+    const PartitionMap map = session_->map();
+    const Restoring::Step step = restoring.Next(map);
+    if (step.kind == Restoring::Step::Kind::kDone) return absl::OkStatus();
+    if (step.kind == Restoring::Step::Kind::kFailed) return step.status;
+    const absl::Status status =
+        Take(step, map, path, name, LeftUntil(give_up), restoring);
+    const Instant now = SteadyClock().Now();
+    if (!absl::IsNotFound(status)) found_at = now;
+    if ((!status.ok() && !MayPass(status)) || now - found_at > kNotFoundFor) {
+      return status;
+    }
+    // After an end or a beginning the map tells whether it was made.
+    const bool may_go_on =
+        status.ok() && step.kind == Restoring::Step::Kind::kLoad;
+    if (may_go_on || AwaitNewerMap(give_up)) continue;
+    if (!status.ok()) return status;
+    return absl::DeadlineExceededError(absl::StrCat(
+        "restoring ", path, "/", name, ": the map did not change within ",
+        absl::FormatDuration(options_.timeout), ": ", map.Summary()));
+  }
+}
+
+absl::Status ServersByMap::Take(const Restoring::Step& step,
+                                const PartitionMap& map,
+                                const std::string& path,
+                                const std::string& name, absl::Duration timeout,
+                                Restoring& restoring) {
+  using Kind = Restoring::Step::Kind;
+  if (step.kind == Kind::kWait) return step.status;
+  if (step.kind == Kind::kLoad) {
+    std::vector<Future<uint64_t>> calls;
+    for (const WorkerKey& server : step.servers) {
+      calls.push_back(rpc::CallAsync(options_.agent->To(server, timeout),
+                                     &ps::RestoreReplicated, path, name,
+                                     step.generation, map.epoch()));
+    }
+    absl::Status failed;
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const auto by_map = calls[i].Wait(timeout + absl::Seconds(1));
+      if (by_map.ok()) {
+        restoring.Loaded(step.servers[i], step.generation, *by_map);
+      } else if (failed.ok() || MayPass(failed)) {
+        failed = by_map.status();
+      }
+    }
+    return failed;
+  }
+  const auto live = std::find_if(
+      map.servers().begin(), map.servers().end(), [](const auto& server) {
+        return server.state == PartitionMap::State::kLive;
+      });
+  if (live == map.servers().end()) {
+    return absl::UnavailableError("no server is there");
+  }
+  const rpc::Target target = options_.agent->To(live->key, timeout);
+  if (step.kind == Kind::kBegin) {
+    return rpc::CallAsync(target, &ps::BeginRestore, path, name,
+                          step.generation)
+        .Wait(timeout + absl::Seconds(1));
+  }
+  v1::EndRestoreRequest request;
+  request.set_generation(step.generation);
+  for (const auto& [server, epoch] : restoring.End().loaded) {
+    v1::EndRestoreRequest::Loaded* loaded = request.add_loaded();
+    loaded->mutable_server()->set_id(server.id);
+    loaded->mutable_server()->set_epoch(server.epoch);
+    loaded->set_map_epoch(epoch);
+  }
+  return rpc::CallAsync(target, &ps::EndRestore, request)
+      .Wait(timeout + absl::Seconds(1));
+}
+
+}  // namespace weft::ps

@@ -1,0 +1,82 @@
+// ServersByMap: a client's calls to all servers of a job with two replicas,
+// whoever they are by the newest map: what is not about one table's rows.
+//
+// A server that dies meanwhile is no error: the call is made again, by the next
+// map. Errors that say so come after the time-out only, but for
+//   kDataLoss            all copies of a partition are lost: Restore
+//   kFailedPrecondition  servers have one replica
+//
+// Thread-safety: one thread at a time.
+
+#ifndef WEFT_PS_SERVERS_BY_MAP_H_
+#define WEFT_PS_SERVERS_BY_MAP_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "weft/base/future.h"
+#include "weft/proto/ps.pb.h"
+#include "weft/ps/core/partition_map.h"
+#include "weft/ps/core/restoring.h"
+#include "weft/ps/replicated/replica_session.h"
+#include "weft/rpc/agent.h"
+#include "weft/rpc/call.h"
+
+namespace weft::ps {
+
+class ServersByMap {
+ public:
+  struct Options {
+    rpc::Agent* agent = nullptr;       // outlives this
+    std::vector<std::string> servers;  // names
+    absl::Duration timeout;            // of each operation
+  };
+  explicit ServersByMap(Options options) : options_(std::move(options)) {}
+
+  // Makes the table on all, or finds it there. Of all servers the same
+  // generation.
+  absl::StatusOr<std::vector<v1::TableStats>> Open(const v1::TableSpec& spec,
+                                                   uint64_t opening,
+                                                   uint64_t opened_at);
+  // `request(index)`: what is asked of the server of that index.
+  absl::StatusOr<std::vector<v1::SaveReply>> Save(
+      absl::FunctionRef<v1::SaveRequest(int index)> request);
+  absl::Status CheckCheckpointDirectory(const std::string& path);
+  // Also of a job that has lost all copies of a partition.
+  absl::Status Restore(const std::string& path, const std::string& name);
+  absl::StatusOr<std::vector<v1::ServerStats>> Describe();
+
+  // REQUIRES: one of the above has been OK.
+  const std::shared_ptr<ReplicaSession>& session() const { return session_; }
+
+ private:
+  absl::Status Begin();
+  // Until another one may be tried: false at once if it is too late.
+  bool AwaitNewerMap(Instant give_up);
+
+  // `call` to each server that lives, by its index. `wants_all`: no partition
+  // may be lost.
+  template <typename T>
+  absl::StatusOr<std::vector<T>> OnLive(
+      bool wants_all, absl::FunctionRef<Future<T>(const rpc::Target& server,
+                                                  int index, uint64_t epoch)>
+                          call);
+
+  // One step of a restore.
+  absl::Status Take(const Restoring::Step& step, const PartitionMap& map,
+                    const std::string& path, const std::string& name,
+                    absl::Duration timeout, Restoring& restoring);
+
+  const Options options_;
+  std::shared_ptr<ReplicaSession> session_;  // null: nobody was asked yet
+};
+
+}  // namespace weft::ps
+
+#endif  // WEFT_PS_SERVERS_BY_MAP_H_

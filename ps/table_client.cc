@@ -1,0 +1,209 @@
+#include "weft/ps/table_client.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "weft/base/status_macros.h"
+#include "weft/ps/core/sequence_window.h"
+#include "weft/ps/operation.h"
+#include "weft/ps/replicated/frame.h"
+#include "weft/rpc/call.h"
+
+namespace weft::ps::internal {
+namespace {
+
+// How long the end of a table waits until what it pushed is on two servers.
+constexpr absl::Duration kStableBy = absl::Seconds(2);
+
+}  // namespace
+
+TableClient::~TableClient() {
+  // What is answered may still be on one copy only.
+  if (replicated_ != nullptr) (void)replicated_->AwaitStable(kStableBy);
+}
+
+Future<void> TableClient::PushPieces(
+    std::vector<ReplicatedTableClient::Piece> pieces, const RoundPart& part,
+    bool closes) const {
+  if (!is_sync()) return replicated_->Push(std::move(pieces));
+  return replicated_->PushPart(part.shard, part.round, part.take_over, closes,
+                               std::move(pieces));
+}
+
+Future<std::vector<Bytes>> TableClient::PullPieces(
+    const std::optional<Future<void>>& pushed,
+    std::vector<ReplicatedTableClient::Piece> pieces) const {
+  if (!pushed.has_value() || is_sync()) {
+    return replicated_->Pull(round_, std::move(pieces));
+  }
+  // It is to see the push.
+  auto [promise, future] = MakePromise<std::vector<Bytes>>();
+  pushed->OnReady([table = replicated_, pieces = std::move(pieces),
+                   promise =
+                       std::move(promise)](const absl::Status& status) mutable {
+    if (!status.ok()) {
+      promise.Set(status);
+      return;
+    }
+    table->Pull(0, std::move(pieces))
+        .OnReady([promise = std::move(promise)](
+                     const absl::StatusOr<std::vector<Bytes>>& values) mutable {
+          promise.Set(values);
+        });
+  });
+  return std::move(future);
+}
+
+v1::Request TableClient::NewRequest(bool push, bool pull,
+                                    const RoundPart& part) const {
+  v1::Request request;
+  request.set_table(layout_->spec().name());
+  request.set_client(identity_);
+  request.set_rank(options_.rank);
+  request.set_push(push);
+  request.set_pull(pull);
+  request.set_round(part.round);
+  if (push) {
+    request.set_shard(part.shard);
+    request.set_take_over(part.take_over);
+  }
+  return request;
+}
+
+Future<void> TableClient::SetLearningRateScale(
+    double scale, std::optional<int64_t> from_round) const {
+  absl::Status fit = servers_status();
+  if (fit.ok() && from_round.has_value()) fit = CheckRounds("a round");
+  if (!fit.ok()) return MakeReady<void>(fit);
+  if (replicated_ != nullptr && !(std::isfinite(scale) && scale >= 0)) {
+    return MakeReady<void>(absl::InvalidArgumentError(absl::StrCat(
+        "table '", layout_->spec().name(), "': learning rate times ", scale,
+        ": wanted a finite number of at least 0")));
+  }
+  if (replicated_ != nullptr) {
+    const Bytes change = EncodeRate(
+        is_sync() ? from_round.value_or(round_) : int64_t{-1}, scale);
+    std::vector<ReplicatedTableClient::Piece> pieces;
+    for (int partition : PartitionsWithRows()) {
+      pieces.push_back({partition, change});
+    }
+    return replicated_->Change(std::move(pieces));
+  }
+  v1::LearningRate rate;
+  rate.set_table(layout_->spec().name());
+  rate.set_client(identity_);
+  rate.set_scale(scale);
+  rate.set_from_round(from_round.value_or(round_));
+  std::vector<Future<void>> calls;
+  for (int server = 0; server < servers(); ++server) {
+    calls.push_back(
+        rpc::CallAsync(To(server), &ps::SetLearningRateScale, rate));
+  }
+  return Watch(WhenAllOk(std::move(calls)));
+}
+
+absl::Status TableClient::AwaitRoom(absl::Duration timeout) {
+  while (!under_way_.empty() && under_way_.front().IsReady()) {
+    under_way_.pop_front();
+  }
+  if (under_way_.size() < SequenceWindow::kWidth) return absl::OkStatus();
+  const absl::Status oldest = under_way_.front().Wait(timeout);
+  if (oldest.ok()) under_way_.pop_front();
+  return oldest;
+}
+
+std::shared_ptr<const SparseCut> TableClient::Cut(
+    const Tensor& keys, absl::FunctionRef<void(const SparseCut&)> grown) {
+  const Tensor flat = keys.Contiguous();
+  const absl::Span<const int64_t> wanted = flat.span<int64_t>();
+  if (cut_ == nullptr || absl::MakeConstSpan(cut_keys_) != wanted) {
+    cut_keys_.assign(wanted.begin(), wanted.end());
+    cut_ =
+        std::make_shared<const SparseCut>(CutSparse(wanted, placement_, grown));
+  }
+  return cut_;
+}
+
+absl::Status TableClient::CheckRounds(absl::string_view what) const {
+  if (is_sync()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "table '", layout_->spec().name(), "': wanted a SYNC table for ", what,
+      ", found ASYNC, which has no rounds"));
+}
+
+std::vector<int> TableClient::PartitionsWithRows() const {
+  std::vector<int> partitions;
+  if (layout_->is_dense()) {
+    const std::vector<DensePart> cut = CutDense(*layout_, placement_);
+    for (const DensePart::Group& group : cut[0].groups) {
+      partitions.push_back(group.partition);
+    }
+    return partitions;
+  }
+  for (int i = 0; i < layout_->spec().partitions(); ++i) {
+    partitions.push_back(i);
+  }
+  return partitions;
+}
+
+absl::Status TableClient::status() const {
+  WEFT_RETURN_IF_ERROR(servers_status());
+  absl::Status failure;
+  if (replicated_ != nullptr) {
+    failure = replicated_->status();
+    if (absl::IsDataLoss(failure)) return failure;
+  } else {
+    MutexLock lock(mu_);
+    failure = failure_;
+  }
+  if (failure.ok()) return failure;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "table '", layout_->spec().name(),
+      "': an earlier push failed, open the table again: ", failure.message()));
+}
+
+void WatchPush(const Future<std::vector<ExchangeReply>>& replies,
+               const std::shared_ptr<TableClient>& table) {
+  replies.OnReady(
+      [table](const absl::StatusOr<std::vector<ExchangeReply>>& result) {
+        if (!result.ok()) table->Fail(result.status());
+      });
+}
+
+Future<ExchangeReply> Send(const rpc::Target& to, Message message) {
+  return rpc::CallAsync(
+      to, &ps::Exchange, message.request, std::move(message.push_keys),
+      std::move(message.push_values), std::move(message.pull_keys));
+}
+
+absl::Status Unfit(const TableLayout& layout, absl::string_view what,
+                   absl::string_view wanted, const Tensor& found) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "table '", layout.spec().name(), "': ", what, " wanted ", wanted,
+      ", found ", found.defined() ? found.Describe() : "no tensor"));
+}
+
+absl::Status CheckReply(const ExchangeReply& reply, const Shape& wanted) {
+  const std::optional<Pulled>& pulled = std::get<1>(reply);
+  const Tensor values = pulled.has_value() ? pulled->values : Tensor();
+  if (values.defined() && values.dtype() == DType::kF32 &&
+      values.shape() == wanted && values.is_contiguous()) {
+    return absl::OkStatus();
+  }
+  return absl::InternalError(
+      absl::StrCat("a server answered a pull with ",
+                   values.defined() ? values.Describe() : "no values",
+                   "; are client and server built from the same sources?"));
+}
+
+absl::Status CheckFloats(const Bytes& values, int64_t wanted) {
+  if (values.size() == static_cast<size_t>(wanted) * sizeof(float)) {
+    return absl::OkStatus();
+  }
+  return absl::InternalError(absl::StrCat(
+      "a server answered a pull with ", values.size(), " bytes, wanted ",
+      wanted, " floats; are client and server built from the same sources?"));
+}
+
+}  // namespace weft::ps::internal

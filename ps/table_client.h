@@ -1,0 +1,201 @@
+// TableClient: what the dense and the sparse table of a client have in common:
+// the calls, the numbers of pushes, rounds. For dense_table.cc and
+// sparse_table.cc.
+//
+// Thread-safety: one thread at a time, but for status() and Fail().
+
+#ifndef WEFT_PS_TABLE_CLIENT_H_
+#define WEFT_PS_TABLE_CLIENT_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "weft/base/bytes.h"
+#include "weft/base/future.h"
+#include "weft/base/mutex.h"
+#include "weft/proto/ps.pb.h"
+#include "weft/ps/client.h"
+#include "weft/ps/core/cut.h"
+#include "weft/ps/core/placement.h"
+#include "weft/ps/core/table_layout.h"
+#include "weft/ps/pinned_servers.h"
+#include "weft/ps/replicated/table_client.h"
+#include "weft/ps/service.h"
+#include "weft/rpc/agent.h"
+#include "weft/tensor/tensor.h"
+
+namespace weft::ps::internal {
+
+class TableClient {
+ public:
+  TableClient(const ClientOptions& options,
+              std::shared_ptr<PinnedServers> servers,
+              std::unique_ptr<TableLayout> layout, uint64_t identity,
+              int64_t version)
+      : options_(options),
+        servers_(std::move(servers)),
+        layout_(std::move(layout)),
+        placement_(layout_->spec().name(), layout_->spec().partitions(),
+                   static_cast<int>(options.servers.size())),
+        identity_(identity),
+        round_(version),
+        pushed_(layout_->spec().partitions(), 0) {}
+
+  // With two replicas, of which the table has one part: its partitions have no
+  // servers of their own.
+  TableClient(const ClientOptions& options,
+              std::shared_ptr<ReplicatedTableClient> replicated,
+              std::unique_ptr<TableLayout> layout, uint64_t identity,
+              int64_t version)
+      : options_(options),
+        replicated_(std::move(replicated)),
+        layout_(std::move(layout)),
+        placement_(layout_->spec().name(), layout_->spec().partitions(), 1),
+        identity_(identity),
+        round_(version) {}
+
+  ~TableClient();
+
+  // Null unless there are two replicas.
+  ReplicatedTableClient* replicated() const { return replicated_.get(); }
+
+  // The pushed rows, as one part of the open round, or at once.
+  Future<void> PushPieces(std::vector<ReplicatedTableClient::Piece> pieces,
+                          const RoundPart& part, bool closes) const;
+  // What is pulled once `pushed` is there; SYNC: after the rounds so far.
+  Future<std::vector<Bytes>> PullPieces(
+      const std::optional<Future<void>>& pushed,
+      std::vector<ReplicatedTableClient::Piece> pieces) const;
+
+  // Those of one client have the same ones, unless it has restored a checkpoint
+  // between their openings. Null with two replicas.
+  const std::shared_ptr<PinnedServers>& pinned() const { return servers_; }
+  const std::string& server_name(int server) const {
+    return options_.servers[server];
+  }
+  absl::Duration timeout() const { return options_.timeout; }
+
+  const TableLayout& layout() const { return *layout_; }
+  const Placement& placement() const { return placement_; }
+  int servers() const { return placement_.servers(); }
+  uint64_t identity() const { return identity_; }
+  int64_t round() const { return round_; }
+  bool is_sync() const { return layout_->spec().mode() == v1::TableSpec::SYNC; }
+
+  rpc::Target To(int server) const {
+    return (*servers_)[server].WithTimeout(options_.timeout);
+  }
+
+  // The result of calls To() servers.
+  template <typename T>
+  Future<T> Watch(Future<T> result) const {
+    return PinnedServers::Watch(servers_, std::move(result));
+  }
+
+  // The part of this worker's own shard in the round that is its next. A worker
+  // that was thought dead, or came back, takes its shard back.
+  RoundPart OwnPart() const { return {options_.rank, round_, true}; }
+
+  v1::Request NewRequest(bool push, bool pull, const RoundPart& part) const;
+
+  void AddSpan(v1::Request& request, int partition, int64_t rows) {
+    request.add_partitions(partition);
+    request.add_rows(static_cast<uint32_t>(rows));
+    if (!is_sync()) request.add_sequences(++pushed_[partition]);
+  }
+
+  void EndRound() {
+    if (is_sync()) ++round_;
+  }
+
+  // To every server: all must know it.
+  Future<void> SetLearningRateScale(double scale,
+                                    std::optional<int64_t> from_round) const;
+
+  // ASYNC: no partition takes a push that is more than SequenceWindow::kWidth
+  // after one that it has not applied. So waits for the oldest push that is
+  // under way, if as many are; its error, which has closed the table.
+  absl::Status AwaitRoom() { return AwaitRoom(options_.timeout); }
+  absl::Status AwaitRoom(absl::Duration timeout);
+  void Sent(const Future<std::vector<ExchangeReply>>& push) {
+    if (is_sync()) return;
+    // Without what it pulls, which nobody else is to hold.
+    under_way_.push_back(push.Then([](const std::vector<ExchangeReply>&) {}));
+  }
+
+  // Whether an operation is under way, for which a server works already.
+  bool has_pushes_under_way() const { return !under_way_.empty(); }
+  bool has_pull_under_way() const {
+    return last_pull_.has_value() && !last_pull_->IsReady();
+  }
+  void Pulls(const Future<void>& pull) { last_pull_ = pull; }
+
+  // The cut of `keys`, which is kept for the next call: a worker pulls the rows
+  // of a batch and then pushes to the same ones. `grown` as CutSparse: not
+  // called if the last call had the same keys.
+  std::shared_ptr<const SparseCut> Cut(
+      const Tensor& keys, absl::FunctionRef<void(const SparseCut&)> grown);
+  std::shared_ptr<const SparseCut> Cut(const Tensor& keys) {
+    return Cut(keys, [](const SparseCut&) {});
+  }
+
+  // kFailedPrecondition unless it has rounds.
+  absl::Status CheckRounds(absl::string_view what) const;
+
+  // Those that hold rows of the table.
+  std::vector<int> PartitionsWithRows() const;
+
+  // kUnavailable once a server is gone.
+  absl::Status servers_status() const {
+    return servers_ != nullptr ? servers_->status() : absl::OkStatus();
+  }
+
+  // As servers_status(); kFailedPrecondition once a push has failed.
+  absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_);
+  void Fail(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    if (failure_.ok()) failure_ = status;
+  }
+
+ private:
+  const ClientOptions options_;
+  const std::shared_ptr<PinnedServers> servers_;  // null with two replicas
+  const std::shared_ptr<ReplicatedTableClient> replicated_;  // or this
+  const std::unique_ptr<TableLayout> layout_;
+  const Placement placement_;
+  const uint64_t identity_;
+  int64_t round_;
+  std::vector<uint64_t> pushed_;  // by partition: the last number given
+  // ASYNC: pushes, in the order in which they were sent.
+  std::deque<Future<void>> under_way_;
+  std::optional<Future<void>> last_pull_;
+  std::vector<int64_t> cut_keys_;  // of cut_
+  std::shared_ptr<const SparseCut> cut_;
+
+  mutable Mutex mu_;
+  absl::Status failure_ ABSL_GUARDED_BY(mu_);
+};
+
+// Remembers the failure of a push, on whichever thread it shows.
+void WatchPush(const Future<std::vector<ExchangeReply>>& replies,
+               const std::shared_ptr<TableClient>& table);
+
+absl::Status Unfit(const TableLayout& layout, absl::string_view what,
+                   absl::string_view wanted, const Tensor& found);
+
+// Servers are not trusted to send tensors of the right shape, ...
+absl::Status CheckReply(const ExchangeReply& reply, const Shape& wanted);
+// ... nor as many floats as were asked for.
+absl::Status CheckFloats(const Bytes& values, int64_t wanted);
+
+}  // namespace weft::ps::internal
+
+#endif  // WEFT_PS_TABLE_CLIENT_H_

@@ -1,0 +1,233 @@
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/base/status_macros.h"
+#include "weft/ps/shard_tensors.h"
+#include "weft/ps/table_shard.h"
+
+// SYNC: parts, the rounds that they close, and pulls that wait for one.
+
+namespace weft::ps {
+namespace {
+
+using internal::BytesOf;
+
+}  // namespace
+
+Future<ShardReply> TableShard::HandleInRound(const v1::Request& request,
+                                             Part part, const Tensor& pull_keys,
+                                             Instant deadline) {
+  int64_t wanted = request.round();
+  std::vector<Parked> released;
+  std::optional<Future<ShardReply>> parked;
+  {
+    MutexLock lock(mu_);
+    const absl::Status serving = CheckServing();
+    if (!serving.ok()) return MakeReady<ShardReply>(serving);
+    if (request.push()) {
+      const absl::Status given = GivePart(request, std::move(part));
+      if (!given.ok()) return MakeReady<ShardReply>(given);
+      released = CloseRounds();
+      ++wanted;
+    }
+    if (request.pull() && gate_.open() < wanted) {
+      absl::StatusOr<Future<ShardReply>> waits =
+          Park(wanted, deadline, pull_keys);
+      parked = waits.ok() ? *std::move(waits)
+                          : MakeReady<ShardReply>(waits.status());
+    }
+  }
+  Answer(std::move(released));
+  if (parked.has_value()) return *std::move(parked);
+  return AnswerNow(request, pull_keys, v1::Reply());
+}
+
+absl::StatusOr<Future<ShardReply>> TableShard::Park(int64_t wanted,
+                                                    Instant deadline,
+                                                    const Tensor& keys) {
+  // Whoever has pushed to as many rounds as are kept waits for the last of
+  // them.
+  constexpr int64_t kFarthest = RoundGate<Part>::kLookahead + 1;
+  if (wanted - gate_.open() > kFarthest) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("pull from table '", spec().name(), "' on server ",
+                     server_, ": version ", wanted, " is too far ahead: round ",
+                     gate_.open(), " is open, and at most ", kFarthest,
+                     " rounds are waited for; open the table again"));
+  }
+  if (parked_.size() >= kMostParked) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "pull from table '", spec().name(), "' on server ", server_, ": ",
+        parked_.size(), " pulls wait already for round ", gate_.open(),
+        ", which waits for ", MissingParts(), "; pull again later"));
+  }
+  WEFT_ASSIGN_OR_RETURN(
+      ByteBudget::Hold hold,
+      Hold(BytesOf(keys), budget_ == nullptr ? 0 : budget_->most(),
+           "the keys of a pull"));
+  auto [promise, future] = MakePromise<ShardReply>();
+  parked_.push_back(
+      {wanted, deadline, keys, std::move(promise), std::move(hold)});
+  return std::move(future);
+}
+
+absl::Status TableShard::GivePart(const v1::Request& request, Part part) {
+  using Answer = RoundGate<Part>::Answer;
+  const auto refuse = [&](const auto&... why) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "table '", spec().name(), "': part of shard ", request.shard(),
+        " by rank ", request.rank(), " in round ", request.round(), why...));
+  };
+  // The open round's part is always one that it waits for.
+  const bool is_ahead = request.round() > gate_.open();
+  const int64_t most = budget_ == nullptr ? 0 : budget_->most();
+  WEFT_ASSIGN_OR_RETURN(part.hold,
+                        Hold(BytesOf(part.keys) + BytesOf(part.values),
+                             is_ahead ? most / 2 : most,
+                             is_ahead ? "a part of a round that is ahead"
+                                      : "a part of the open round"));
+  // Before it is taken: its round waits for it, and no server applies the round
+  // of its partitions without it. One that was taken is sent again in vain.
+  if (request.round() >= gate_.open() &&
+      gate_.Find(request.shard(), request.round()) == nullptr) {
+    WEFT_ASSIGN_OR_RETURN(part.rows, HoldRows(part));
+  }
+  switch (gate_.Give(request.shard(), request.rank(), request.round(),
+                     std::move(part), request.take_over())) {
+    case Answer::kKept:
+    case Answer::kInherited:
+    case Answer::kApplied:
+      return absl::OkStatus();
+    case Answer::kDuplicate:
+      if (gate_.Find(request.shard(), request.round())->client ==
+          request.client()) {
+        return absl::OkStatus();
+      }
+      return refuse(
+          " was given by another client; each worker needs a rank of its own, "
+          "and a table that is opened again goes on with the next round");
+    case Answer::kMissed:
+      return refuse(
+          " came after the round had closed without it: the rank had "
+          "been declared dead; pull and go on with round ",
+          gate_.open());
+    case Answer::kTooFar:
+      return refuse(" is too far ahead: round ", gate_.open(),
+                    " is open, and waits for ", MissingParts());
+    case Answer::kNotOwner:
+      return refuse(": rank ", gate_.OwnerOf(request.shard()),
+                    " serves this shard; leave it to that one, or take it over "
+                    "if that one died");
+    case Answer::kUnknown:
+      return refuse(
+          ": no such shard, or its rank was declared dead; the table "
+          "was made for ",
+          gate_.shards(), " shards, ", gate_.counted(), " of them count");
+  }
+  return absl::InternalError("unreachable");
+}
+
+std::vector<TableShard::Parked> TableShard::CloseRounds() {
+  if (round_holds_ > 0) return {};  // ResumeRounds() does it
+  for (;;) {
+    const int64_t round = gate_.open();
+    const std::vector<Part> parts = gate_.Close();
+    if (parts.empty()) break;
+    ApplyRound(parts, rates_.At(round));
+    rates_.Trim(gate_.open());
+  }
+  std::vector<Parked> released;
+  const auto still_parked = std::partition(
+      parked_.begin(), parked_.end(),
+      [this](const Parked& p)
+          ABSL_NO_THREAD_SAFETY_ANALYSIS { return p.version > gate_.open(); });
+  std::move(still_parked, parked_.end(), std::back_inserter(released));
+  parked_.erase(still_parked, parked_.end());
+  return released;
+}
+
+void TableShard::ResumeRounds() {
+  std::vector<Parked> released;
+  {
+    MutexLock lock(mu_);
+    --round_holds_;
+    released = CloseRounds();
+  }
+  Answer(std::move(released));
+}
+
+void TableShard::ApplyRound(const std::vector<Part>& parts, double lr_scale) {
+  std::map<uint32_t, std::vector<PushSpan>> by_partition;
+  for (const Part& part : parts) {
+    const std::vector<PushSpan> spans = SpansOf(part);
+    for (size_t i = 0; i < spans.size(); ++i) {
+      by_partition[part.spans[i].partition].push_back(spans[i]);
+    }
+  }
+  const float scale = spec().reduction() == v1::TableSpec::MEAN
+                          ? 1.0f / static_cast<float>(parts.size())
+                          : 1.0f;
+  for (const auto& [partition, spans] : by_partition) {
+    partitions_[partition]->ApplySum(spans, scale, lr_scale);
+  }
+  if (!layout_->limits().any()) return;
+  // For the others this was a round without keys.
+  for (size_t p = 0; p < partitions_.size(); ++p) {
+    if (partitions_[p] == nullptr || by_partition.count(p) != 0) continue;
+    partitions_[p]->ApplySum({}, scale, lr_scale);
+  }
+}
+
+void TableShard::Answer(std::vector<Parked> released) {
+  int64_t version = 0;
+  {
+    MutexLock lock(mu_);
+    version = VersionLocked();
+  }
+  for (Parked& parked : released) {
+    absl::StatusOr<ShardReply> read = Read(parked.keys, version);
+    if (read.ok()) {
+      metrics_.Pulled(BytesOf(parked.keys) + BytesOf(read->values));
+    }
+    parked.promise.Set(std::move(read));
+  }
+}
+
+std::string TableShard::MissingParts() const {
+  constexpr size_t kShown = 16;
+  std::vector<int> missing = gate_.Missing();
+  const size_t more = missing.size() - std::min(missing.size(), kShown);
+  missing.resize(missing.size() - more);
+  std::string text = absl::StrJoin(
+      missing, ", ",
+      [this](std::string* out, int shard) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+        const int owner = gate_.OwnerOf(shard);
+        absl::StrAppend(out, "shard ", shard,
+                        owner < 0 ? ", which nobody serves"
+                                  : absl::StrCat(" of rank ", owner));
+      });
+  if (more > 0) absl::StrAppend(&text, " and ", more, " more");
+  return text;
+}
+
+void TableShard::DeclareDead(int rank) {
+  std::vector<Parked> released;
+  {
+    MutexLock lock(mu_);
+    gate_.DeclareDead(rank);
+    released = CloseRounds();
+  }
+  Answer(std::move(released));
+}
+
+void TableShard::Admit(int rank) {
+  MutexLock lock(mu_);
+  gate_.Admit(rank);
+}
+
+}  // namespace weft::ps
