@@ -26,15 +26,18 @@ namespace {
 // metadata.
 constexpr char kOptimizer[] = "optimizer/";
 constexpr char kGenerator[] = "generator_position";
-// Of what rank 0 tells the others; then FormatFailure of why it cannot resume.
+// In its settings.
+constexpr char kVirtualShards[] = "--virtual-shards";
+// What rank 0 tells the others begins so if it cannot resume; FormatFailure of
+// why follows.
 constexpr char kNoPlace[] = "no place: ";
 
-telemetry::Progress::Options ProgressOptions(const Options& options,
-                                             bool is_first) {
-  telemetry::Progress::Options progress;
-  progress.style =
-      is_first ? options.progress : telemetry::Progress::Style::kQuiet;
-  return progress;
+// A checkpoint is of a number of shards.
+Options WithShards(Options options, int shards) {
+  if (shards != 0) {
+    options.settings.fixed[kVirtualShards] = absl::StrCat(shards);
+  }
+  return options;
 }
 
 }  // namespace
@@ -43,40 +46,122 @@ absl::StatusOr<std::unique_ptr<DataParallelTraining>>
 DataParallelTraining::Create(collectives::ProcessGroup& group,
                              telemetry::Telemetry& telemetry, Parts parts,
                              Options options) {
-  if (parts.model == nullptr || parts.optimizer == nullptr ||
-      parts.loader == nullptr) {
-    return absl::InvalidArgumentError(
-        "DataParallelTraining: wanted a model, an optimizer and a loader");
+  WEFT_RETURN_IF_ERROR(CheckParts(parts));
+  if (parts.virtual_shards != 0) {
+    WEFT_RETURN_IF_ERROR(
+        ddp::CheckVirtualShards(parts.virtual_shards, group.size()));
   }
   std::unique_ptr<DataParallelTraining> training(new DataParallelTraining(
-      group, telemetry, std::move(parts), std::move(options)));
+      &group, {}, telemetry, std::move(parts), std::move(options)));
   WEFT_RETURN_IF_ERROR(CatchToStatus([&] { return training->Begin(); }));
   return training;
 }
 
-DataParallelTraining::DataParallelTraining(collectives::ProcessGroup& group,
+absl::Status DataParallelTraining::CheckParts(const Parts& parts) {
+  const bool has_shards = parts.virtual_shards != 0;
+  if (parts.model != nullptr && parts.optimizer != nullptr &&
+      (parts.loader == nullptr) == has_shards &&
+      (parts.make_loader != nullptr) == has_shards) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "DataParallelTraining: wanted a model, an optimizer and a loader, or "
+      "make_loader in its place with virtual_shards");
+}
+
+DataParallelTraining::DataParallelTraining(collectives::ProcessGroup* group,
+                                           Elastic elastic,
                                            telemetry::Telemetry& telemetry,
                                            Parts parts, Options options)
-    : group_(group),
+    : elastic_(std::move(elastic)),
+      group_(group),
       logger_(telemetry.logger()),
       parts_(std::move(parts)),
-      options_(std::move(options)),
-      progress_(ProgressOptions(options_, group.rank() == 0)),
+      options_(WithShards(std::move(options), parts_.virtual_shards)),
       metrics_(telemetry) {}
 
 DataParallelTraining::~DataParallelTraining() = default;
 
 absl::Status DataParallelTraining::Begin() {
+  steps_ = epoch_ = 0;  // a rank may have been lost while all began
   if (!options_.checkpoint_dir.empty() && is_first()) {
     WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
-    WEFT_ASSIGN_OR_RETURN(run_, BeginRun(*directory, options_.resume));
+    WEFT_ASSIGN_OR_RETURN(run_, BeginRun(*directory, resumes_));
   }
+  if (parts_.virtual_shards == 0) {
+    loaders_ = {parts_.loader};
+  } else {
+    WEFT_RETURN_IF_ERROR(AgreeOnSeed());
+    WEFT_RETURN_IF_ERROR(MakeLoaders());
+  }
+  SetEpoch();  // another training may have used it
   // Before the model of rank 0 is given to all.
-  if (options_.resume) WEFT_RETURN_IF_ERROR(Resume());
-  WEFT_ASSIGN_OR_RETURN(ddp_, ddp::DistributedDataParallel::Create(
-                                  *parts_.model, group_, parts_.ddp));
+  if (resumes_) WEFT_RETURN_IF_ERROR(Resume());
+  WEFT_RETURN_IF_ERROR(MakeReplicas(/*root=*/0));
+  ++groups_;
+  MakeProgress();
   epoch_begin_ = SteadyClock().Now();
   return absl::OkStatus();
+}
+
+// The first rank's.
+void DataParallelTraining::MakeProgress() {
+  telemetry::Progress::Options options;
+  options.style =
+      is_first() ? options_.progress : telemetry::Progress::Style::kQuiet;
+  progress_ = std::make_unique<telemetry::Progress>(options);
+}
+
+absl::Status DataParallelTraining::MakeReplicas(int root) {
+  if (parts_.virtual_shards == 0) {
+    WEFT_ASSIGN_OR_RETURN(ddp_, ddp::DistributedDataParallel::Create(
+                                    *parts_.model, *group_, parts_.ddp));
+    return absl::OkStatus();
+  }
+  ddp::VirtualShards::Options options;
+  options.shards = parts_.virtual_shards;
+  options.timeout = parts_.ddp.reducer.timeout;
+  options.root = root;
+  WEFT_ASSIGN_OR_RETURN(
+      shards_, ddp::VirtualShards::Create(*parts_.model, *group_, options));
+  return absl::OkStatus();
+}
+
+absl::Status DataParallelTraining::MakeLoaders() {
+  const int shards = parts_.virtual_shards;
+  losses_.assign(shards, 0);
+  loaders_.clear();
+  made_loaders_.clear();
+  const ddp::ShardRange own =
+      ddp::OwnShards(group_->rank(), group_->size(), shards);
+  for (int shard = own.begin; shard < own.end; ++shard) {
+    WEFT_ASSIGN_OR_RETURN(auto loader, parts_.make_loader(shard, shards));
+    if (loader == nullptr) {
+      return absl::InvalidArgumentError(
+          "DataParallelTraining: make_loader gave no loader");
+    }
+    loaders_.push_back(loader.get());
+    made_loaders_.push_back(std::move(loader));
+  }
+  epoch_batches_ = loader().remaining();
+  return absl::OkStatus();
+}
+
+// All passes draw from what depends on rank 0's seed.
+absl::Status DataParallelTraining::AgreeOnSeed() {
+  if (parts_.generator == nullptr) return absl::OkStatus();
+  const Tensor seed = Tensor::FromVector<int64_t>(
+      {static_cast<int64_t>(parts_.generator->seed()),
+       static_cast<int64_t>(parts_.generator->stream())});
+  WEFT_RETURN_IF_ERROR(group_->Broadcast(seed, /*root=*/0));
+  random_.emplace(static_cast<uint64_t>(seed.data<int64_t>()[0]),
+                  static_cast<uint64_t>(seed.data<int64_t>()[1]));
+  return absl::OkStatus();
+}
+
+void DataParallelTraining::SetEpoch() {
+  for (input::DataLoader* loader : loaders_) loader->SetEpoch(epoch_);
+  place_ = loader().state();
 }
 
 absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>>
@@ -96,11 +181,11 @@ absl::Status DataParallelTraining::Resume() {
                   ? *place
                   : absl::StrCat(kNoPlace, FormatFailure(place.status()));
   }
-  WEFT_ASSIGN_OR_RETURN(message, group_.BroadcastBytes(message, /*root=*/0));
+  WEFT_ASSIGN_OR_RETURN(message, group_->BroadcastBytes(message, /*root=*/0));
   absl::string_view why = message;
   if (absl::ConsumePrefix(&why, kNoPlace)) return ParseFailure(why);
   if (message.empty()) return absl::OkStatus();
-  WEFT_RETURN_IF_ERROR(GiveOptimizerToAll());
+  WEFT_RETURN_IF_ERROR(GiveOptimizerToAll(/*root=*/0));
   return GoOnFrom(message);
 }
 
@@ -158,10 +243,10 @@ absl::StatusOr<std::string> DataParallelTraining::RestoreNewest() {
                       drawn == metadata.end() ? "" : drawn->second, ":", place);
 }
 
-absl::Status DataParallelTraining::GiveOptimizerToAll() {
+absl::Status DataParallelTraining::GiveOptimizerToAll(int root) {
   auto state = parts_.optimizer->StateDict();
   for (const auto& [name, tensor] : state) {
-    WEFT_RETURN_IF_ERROR(group_.Broadcast(tensor, /*root=*/0));
+    WEFT_RETURN_IF_ERROR(group_->Broadcast(tensor, root));
   }
   return parts_.optimizer->LoadStateDict(state);
 }
@@ -179,30 +264,61 @@ absl::Status DataParallelTraining::GoOnFrom(const std::string& place) {
   }
   WEFT_ASSIGN_OR_RETURN(const input::ShardedSampler::State state,
                         input::ShardedSampler::State::Parse(parts[2]));
-  WEFT_RETURN_IF_ERROR(parts_.loader->LoadState(state));
+  for (input::DataLoader* loader : loaders_) {
+    WEFT_RETURN_IF_ERROR(loader->LoadState(state));
+  }
+  place_ = loader().state();
   epoch_ = state.epoch;
-  if (parts_.loader->remaining() == 0) parts_.loader->SetEpoch(++epoch_);
+  if (loader().remaining() == 0) {
+    ++epoch_;
+    SetEpoch();
+  }
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::optional<input::Example>> DataParallelTraining::Next() {
+  WEFT_RETURN_IF_ERROR(ended_);
+  return CatchToStatus([this] { return NextOrEnd(); });
+}
+
+absl::StatusOr<std::optional<input::Example>>
+DataParallelTraining::NextOrEnd() {
   forward_.reset();
   // Each epoch that ends counts, also one without a batch for this rank.
   while (!is_at_end()) {
-    if (passes_ == 0) metrics_.BeginStep();
+    if (passes_ == 0 && at_ == 0) metrics_.BeginStep();
     absl::StatusOr<std::optional<input::Example>> batch = [this] {
       const auto phase = metrics_.Begin("data");
-      return parts_.loader->Next();
+      return loaders_[at_]->Next();
     }();
     WEFT_RETURN_IF_ERROR(batch.status());
     if (batch->has_value()) {
+      if (shards_ != nullptr && passes_ == 0) {
+        WEFT_RETURN_IF_ERROR(BeginShard());
+      }
       step_samples_ += ExamplesOf(**batch);
       forward_.emplace(metrics_, "forward");
       return batch;
     }
+    if (at_ != 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "DataParallelTraining: virtual shard ", shards_->own().begin + at_,
+          " has no batch where shard ", shards_->own().begin,
+          " has one; make_loader must give all shards loaders that differ in "
+          "the shard alone"));
+    }
     WEFT_RETURN_IF_ERROR(EndEpoch());
   }
   return std::nullopt;
+}
+
+absl::Status DataParallelTraining::BeginShard() {
+  const int shard = shards_->own().begin + static_cast<int>(at_);
+  if (random_.has_value()) {
+    *parts_.generator =
+        random_->Fork(static_cast<uint64_t>(steps_)).Fork(shard);
+  }
+  return shards_->Begin(shard);
 }
 
 absl::Status DataParallelTraining::EndEpoch() {
@@ -212,7 +328,7 @@ absl::Status DataParallelTraining::EndEpoch() {
   saved_ = Save(is_last);
   if (!was_stopped_) {
     ++epoch_;
-    if (!is_last) parts_.loader->SetEpoch(epoch_);
+    if (!is_last) SetEpoch();
   }
   epoch_begin_ = SteadyClock().Now();
   return absl::OkStatus();
@@ -238,42 +354,109 @@ absl::Status DataParallelTraining::Backward(const Variable& loss) {
 }
 
 absl::Status DataParallelTraining::Step() {
+  WEFT_RETURN_IF_ERROR(ended_);
   if (passes_ == 0) {
     return absl::FailedPreconditionError(
         "DataParallelTraining::Step: wanted a Backward since the last step");
   }
+  return CatchToStatus(
+      [this] { return shards_ == nullptr ? Update() : EndShard(); });
+}
+
+absl::Status DataParallelTraining::EndShard() {
+  WEFT_RETURN_IF_ERROR(shards_->End());
+  losses_[shards_->own().begin + at_] = loss_ / passes_;
+  loss_ = 0;
+  passes_ = 0;
+  if (++at_ < loaders_.size()) return absl::OkStatus();
+  at_ = 0;
+  return Update();
+}
+
+// Tells all ranks the mean of the losses; true if one is asked to stop. A
+// signal reaches the ranks at different times; they must end after the same
+// step.
+absl::StatusOr<bool> DataParallelTraining::AgreeOnLoss() {
+  const size_t shares = shards_ == nullptr ? 1 : losses_.size();
+  std::vector<double> own =
+      shards_ == nullptr ? std::vector<double>{loss_ / passes_} : losses_;
+  own.push_back(IsAskedToStop() ? 1 : 0);
+  own.push_back(HasNewcomers() ? 1 : 0);
+  const bool is_asked_to_leave = IsAskedToLeave();
+  leaves_ = is_asked_to_leave &&
+            SteadyClock().Now() - *asked_to_leave_at_ >= elastic_.leave_after;
+  own.push_back(is_asked_to_leave ? 1 : 0);
+  own.push_back(leaves_ ? 1 : 0);
+  const Tensor said = Tensor::FromVector<double>(own);
+  WEFT_RETURN_IF_ERROR(group_->AllReduce(said));
+  const double* const sums = said.data<double>();
+  // Each virtual shard's loss is one rank's, the others' 0: no sum of it
+  // depends on an order.
+  double total = 0;
+  for (size_t i = 0; i < shares; ++i) total += sums[i];
+  mean_loss_ =
+      total / (shards_ == nullptr ? group_->size() : shards_->shards());
+  meets_again_ = sums[shares + 1] > 0;
+  const bool all_leave = sums[shares + 2] == group_->size();
+  some_leave_ = sums[shares + 3] > 0 && !all_leave;
+  leaves_ = leaves_ && some_leave_;
+  return sums[shares] > 0 || all_leave;
+}
+
+// The last operation of a step is before its update, which no loss of a rank
+// can then cut in two.
+absl::Status DataParallelTraining::Update() {
+  bool is_asked_to_stop = false;
+  const auto agree = [&]() -> absl::Status {
+    const auto phase = metrics_.Begin("backward");  // its all-reduce
+    if (shards_ != nullptr) WEFT_RETURN_IF_ERROR(shards_->Finish());
+    WEFT_ASSIGN_OR_RETURN(is_asked_to_stop, AgreeOnLoss());
+    return absl::OkStatus();
+  };
+  const absl::Status agreed = agree();
+  if (!agreed.ok()) return GoOnAfter(agreed, /*is_in_step=*/true);
+  WEFT_RETURN_IF_ERROR(TakeStep());
+  was_stopped_ = is_asked_to_stop && !is_last_step();
+  if (was_stopped_) return EndEpoch();
+  const bool meets_again = std::exchange(meets_again_, false);
+  if (is_last_step()) return absl::OkStatus();
+  if (std::exchange(some_leave_, false)) return PartFromLeavers();
+  if (!meets_again) return absl::OkStatus();
+  WEFT_LOG(logger_, Info, "others wait to take part; meeting again")
+      .With("step", steps_);
+  return Meet();
+}
+
+absl::Status DataParallelTraining::TakeStep() {
   {
     const auto phase = metrics_.Begin("optimizer");
     WEFT_RETURN_IF_ERROR(parts_.optimizer->Step());
     parts_.optimizer->ZeroGrad();
-    // A signal reaches the ranks at different times; they must end after the
-    // same step.
-    const Tensor said = Tensor::FromVector<double>(
-        {loss_ / passes_, options_.IsAskedToStop() ? 1.0 : 0.0});
-    WEFT_RETURN_IF_ERROR(group_.AllReduce(said));
-    const double* sums = said.data<double>();
-    mean_loss_ = sums[0] / group_.size();
-    was_stopped_ = sums[1] > 0;
   }
   passes_ = 0;
   loss_ = 0;
   // The mean over all ranks: each ends with the same error.
   if (!options_.allow_non_finite) {
     WEFT_RETURN_IF_ERROR(CheckLoss(mean_loss_, steps_,
-                                   absl::StrCat("rank ", group_.rank()),
+                                   absl::StrCat("rank ", group_->rank()),
                                    *parts_.model));
   }
   ++steps_;
+  place_ = loader().state();
   metrics_.EndStep(mean_loss_, step_samples_);
   if (is_first() && options_.on_loss) options_.on_loss(steps_, mean_loss_);
-  // The sampler deals every rank as many.
-  samples_ += step_samples_ * group_.size();
+  // The sampler deals every rank, or every shard, as many.
+  samples_ += shards_ == nullptr
+                  ? step_samples_ * group_->size()
+                  : step_samples_ / shards_->own().size() * shards_->shards();
   step_samples_ = 0;
-  const input::ShardedSampler::State state = parts_.loader->state();
-  progress_.SetExposedShare(ddp_->reducer().timing().total().exposed_share());
-  progress_.Update(epoch_ * state.size + std::min(state.used, state.size),
-                   options_.epochs * state.size, mean_loss_);
-  return was_stopped_ ? EndEpoch() : absl::OkStatus();
+  if (ddp_ != nullptr) {
+    progress_->SetExposedShare(
+        ddp_->reducer().timing().total().exposed_share());
+  }
+  progress_->Update(epoch_ * place_.size + std::min(place_.used, place_.size),
+                    options_.epochs * place_.size, mean_loss_);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<double> DataParallelTraining::Score() {
@@ -310,8 +493,8 @@ absl::Status DataParallelTraining::SaveOnce(std::optional<double> score,
   WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
   WEFT_RETURN_IF_ERROR(CheckRun(*directory, run_));
   checkpoint::Metadata metadata =
-      MetadataOf(options_.settings, parts_.loader->state(), score);
-  if (parts_.generator != nullptr) {
+      MetadataOf(options_.settings, loader().state(), score);
+  if (parts_.generator != nullptr && shards_ == nullptr) {
     metadata[kGenerator] = absl::StrCat(parts_.generator->position());
   }
   AddRun(run_, &metadata);
@@ -330,8 +513,21 @@ absl::Status DataParallelTraining::SaveOnce(std::optional<double> score,
 
 absl::StatusOr<Result> DataParallelTraining::Finish() {
   forward_.reset();
-  progress_.Finish();
-  WEFT_RETURN_IF_ERROR(ddp_->CheckInSync());
+  WEFT_RETURN_IF_ERROR(ended_);
+  progress_->Finish();
+  for (;;) {
+    absl::StatusOr<Result> result = FinishOnce();
+    if (result.ok()) return result;
+    WEFT_RETURN_IF_ERROR(GoOnAfter(result.status(), /*is_in_step=*/false));
+  }
+}
+
+absl::StatusOr<Result> DataParallelTraining::FinishOnce() {
+  if (!leaves_) {
+    if (is_elastic()) WEFT_RETURN_IF_ERROR(SaveUnlessSaved());
+    WEFT_RETURN_IF_ERROR(shards_ == nullptr ? ddp_->CheckInSync()
+                                            : shards_->CheckInSync());
+  }
   Result result;
   result.saved = saved_;
   result.was_stopped = was_stopped_;
@@ -340,7 +536,7 @@ absl::StatusOr<Result> DataParallelTraining::Finish() {
   if (seconds > 0) {
     result.samples_per_s = static_cast<double>(samples_) / seconds;
   }
-  if (parts_.score != nullptr) {
+  if (parts_.score != nullptr && !leaves_) {
     WEFT_ASSIGN_OR_RETURN(const double score, Score());
     if (is_first()) result.score = score;
   }

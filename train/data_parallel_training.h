@@ -22,8 +22,17 @@
 // may be more or fewer than the ranks that saved it. With as many, a resumed
 // training has the same bits as one that was never interrupted.
 //
+// With Parts::virtual_shards it has the same bits with any number of ranks, and
+// also if that changes from one run to the next (ddp/virtual_shards.h): Next
+// gives the batch of one own shard after the other, and the Step of the last
+// one updates the model. The loop above stays as it is.
+//
 // An error on one rank ends all: an operation that this rank does not come to
-// fails on the others with the reason.
+// fails on the others with the reason. Not so where ranks may come and go
+// (CreateElastic): the others take over the virtual shards of a rank that has
+// died, repeat the step that was under way, and end with the bits of a run that
+// nobody touched. Who comes later gets model, optimizer and place from the
+// others.
 //
 // Thread-safety: one thread at a time.
 
@@ -35,6 +44,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -44,6 +54,7 @@
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/collectives/process_group.h"
 #include "weft/ddp/distributed_data_parallel.h"
+#include "weft/ddp/virtual_shards.h"
 #include "weft/input/data_loader.h"
 #include "weft/nn/module.h"
 #include "weft/optimizer/optimizer.h"
@@ -54,6 +65,7 @@
 #include "weft/train/checkpoint_run.h"
 #include "weft/train/options.h"
 #include "weft/train/training_metrics.h"
+#include "weft/train/training_place.h"
 
 namespace weft::train {
 
@@ -63,12 +75,23 @@ class DataParallelTraining {
   struct Parts {
     nn::Module* model = nullptr;
     optimizer::Optimizer* optimizer = nullptr;  // of the model's parameters
-    // Of this rank's shard: a ShardedSampler with group.rank() of group.size().
+    // Loads this rank's shard: its ShardedSampler has group.rank() of
+    // group.size(). Null with virtual_shards.
     input::DataLoader* loader = nullptr;
     // From which the steps draw (Dropout): each rank its own. A resumed
     // training goes on at the position at which that of rank 0 was, which is
-    // that of every rank if all have drawn as many numbers. Null: none.
+    // that of every rank if all have drawn as many numbers. With virtual_shards
+    // each pass draws from a generator that depends on the seed and stream of
+    // rank 0's, the step and the shard. Null: none.
     Generator* generator = nullptr;
+    // 0: the ranks share the data. Else a power of two, at least as many as
+    // there are ranks, and part of the settings that a checkpoint fixes.
+    int virtual_shards = 0;
+    // Only with virtual_shards: a loader of a ShardedSampler of `shard` of
+    // `shards`, which differs in nothing else.
+    std::function<absl::StatusOr<std::unique_ptr<input::DataLoader>>(
+        int shard, int shards)>
+        make_loader = nullptr;
     // A measure of the model, higher is better; called by all ranks at the same
     // time, after an epoch (Options::keep_best) and in Finish, and the same on
     // all. Null: there is none.
@@ -77,18 +100,61 @@ class DataParallelTraining {
   };
 
   // Called by all ranks, with the same options, but for the checkpoint
-  // directory, which rank 0 alone reads and writes. Begins, or goes on from the
-  // newest checkpoint; gives all ranks the model of rank 0. `group` and
-  // `telemetry` must outlive it.
+  // directory, which rank 0 alone reads and writes. Begins with the first epoch
+  // of the data, or goes on from the newest checkpoint; gives all ranks the
+  // model of rank 0. `group` and `telemetry` must outlive it.
   //   kInvalidArgument     a part is missing; or the checkpoint is not of these
-  //                        tensors, which names the first difference
+  //                        tensors, which names the first difference, or was
+  //                        saved by something else; or the number of virtual
+  //                        shards is not allowed
   //   kFailedPrecondition  the checkpoint has other fixed settings (ExitCode
-  //                        kConfig), or was saved by something else
+  //                        kConfig), or its directory is none
   //   kDataLoss            every checkpoint is damaged
-  // and those of DistributedDataParallel::Create.
+  // and those of DistributedDataParallel::Create or VirtualShards::Create.
   static absl::StatusOr<std::unique_ptr<DataParallelTraining>> Create(
       collectives::ProcessGroup& group, telemetry::Telemetry& telemetry,
       Parts parts, Options options);
+
+  // How the ranks of a training come together that may come and go.
+  struct Elastic {
+    // Makes the group of those who are there now, at most as many as there are
+    // virtual shards. Called by every rank at the begin, when a rank was lost
+    // and when one is to be taken in; an error ends the training on this rank.
+    // worker::JoinGroup, in an elastic job.
+    std::function<absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>>()>
+        join;
+    // Whether somebody waits to be taken in; asked by rank 0 between steps, at
+    // most each `ask_interval`. Null: nobody is taken in but where a rank is
+    // lost.
+    std::function<bool()> has_newcomers = nullptr;
+    absl::Duration ask_interval = absl::Milliseconds(200);
+    // It is not asked where there are so many.
+    int max_ranks = ddp::kMostVirtualShards;
+    // What the job remembers, whoever of its ranks dies: whether they have
+    // trained; with `begins` they have from now on. Checkpoints that are there
+    // are then this job's own, and those who begin go on from them. Asked by
+    // one of them. Null: nobody remembers, and Options::resume alone counts.
+    std::function<absl::StatusOr<bool>(bool begins)> has_trained = nullptr;
+    // Whether this rank is to leave the others; asked after each step. Once
+    // true, and `leave_after` later, it leaves with a checkpoint, and the
+    // others go on; where all have been asked by then, the training stops as by
+    // Options::asked_to_stop. Null: none leaves, and a signal stops all.
+    std::function<bool()> asked_to_leave = nullptr;
+    absl::Duration leave_after = absl::Seconds(1);
+  };
+
+  // The same for ranks that may die and come while it trains. Needs
+  // Parts::virtual_shards; checkpoints are written by who is rank 0, so all
+  // must see the directory. Where nobody trains yet, Options::resume of any of
+  // them counts; without it checkpoints that are there are an error
+  // (kFailedPrecondition, with ExitCode kConfig). What a step has done is kept
+  // if one rank is left that has taken it; else the others repeat it, with the
+  // same samples. A rank that has just come ends with kInvalidArgument where
+  // its model, settings or shards are not those of the others, who go on
+  // without it. Other errors as Create, and those of `join`.
+  static absl::StatusOr<std::unique_ptr<DataParallelTraining>> CreateElastic(
+      Elastic elastic, telemetry::Telemetry& telemetry, Parts parts,
+      Options options);
 
   ~DataParallelTraining();
   DataParallelTraining(const DataParallelTraining&) = delete;
@@ -97,10 +163,12 @@ class DataParallelTraining {
   // The next batch of this rank; at the end of an epoch it saves, and goes on
   // with the next one. Nothing after the last epoch, or once the training was
   // asked to stop. A checkpoint that cannot be saved is logged and reported by
-  // Finish; training goes on without it. The errors of DataLoader::Next.
+  // Finish; training goes on without it. The errors of DataLoader::Next, and
+  // what a function of Options throws.
   absl::StatusOr<std::optional<input::Example>> Next();
 
-  // One step: Backward(loss), then Step(). Each rank takes as many.
+  // One step: Backward(loss), then Step(). Each rank takes as many; with
+  // virtual shards one for each own shard.
   absl::Status Step(const Variable& loss);
 
   // Its parts, for what belongs between them: clipped gradients, or several
@@ -109,10 +177,13 @@ class DataParallelTraining {
   // Adds the gradients of `loss`, one element of f32 or f64, and averages them
   // over the ranks. What the pass throws becomes its status.
   absl::Status Backward(const Variable& loss);
-  // Updates the parameters, makes their gradients undefined, and tells all
-  // ranks the mean of the losses since the step before. kOutOfRange, with
+  // Tells all ranks the mean of the losses since the step before, updates the
+  // parameters and makes their gradients undefined. OK also if a rank was lost
+  // meanwhile and ranks may go: then Next gives batches of that step again.
+  // kOutOfRange, with
   // ExitCode kDiverged and on every rank, if that is not finite, unless
   // Options::allow_non_finite. kFailedPrecondition without a Backward before.
+  // What a function of Options throws becomes its status.
   absl::Status Step();
 
   // After the last step: checks that all ranks hold the same bits (kDataLoss),
@@ -124,14 +195,65 @@ class DataParallelTraining {
   int64_t steps() const { return steps_; }
   // The mean over all ranks in the last step; 0 before.
   double mean_loss() const { return mean_loss_; }
+  // Without virtual shards.
   ddp::DistributedDataParallel& ddp() { return *ddp_; }
+  // The ranks now; in an elastic training valid until the next call.
+  collectives::ProcessGroup& group() { return *group_; }
+  // Groups that this rank has trained in: 1, but in an elastic training.
+  int groups() const { return groups_; }
 
  private:
-  DataParallelTraining(collectives::ProcessGroup& group,
+  DataParallelTraining(collectives::ProcessGroup* group, Elastic elastic,
                        telemetry::Telemetry& telemetry, Parts parts,
                        Options options);
 
+  static absl::Status CheckParts(const Parts& parts);
   absl::Status Begin();
+  void MakeProgress();
+  absl::Status MakeReplicas(int root);
+  absl::Status MakeLoaders();
+  absl::Status AgreeOnSeed();
+
+  // --- Of an elastic training (elastic_training.cc). ---
+  bool is_elastic() const { return elastic_.join != nullptr; }
+  // Makes a group and goes on with it, until that succeeds.
+  absl::Status Meet();
+  absl::Status TakePart();
+  absl::StatusOr<bool> DoesAnyResume();
+  bool HasTrained(bool begins);
+  absl::Status CheckNoFormerRun();
+  absl::StatusOr<std::vector<TrainingPlace>> TellPlaces();
+  // kInvalidArgument, on the ranks that differ; on the others an error that is
+  // a loss: they are to meet without them.
+  absl::Status CheckNewcomers(const std::vector<TrainingPlace>& places,
+                              int root);
+  absl::Status TakeData(const input::ShardedSampler::State& data, int root);
+  void TakeOver(const TrainingPlace& place, int root);
+  absl::Status TakeTensors(int root);
+  absl::Status CheckBatches(int root);
+  TrainingPlace Place() const;
+  std::string Description() const;
+  // `status`, or, if it is that a rank was lost, whether the others go on.
+  // `is_in_step`: a step was under way, which is not taken.
+  absl::Status GoOnAfter(const absl::Status& status, bool is_in_step);
+  // Whether a rank was lost, so that this group is of no more use.
+  bool HasLost() const { return absl::IsUnavailable(group_->health()); }
+  bool HasNewcomers();
+
+  absl::StatusOr<std::optional<input::Example>> NextOrEnd();
+  absl::Status BeginShard();
+  absl::Status EndShard();
+  absl::Status Update();
+  absl::StatusOr<bool> AgreeOnLoss();
+  bool IsAskedToStop() const;
+  bool IsAskedToLeave();
+  // After a step that is the last one of some ranks.
+  absl::Status PartFromLeavers();
+  absl::Status TakeStep();
+  absl::StatusOr<Result> FinishOnce();
+  // At the end: a rank may have been lost that was about to save.
+  absl::Status SaveUnlessSaved();
+  void SetEpoch();
   absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>>
   OpenCheckpoints() const;
   // The newest checkpoint, into the parts of every rank.
@@ -140,7 +262,7 @@ class DataParallelTraining {
   // for GoOnFrom, or nothing if there is no checkpoint.
   absl::StatusOr<std::string> RestoreNewest();
   absl::Status CheckNewest(checkpoint::CheckpointDirectory& directory) const;
-  absl::Status GiveOptimizerToAll();
+  absl::Status GiveOptimizerToAll(int root);
   absl::Status GoOnFrom(const std::string& place);
   // Goes to the next epoch, or to the end.
   absl::Status EndEpoch();
@@ -148,16 +270,44 @@ class DataParallelTraining {
   absl::Status Save(bool is_last);
   absl::Status SaveOnce(std::optional<double> score, bool is_last);
   absl::StatusOr<double> Score();
-  bool is_first() const { return group_.rank() == 0; }
+  bool is_first() const { return group_->rank() == 0; }
+  // Of all epochs: there is nothing left that could be stopped.
+  bool is_last_step() const {
+    return epoch_ + 1 >= options_.epochs && loader().remaining() == 0;
+  }
+  // All own ones are at the same place between two steps.
+  input::DataLoader& loader() const { return *loaders_[0]; }
   bool is_at_end() const { return was_stopped_ || epoch_ >= options_.epochs; }
 
-  collectives::ProcessGroup& group_;
+  const Elastic elastic_;
+  std::unique_ptr<collectives::ProcessGroup> own_group_;  // if elastic
+  collectives::ProcessGroup* group_;
   telemetry::Logger& logger_;
   const Parts parts_;
   const Options options_;
 
-  std::unique_ptr<ddp::DistributedDataParallel> ddp_;
-  telemetry::Progress progress_;
+  std::unique_ptr<ddp::DistributedDataParallel> ddp_;  // or:
+  std::unique_ptr<ddp::VirtualShards> shards_;
+  std::vector<input::DataLoader*> loaders_;  // one for each own shard
+  std::vector<std::unique_ptr<input::DataLoader>> made_loaders_;
+  int64_t epoch_batches_ = 0;        // of a shard
+  size_t at_ = 0;                    // whose batch is next
+  std::vector<double> losses_;       // by virtual shard; of others 0
+  std::optional<Generator> random_;  // of all virtual shards
+
+  input::ShardedSampler::State place_;  // after the last step
+  bool is_known_ = false;               // this rank has a place
+  bool meets_again_ = false;            // after this step
+  bool resumes_ = options_.resume;      // or that of any rank
+  bool leaves_out_ = false;  // some who have come: the others meet again
+  absl::Status ended_;       // why this rank is in no group
+  int groups_ = 0;
+  Instant asked_at_;
+  // After this step: some ranks leave, and whether this is one of them.
+  bool some_leave_ = false;
+  bool leaves_ = false;
+  std::optional<Instant> asked_to_leave_at_;
+  std::unique_ptr<telemetry::Progress> progress_;
   TrainingMetrics metrics_;
   std::optional<TrainingMetrics::Phase> forward_;
   CheckpointRun run_;  // of rank 0

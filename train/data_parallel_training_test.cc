@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "weft/base/catch_to_status.h"
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/checkpoint/manifest.h"
 #include "weft/collectives/backends/local/local_world.h"
 #include "weft/input/sharded_sampler.h"
 #include "weft/nn/layers.h"
@@ -82,6 +84,7 @@ struct TestOptions : Options {
   uint64_t seed = 1;
   int64_t batch_size = 8;
   double dropout = 0;
+  int virtual_shards = 0;
 };
 
 class DataParallelTrainingTest : public ::testing::Test {
@@ -110,21 +113,30 @@ class DataParallelTrainingTest : public ::testing::Test {
     WEFT_ASSIGN_OR_RETURN(
         const auto optimizer,
         optimizer::Optimizer::Create({{adam, net.NamedParameters()}}));
-    input::ShardedSampler::Options order;
-    order.size = points_->size();
-    order.shard = group.rank();
-    order.shards = group.size();
-    order.seed = options.seed;
-    WEFT_ASSIGN_OR_RETURN(const auto sampler,
-                          input::ShardedSampler::Create(order));
-    input::DataLoader::Options loading;
-    loading.batch_size = options.batch_size;
-    WEFT_ASSIGN_OR_RETURN(const auto loader, input::DataLoader::Create(
-                                                 *points_, sampler, loading));
+    const auto load =
+        [&](int shard,
+            int shards) -> absl::StatusOr<std::unique_ptr<input::DataLoader>> {
+      input::ShardedSampler::Options order;
+      order.size = points_->size();
+      order.shard = shard;
+      order.shards = shards;
+      order.seed = options.seed;
+      WEFT_ASSIGN_OR_RETURN(const auto sampler,
+                            input::ShardedSampler::Create(order));
+      input::DataLoader::Options loading;
+      loading.batch_size = options.batch_size;
+      return input::DataLoader::Create(*points_, sampler, loading);
+    };
+    WEFT_ASSIGN_OR_RETURN(const auto loader, load(group.rank(), group.size()));
     DataParallelTraining::Parts parts;
     parts.model = &net;
     parts.optimizer = optimizer.get();
-    parts.loader = loader.get();
+    if (options.virtual_shards == 0) {
+      parts.loader = loader.get();
+    } else {
+      parts.virtual_shards = options.virtual_shards;
+      parts.make_loader = load;
+    }
     parts.generator = &generator;
     parts.score = [&]() -> absl::StatusOr<double> {
       const NoGradScope no_grad;
@@ -276,6 +288,108 @@ TEST_F(DataParallelTrainingTest,
             std::vector<double>(whole.losses.begin() + 4, whole.losses.end()));
 }
 
+// --- Virtual shards. ---------------------------------------------------------
+
+// What `result` says is saved: the hash of each file, without which run it was.
+std::string HashesOf(const std::string& checkpoint) {
+  std::ifstream file(absl::StrCat(checkpoint, "/manifest.json"));
+  std::stringstream text;
+  text << file.rdbuf();
+  const auto manifest = checkpoint::ParseManifest(text.str(), checkpoint);
+  EXPECT_THAT(manifest.status(), IsOk());
+  std::string hashes = absl::StrCat("step ", manifest->step);
+  for (const auto& file : manifest->files) {
+    absl::StrAppend(&hashes, " ", file.digest.sha256);
+  }
+  return hashes;
+}
+
+TEST_F(DataParallelTrainingTest, VirtualShardsGiveTheSameBitsOnAnyRanks) {
+  WritePoints(/*train=*/61);  // not a multiple of anything
+  options_.virtual_shards = 8;
+  options_.batch_size = 3;
+  options_.dropout = 0.4;
+  std::vector<double> losses;
+  std::string hashes;
+  for (const int ranks : {1, 2, 3, 4, 7, 8}) {
+    const Run run = Train(ranks, [&](int rank, TestOptions& options) {
+      if (rank == 0) options.checkpoint_dir = dir_.Path(absl::StrCat(ranks));
+    });
+    ASSERT_THAT(run.statuses, Each(IsOk())) << ranks;
+    ASSERT_THAT(run.losses, SizeIs(6));  // 8 a shard and epoch: 3, 3 and 2
+    const std::string found = HashesOf(run.results[0].checkpoint);
+    if (losses.empty()) {
+      losses = run.losses;
+      hashes = found;
+    }
+    EXPECT_EQ(run.losses, losses) << ranks;
+    EXPECT_EQ(found, hashes) << ranks;
+    EXPECT_EQ(run.results[0].was_stopped, false);
+  }
+  // It is the shards that make it so: others give other bits.
+  options_.virtual_shards = 4;
+  options_.batch_size = 6;
+  const Run other = Train(2);
+  ASSERT_THAT(other.statuses, Each(IsOk()));
+  EXPECT_NE(other.losses, losses);
+}
+
+// 8 ranks, then 3, then 5, then 8: one epoch each, the third in two parts.
+TEST_F(DataParallelTrainingTest, VirtualShardsKeepTheBitsWhereRanksChange) {
+  options_.virtual_shards = 8;
+  options_.batch_size = 2;
+  options_.dropout = 0.4;
+  options_.epochs = 4;
+  const auto save_in = [&](const std::string& name, int epochs) {
+    return [this, name, epochs](int, TestOptions& options) {
+      options.checkpoint_dir = dir_.Path(name);
+      options.resume = true;
+      options.epochs = epochs;
+    };
+  };
+  const Run whole = Train(2, save_in("whole", 4));
+  ASSERT_THAT(whole.statuses, Each(IsOk()));
+  std::vector<double> losses;
+  Run run;
+  const auto go_on = [&](int ranks, int epochs, int stop_after = 1000) {
+    std::vector<int> steps(ranks, 0);
+    run = Train(ranks, save_in("parts", epochs), [&](int rank) {
+      return ++steps[rank] >= stop_after && rank == 0;
+    });
+    ASSERT_THAT(run.statuses, Each(IsOk())) << ranks;
+    losses.insert(losses.end(), run.losses.begin(), run.losses.end());
+  };
+  go_on(8, 1);
+  go_on(3, 2);
+  go_on(5, 3, /*stop_after=*/2);
+  EXPECT_TRUE(run.results[0].was_stopped);
+  go_on(1, 3);
+  go_on(8, 4);
+  EXPECT_EQ(losses, whole.losses);
+  EXPECT_EQ(HashesOf(run.results[0].checkpoint),
+            HashesOf(whole.results[0].checkpoint));
+}
+
+TEST_F(DataParallelTrainingTest, OtherVirtualShardsAreRefused) {
+  options_.virtual_shards = 6;
+  EXPECT_THAT(
+      Train(2).statuses,
+      Each(StatusIs(absl::StatusCode::kInvalidArgument, "power of two")));
+  options_.virtual_shards = 2;
+  EXPECT_THAT(Train(3).statuses,
+              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                            "for each of 3 ranks, found 2")));
+  options_.virtual_shards = 4;
+  const std::string saved = dir_.Path("saved");
+  ASSERT_THAT(TrainAndSave(saved).statuses, Each(IsOk()));
+  for (const int shards : {0, 8}) {
+    options_.virtual_shards = shards;
+    EXPECT_THAT(Train(2, ResumeFrom(saved)).statuses,
+                Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                              "--virtual-shards")));
+  }
+}
+
 TEST_F(DataParallelTrainingTest, ResumeOfAFinishedRunTakesNoStepAndTests) {
   const std::string saved = dir_.Path("saved");
   const Run first = TrainAndSave(saved);
@@ -342,10 +456,16 @@ TEST_F(DataParallelTrainingTest, LossThatIsNotFiniteEndsEveryRankAsDiverged) {
 
 TEST_F(DataParallelTrainingTest,
        CheckpointThatCannotBeSavedIsReportedAndTrainingGoesOn) {
-  const std::string file = dir_.Path("file");
-  std::ofstream(file) << "no directory";
+  const std::string saved = dir_.Path("saved");
   const Run run = Train(
-      2, [&](int, TestOptions& options) { options.checkpoint_dir = file; });
+      2, [&](int, TestOptions& options) { options.checkpoint_dir = saved; },
+      [&](int rank) {
+        if (rank == 0) {
+          std::filesystem::remove_all(saved);
+          std::ofstream(saved) << "no directory";
+        }
+        return false;
+      });
   ASSERT_THAT(run.statuses, Each(IsOk()));
   EXPECT_THAT(run.losses, SizeIs(8));
   EXPECT_FALSE(run.results[0].saved.ok());

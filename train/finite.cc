@@ -14,7 +14,7 @@ namespace {
 template <typename T>
 std::optional<std::string> NotFiniteIn(const std::string& name,
                                        const Tensor& tensor) {
-  const Tensor values = tensor.Contiguous();
+  const Tensor values = tensor.To(Device::Cpu()).Contiguous();
   const auto elements = values.span<T>();
   for (size_t i = 0; i < elements.size(); ++i) {
     if (std::isfinite(elements[i])) continue;

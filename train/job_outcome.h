@@ -43,7 +43,8 @@ class JobOutcome {
   // the report, which begins with the name of the trainer.
   absl::Status CauseOf(const absl::Status& own);
 
-  // Of a job all of whose trainers have gone, as `view` has it. The first of:
+  // How a job ended whose trainers have all gone, as `view` has it. The first
+  // of:
   //   what a trainer reported that is not IsOfPeer
   //   OK if a trainer has left without a report: it has completed the training,
   //   in place of others that died

@@ -18,8 +18,10 @@ using worker::ExitCode;
 constexpr absl::Duration kLookForStop = absl::Milliseconds(100);
 
 // Whether the same save may succeed a little later.
-bool MayPass(const absl::Status& failure) {
+bool MayPass(const absl::Status& failure, const LastSaveOptions& options) {
   switch (failure.code()) {
+    case absl::StatusCode::kUnavailable:
+      return options.outlives_servers;
     case absl::StatusCode::kResourceExhausted:
     case absl::StatusCode::kDeadlineExceeded:
     case absl::StatusCode::kDataLoss:  // a device that fails to read or write
@@ -42,7 +44,7 @@ absl::Status RetryLastSave(const absl::Status& failure,
   absl::Status saved = failure;
   absl::Duration pause = options.first_pause;
   const Instant give_up = SteadyClock().Now() + options.retry_for;
-  while (!saved.ok() && MayPass(saved) && !is_stopped() &&
+  while (!saved.ok() && MayPass(saved, options) && !is_stopped() &&
          SteadyClock().Now() + pause <= give_up) {
     WEFT_LOG(logger, Warning, "the last checkpoint was not saved; trying again")
         .With("after", absl::FormatDuration(pause))

@@ -21,6 +21,9 @@ struct LastSaveOptions {
   absl::Duration first_pause = absl::Seconds(1);
   // Once true, the attempt that failed was the last.
   std::function<bool()> asked_to_stop = nullptr;
+  // Another takes the place of a server that is lost (worker::Options::replicas
+  // of 2): its loss, kUnavailable, may pass too.
+  bool outlives_servers = false;
 };
 
 // Runs `save` again after `failure`, as long as that may pass: a full disk, a

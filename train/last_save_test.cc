@@ -71,6 +71,15 @@ TEST_F(LastSaveTest, DirectoryOfOthersIsNotTriedAgain) {
   EXPECT_TRUE(worker::IsFinal(end));
 }
 
+TEST_F(LastSaveTest, LostServerIsTriedAgainWhereAnotherTakesItsPlace) {
+  const absl::Status lost = absl::UnavailableError("ps1 died");
+  EXPECT_EQ(Retry(lost, {absl::OkStatus()}), lost);
+  EXPECT_EQ(attempts_, 0);
+  options_.outlives_servers = true;
+  EXPECT_THAT(Retry(lost, {lost, absl::OkStatus()}), IsOk());
+  EXPECT_EQ(attempts_, 2);
+}
+
 TEST_F(LastSaveTest, OneThatIsAskedToStopTriesNoMore) {
   options_.asked_to_stop = [] { return true; };
   EXPECT_TRUE(worker::IsFinal(Retry(Full(), {absl::OkStatus()})));

@@ -94,6 +94,11 @@ void Options::AddTo(worker::Flags& flags) {
 
 absl::Status Options::Resolve(const worker::Options& worker) {
   if (restart_count_ > 0 && !checkpoint_dir.empty()) resume = true;
+  // One that takes the place of a trainer that has died goes on, with the
+  // others or from there.
+  if (worker.is_elastic() && worker.rejoins && !checkpoint_dir.empty()) {
+    resume = true;
+  }
   if (const absl::Status fit = CheckValues(*this); !fit.ok()) {
     return worker::WithExitCode(fit, worker::ExitCode::kUsage);
   }
@@ -108,7 +113,9 @@ absl::Status Options::Resolve(const worker::Options& worker) {
   }
   checkpoint_dir = path.lexically_normal();
   if (worker.rank != 0) return absl::OkStatus();
-  const absl::Status fit = CheckDirectory(checkpoint_dir, resume);
+  // In an elastic job others may be at work there already: who begins looks.
+  const absl::Status fit =
+      CheckDirectory(checkpoint_dir, resume || worker.is_elastic());
   if (fit.ok()) return fit;
   return worker::WithExitCode(
       absl::Status(fit.code(), absl::StrCat("--checkpoint-dir=", checkpoint_dir,

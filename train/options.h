@@ -45,7 +45,8 @@ struct Options {
   // from 1, across resumes, and its mean loss; null: nobody asks.
   std::function<void(int64_t step, double loss)> on_loss = nullptr;
   // Asked after each step: once true, training ends as if that had been the
-  // last one. Null: AskedToStop (stop_signal.h).
+  // last one. Null: AskedToStop (stop_signal.h). What this or on_loss throws
+  // ends the training.
   std::function<bool()> asked_to_stop = nullptr;
 
   // Adds flags that set these options: --epochs, --checkpoint-dir, --resume,
@@ -69,12 +70,15 @@ struct Options {
 };
 
 struct Result {
-  // Of the first trainer, where there is a score; else absent.
+  // The first trainer has it, where there is a score; else it is absent.
   std::optional<double> score;
   double samples_per_s = 0;  // of all trainers that were there
-  std::string checkpoint;    // empty if none was saved
-  bool was_stopped = false;
-  // Of the last checkpoint: an error leaves the one before as the newest.
+  // The path of the newest checkpoint that this run saved, or else went on
+  // from; empty if there is none.
+  std::string checkpoint;
+  bool was_stopped = false;  // before the last step
+  // How saving the last checkpoint ended: an error leaves the one before as the
+  // newest.
   absl::Status saved;
 };
 

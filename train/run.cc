@@ -1,7 +1,9 @@
 #include "weft/train/run.h"
 
 #include <signal.h>
+#include <xxhash.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,6 +14,7 @@
 #include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/rendezvous/membership.h"
+#include "weft/rendezvous/store.h"
 #include "weft/train/job_outcome.h"
 #include "weft/train/settings.h"
 #include "weft/train/start_unless_stopped.h"
@@ -25,6 +28,10 @@ constexpr absl::Duration kGoodBye = absl::Seconds(30);
 // After a failure: the host of the coordinator still lets the others leave.
 constexpr absl::Duration kHastyGoodBye = absl::Seconds(3);
 constexpr absl::Duration kAgreement = absl::Minutes(2);
+// Whether others wait to take part: what is not answered is asked again.
+constexpr absl::Duration kToAsk = absl::Seconds(1);
+// The coordinator may be on its way back.
+constexpr absl::Duration kToNote = absl::Seconds(20);
 
 absl::Status CheckWorker(const worker::Options& worker) {
   const auto usage = [](const std::string& message) {
@@ -35,12 +42,6 @@ absl::Status CheckWorker(const worker::Options& worker) {
     return usage(absl::StrCat("--role=", worker.role,
                               " (or WEFT_ROLE): this program is a trainer; "
                               "wanted --role=trainer"));
-  }
-  if (worker.is_elastic()) {
-    return usage(absl::StrCat("--workers=", worker.min_workers, ":",
-                              worker.max_workers,
-                              " (or WEFT_WORKERS): this program is of no "
-                              "elastic job; wanted --trainers=N"));
   }
   return absl::OkStatus();
 }
@@ -72,6 +73,8 @@ absl::Status Conclude(worker::Worker& worker, const Options& options,
                      " was asked to stop before the training was complete"));
   }
   if (why.ok()) return why;
+  // The others go on: none of them ends by it.
+  if (worker.options().is_elastic()) return WithWayOn(why, options);
   JobOutcome outcome(worker.membership(), worker.options().trainers);
   outcome.Report(why);
   return WithWayOn(outcome.CauseOf(why), options);
@@ -83,7 +86,8 @@ worker::ShutdownOptions GoodBye(const worker::Options& options,
   good_bye.deadline = has_completed ? kGoodBye : kHastyGoodBye;
   // With servers no trainer calls another: each ends when it is done. Without,
   // trainer 0 hosts what the others need to leave, and to learn why it failed.
-  if (options.servers > 0 || !has_completed) {
+  const bool is_alone = options.is_elastic() && !options.hosts_coordinator();
+  if (options.servers > 0 || !has_completed || is_alone) {
     good_bye.together = "name=" + options.name();
   }
   good_bye.graceful = has_completed || options.hosts_coordinator();
@@ -93,6 +97,19 @@ worker::ShutdownOptions GoodBye(const worker::Options& options,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Job::JoinGroup(
+    const worker::JoinGroupOptions& options) {
+  const worker::Options& self = worker_.options();
+  if (!self.is_elastic()) return Join(options);
+  return worker::WithExitCode(
+      absl::InvalidArgumentError(absl::StrCat(
+          "--workers=", self.min_workers, ":", self.max_workers,
+          " (or WEFT_WORKERS): this program is of no elastic job, whose "
+          "trainers come together by train::Job::MakeElastic; wanted "
+          "--trainers=N")),
+      worker::ExitCode::kUsage);
+}
+
+absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Job::Join(
     const worker::JoinGroupOptions& options) {
   rendezvous::Membership& membership = worker_.membership();
   const worker::Options& self = worker_.options();
@@ -105,18 +122,53 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Job::JoinGroup(
                                      " was asked to stop while the trainers "
                                      "met"));
       // One that leaves without a report has completed its training.
-      JobOutcome(membership, self.trainers).Report(stopped);
+      if (!self.is_elastic()) {
+        JobOutcome(membership, self.trainers).Report(stopped);
+      }
       membership.Leave(kHastyGoodBye).IgnoreError();
     });
     group = [&]() -> decltype(group) {
-      WEFT_RETURN_IF_ERROR(AgreeOnSettings(membership, self.rank, self.trainers,
-                                           options_.settings.All(),
-                                           kAgreement));
+      if (!self.is_elastic()) {
+        WEFT_RETURN_IF_ERROR(
+            AgreeOnSettings(membership, self.rank, self.trainers,
+                            options_.settings.All(), kAgreement));
+      }
       return worker::JoinGroup(worker_, options);
     }();
   }
   if (!stopped.ok()) return stopped;
   return group;
+}
+
+DataParallelTraining::Elastic Job::MakeElastic(
+    int max, worker::JoinGroupOptions options) {
+  const worker::Options& self = worker_.options();
+  options.elastic.min = self.min_workers;
+  options.elastic.max = std::min(max, self.max_workers);
+  DataParallelTraining::Elastic elastic;
+  elastic.max_ranks = options.elastic.max;
+  elastic.asked_to_leave = AskedToStop;
+  const std::string& saved = options_.checkpoint_dir;
+  elastic.has_trained =
+      [this, key = absl::StrCat(
+                 "train/", absl::Hex(XXH3_64bits(saved.data(), saved.size())))](
+          bool begins) -> absl::StatusOr<bool> {
+    rendezvous::Store& store = worker_.membership().store();
+    if (begins) {
+      WEFT_RETURN_IF_ERROR(store.Set(key, "begun", kToNote).status());
+      return true;
+    }
+    const absl::Status known = store.Get(key, kToNote).status();
+    if (absl::IsNotFound(known)) return false;
+    WEFT_RETURN_IF_ERROR(known);
+    return true;
+  };
+  elastic.join = [this, options] { return Join(options); };
+  elastic.has_newcomers = [this, options] {
+    const auto waiting = worker::MembersWaiting(worker_, options, kToAsk);
+    return waiting.ok() && !waiting->empty();
+  };
+  return elastic;
 }
 
 absl::Status Run(worker::Options worker_options, const Options& options,
@@ -135,7 +187,7 @@ absl::Status Run(worker::Options worker_options, const Options& options,
       worker->Shutdown(GoodBye(worker->options(), result.ok())).status();
   if (!result.ok() || !ended.ok()) worker->DumpFlightRecorder();
   if (!result.ok()) return cause;
-  const absl::Status printed = print(*result);
+  const absl::Status printed = CatchToStatus([&] { return print(*result); });
   if (!result->saved.ok()) return result->saved;
   // The training is complete: once more it would end no better.
   for (const absl::Status& status : {printed, ended}) {

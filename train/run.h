@@ -22,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "weft/collectives/process_group.h"
 #include "weft/telemetry/telemetry.h"
+#include "weft/train/data_parallel_training.h"
 #include "weft/train/options.h"
 #include "weft/worker/join_group.h"
 #include "weft/worker/options.h"
@@ -44,25 +45,37 @@ class Job {
   // be the same for all (kFailedPrecondition, with ExitCode kConfig, names what
   // differs). A signal ends the wait for the others (EndedBySignal), and this
   // worker leaves the job.
+  // kInvalidArgument, with ExitCode kUsage, in an elastic job: see MakeElastic.
   absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
       const worker::JoinGroupOptions& options = {});
+  // Of an elastic job: how its trainers come together for
+  // DataParallelTraining::CreateElastic: as many as --workers says, and at most
+  // `max`. Settings are compared there. This must outlive the training.
+  // `options` but for `elastic`.
+  DataParallelTraining::Elastic MakeElastic(
+      int max, worker::JoinGroupOptions options = {});
 
  private:
+  absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Join(
+      const worker::JoinGroupOptions& options);
+
   worker::Worker& worker_;
   const Options& options_;
 };
 
 // Joins the job as a trainer, runs `train`, and leaves the job. From the start
 // on SIGTERM, SIGINT and SIGHUP ask the training to stop (stop_signal.h).
-// Returns with what the program is to end by ExitIfError: an error, or
-// EndedBySignal, of `train`, whose exceptions become one; of another trainer,
+// Returns with what the program is to end by ExitIfError: an error of `train`,
+// whose exceptions become one; EndedBySignal if its result was_stopped, by
+// SIGTERM where the signal came to another trainer; the error of another one,
 // where that is why this one failed; of the last save; or of `print`, which
 // runs after a training that ended in good order, once this worker has left.
 // The other workers learn how this one ended.
 //
 // Both options are resolved. kInvalidArgument, with ExitCode kUsage, if the
-// worker is no trainer, or its job is elastic. `train` must end what uses the
-// worker, a group among it, before it returns.
+// worker is no trainer. `train` must end what uses the worker, a group among
+// it, before it returns. In an elastic job (docs/elastic.md) each trainer ends
+// for itself.
 absl::Status Run(
     worker::Options worker, const Options& options,
     absl::FunctionRef<absl::StatusOr<Result>(Job& job)> train,

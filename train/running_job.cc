@@ -24,7 +24,7 @@ std::string TrainingKey(absl::string_view trainer) {
   return absl::StrCat("trainers/training/", trainer);
 }
 
-// Of batches from here to the epoch's end.
+// Counts batches from here to the epoch's end.
 int64_t Batches(const input::ShardedSampler& sampler, int64_t batch_size) {
   return (sampler.remaining() + batch_size - 1) / batch_size;
 }

@@ -1,7 +1,6 @@
 #include "weft/train/server_training.h"
 
 #include <algorithm>
-#include <iterator>
 #include <memory>
 #include <set>
 #include <utility>
@@ -39,7 +38,7 @@ constexpr absl::Duration kRoundTimeout = absl::Minutes(2);
 constexpr absl::Duration kLookAround = absl::Milliseconds(50);
 // Beyond the numbers that ps::Client::Save gives to servers.
 constexpr int kModelShard = 99999;
-// Of trainer 0's word to the others; then why it cannot resume.
+// Trainer 0's word to the others begins so if it cannot resume; why follows.
 constexpr char kNoPlace[] = "no place: ";
 constexpr absl::Duration kLastWord = absl::Seconds(5);
 
@@ -56,17 +55,8 @@ ps::ClientOptions ClientOptionsOf(worker::Worker& worker) {
   options.client = worker.self().incarnation;
   options.rank = worker.options().rank;
   options.timeout = kRoundTimeout;
+  options.replicas = worker.options().replicas;
   return options;
-}
-
-std::string TrainerName(int rank) { return absl::StrCat("trainer", rank); }
-
-// Whether a trainer of that rank was there and is not any more.
-bool HasDeparted(const rendezvous::View& view, int rank) {
-  const std::string name = TrainerName(rank);
-  return std::any_of(
-      view.departed().begin(), view.departed().end(),
-      [&](const rendezvous::Departed& gone) { return gone.name == name; });
 }
 
 // The live trainer of the lowest rank; null if there is none.
@@ -148,6 +138,8 @@ ServerTraining::ServerTraining(worker::Worker& worker, Task task,
       client_(ClientOptionsOf(worker)),
       running_(worker.membership(), worker.options().rank,
                worker.options().trainers),
+      adopted_(worker, running_,
+               [this](int shard) { return LoadShard(shard); }),
       progress_(ProgressOptions(options_)),
       metrics_(worker.telemetry()) {
   FollowTheOthers();
@@ -166,10 +158,20 @@ void ServerTraining::FollowTheOthers() {
       [this, told = std::set<rendezvous::WorkerKey>()](
           const std::shared_ptr<const rendezvous::View>& view) mutable {
         for (const rendezvous::Departed& departed : view->departed()) {
-          const bool is_news = !departed.left &&
-                               absl::StartsWith(departed.name, "trainer") &&
+          const bool is_trainer = absl::StartsWith(departed.name, "trainer");
+          const bool is_server =
+              absl::StartsWith(departed.name, "ps") && outlives_servers();
+          const bool is_news = !departed.left && (is_trainer || is_server) &&
                                told.insert(departed.key).second;
           if (!is_news || !is_first()) continue;
+          if (is_server) {
+            WEFT_LOG(worker_.telemetry().logger(), Warning,
+                     "a parameter server died; another serves its part of the "
+                     "tables")
+                .With("server", departed.name)
+                .With("why", departed.reason);
+            continue;
+          }
           WEFT_LOG(worker_.telemetry().logger(), Warning,
                    task_.is_sync
                        ? "a trainer died; the others take over its part of the "
@@ -201,9 +203,11 @@ absl::StatusOr<std::unique_ptr<input::DataLoader>> ServerTraining::LoadShard(
 }
 
 absl::Status ServerTraining::Begin() {
-  WEFT_RETURN_IF_ERROR(AgreeOnSettings(
-      worker_.membership(), worker_.options().rank, worker_.options().trainers,
-      options_.settings.All(), kRoundTimeout));
+  Settings::Values settings = options_.settings.All();
+  settings["--replicas"] = absl::StrCat(worker_.options().replicas);
+  WEFT_RETURN_IF_ERROR(
+      AgreeOnSettings(worker_.membership(), worker_.options().rank,
+                      worker_.options().trainers, settings, kRoundTimeout));
   const auto concluded =
       worker_.membership().store().Get(kConcluded, kRoundTimeout);
   if (concluded.ok()) concluded_ = concluded->version;
@@ -226,7 +230,7 @@ absl::Status ServerTraining::OpenTable() {
   spec.set_mode(task_.is_sync ? ps::v1::TableSpec::SYNC
                               : ps::v1::TableSpec::ASYNC);
   spec.set_shards(worker_.options().trainers);
-  spec.set_orphans(ps::v1::TableSpec::WAIT);  // see ShardsToAdopt
+  spec.set_orphans(ps::v1::TableSpec::WAIT);  // see AdoptedShards
   spec.set_reduction(ps::v1::TableSpec::MEAN);
   *spec.mutable_rule() = task_.rule;
   WEFT_RETURN_IF_ERROR(WEFT_FAILPOINT("launch/open_table"));
@@ -281,74 +285,20 @@ absl::StatusOr<std::optional<input::Example>> ServerTraining::NextBatch() {
   return loader_->Next();
 }
 
-// A trainer that comes back waits for the newest round of its table: one that
-// its predecessor gave to some servers only, and that others have to close.
-absl::StatusOr<bool> ServerTraining::IsMissing(const rendezvous::View& view,
-                                               int rank) {
-  if (!HasDeparted(view, rank)) return false;
-  const rendezvous::Member* const trainer = view.Find(TrainerName(rank));
-  if (trainer == nullptr) return true;
-  if (back_.count(trainer->key) != 0) return false;
-  WEFT_ASSIGN_OR_RETURN(const bool trains, running_.Trains(*trainer));
-  if (trains) back_.insert(trainer->key);
-  return !trains;
-}
-
-absl::StatusOr<std::vector<int>> ServerTraining::ShardsToAdopt() {
-  const auto view = worker_.membership().view();
-  std::vector<int> live, orphans;
-  for (int rank = 0; rank < worker_.options().trainers; ++rank) {
-    const bool is_self = rank == worker_.options().rank;
-    WEFT_ASSIGN_OR_RETURN(const bool is_missing,
-                          is_self ? false : IsMissing(*view, rank));
-    if (is_missing) {
-      orphans.push_back(rank);
-    } else if (view->Find(TrainerName(rank)) != nullptr) {
-      live.push_back(rank);
-    }
-  }
-  std::vector<int> mine;
-  for (int shard : orphans) {
-    if (live.empty()) break;
-    const int server = live[static_cast<size_t>(shard) % live.size()];
-    if (server == worker_.options().rank) mine.push_back(shard);
-  }
-  return mine;
-}
-
 absl::Status ServerTraining::ServeAdopted(int64_t round) {
-  WEFT_ASSIGN_OR_RETURN(const std::vector<int> mine, ShardsToAdopt());
-  for (auto it = adopted_.begin(); it != adopted_.end();) {
-    const bool is_mine =
-        std::find(mine.begin(), mine.end(), it->first) != mine.end();
-    it = is_mine ? std::next(it) : adopted_.erase(it);
-  }
-  for (int shard : mine) {
-    Adopted& adopted = adopted_[shard];
-    if (adopted.has_given) continue;
-    if (adopted.loader == nullptr) {
-      WEFT_ASSIGN_OR_RETURN(adopted.loader, LoadShard(shard));
-      WEFT_RETURN_IF_ERROR(adopted.loader->LoadState(place_));
-    }
-    WEFT_ASSIGN_OR_RETURN(const std::optional<input::Example> batch,
-                          adopted.loader->Next());
-    if (!batch.has_value()) {
-      return absl::InternalError(absl::StrCat(
-          "shard ", shard, " of the data ended before the others"));
-    }
-    WEFT_RETURN_IF_ERROR(Differentiate(*batch).status());
-    WEFT_RETURN_IF_ERROR(table_
-                             ->PushShard({shard, round, /*take_over=*/true},
-                                         parameters_.TakeGradient())
-                             .Wait(kRoundTimeout));
-    adopted.has_given = true;
-  }
-  return absl::OkStatus();
+  return adopted_.Serve(
+      place_, [&](int shard, const input::Example& batch) -> absl::Status {
+        WEFT_RETURN_IF_ERROR(Differentiate(batch).status());
+        return table_
+            ->PushShard({shard, round, /*take_over=*/true},
+                        parameters_.TakeGradient())
+            .Wait(kRoundTimeout);
+      });
 }
 
 absl::StatusOr<Tensor> ServerTraining::AwaitRound(Future<Tensor> values,
                                                   int64_t round) {
-  for (auto& [shard, adopted] : adopted_) adopted.has_given = false;
+  adopted_.BeginRound();
   const Instant give_up = SteadyClock().Now() + kRoundTimeout;
   // The parameters stay as they are until the round is closed, so a shard's
   // gradient is the one that its trainer would have given.
@@ -417,8 +367,8 @@ absl::Status ServerTraining::FindPlace() {
     const auto view = worker_.membership().view();
     const rendezvous::Member* const first = FirstTrainer(*view);
     if (first == nullptr) return absl::UnavailableError("no trainer is left");
-    // Of this incarnation of the first trainer: an earlier one may have left
-    // its own.
+    // The key names this incarnation of the first trainer: an earlier one may
+    // have left its own.
     const std::string key = absl::StrCat("resume/", first->incarnation);
     if (first->key == worker_.self().key) return RestoreForAll(key);
     const auto told = worker_.membership().store().Wait(key, 0, kLookEvery);
@@ -589,7 +539,10 @@ absl::Status ServerTraining::TrainEpoch(int epoch) {
                        loss);
       if (options_.on_loss) options_.on_loss(step(), loss);
     }
-    if (options_.IsAskedToStop()) {
+    // After the last step there is nothing left that could be stopped.
+    const bool is_last =
+        epoch + 1 >= options_.epochs && loader_->remaining() == 0;
+    if (!is_last && options_.IsAskedToStop()) {
       was_stopped_ = true;
       WEFT_LOG(worker_.telemetry().logger(), Info,
                "asked to stop; ending in good order; ")
@@ -600,6 +553,11 @@ absl::Status ServerTraining::TrainEpoch(int epoch) {
 }
 
 absl::StatusOr<Result> ServerTraining::Run() {
+  if (std::exchange(has_run_, true)) {
+    return absl::FailedPreconditionError(
+        "ServerTraining::Run: it has run before; make another for another "
+        "training");
+  }
   return CatchToStatus([this] { return Train(); });
 }
 
@@ -612,7 +570,7 @@ absl::StatusOr<Result> ServerTraining::Train() {
     const Instant epoch_begin = SteadyClock().Now();
     if (epoch != first_epoch_) {
       loader_->SetEpoch(epoch);
-      adopted_.clear();  // taken up again at the place of the first batch
+      adopted_.Clear();  // taken up again at the place of the first batch
       // Asynchronous trainers have no round that gives the place.
       if (!task_.is_sync && is_first()) {
         WEFT_RETURN_IF_ERROR(running_.SetStart({steps_, loader_->state()}));
@@ -686,7 +644,7 @@ absl::Status ServerTraining::SaveIfFirst() {
         saved, [this] { return Save(); },
         {options_.checkpoint_dir, options_.retry_last_save_for,
          LastSaveOptions().first_pause,
-         [this] { return options_.IsAskedToStop(); }},
+         [this] { return options_.IsAskedToStop(); }, outlives_servers()},
         worker_.telemetry().logger());
   }
   WEFT_LOG(worker_.telemetry().logger(), Error,

@@ -25,10 +25,8 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 
 #include "absl/status/status.h"
@@ -44,9 +42,8 @@
 #include "weft/ps/client.h"
 #include "weft/ps/flat_parameters.h"
 #include "weft/rendezvous/membership.h"
-#include "weft/rendezvous/view.h"
-#include "weft/rendezvous/worker_key.h"
 #include "weft/telemetry/progress.h"
+#include "weft/train/adopted_shards.h"
 #include "weft/train/checkpoint_run.h"
 #include "weft/train/options.h"
 #include "weft/train/running_job.h"
@@ -76,7 +73,8 @@ class ServerTraining {
     std::function<absl::StatusOr<double>()> score = nullptr;
   };
 
-  // `worker`, a trainer of a job with servers, must outlive it.
+  // `worker`, a trainer of a job with servers, must outlive it. A job has one
+  // such training: one that comes after it would join it where it ended.
   // kInvalidArgument if it is another, or a part of the task is missing or
   // wrong.
   static absl::StatusOr<std::unique_ptr<ServerTraining>> Create(
@@ -85,10 +83,11 @@ class ServerTraining {
   ServerTraining(const ServerTraining&) = delete;
   ServerTraining& operator=(const ServerTraining&) = delete;
 
-  // The whole training, once. What the loss throws becomes its status.
+  // The whole training, once. What the loss, the score or a function of Options
+  // throws becomes its status.
   //   kInvalidArgument     the servers refuse the table or its rule
   //   kFailedPrecondition  trainers have other settings, or the checkpoint
-  //                        has (ExitCode kConfig)
+  //                        has (ExitCode kConfig); or it has run before
   //   kOutOfRange          the loss is not finite (ExitCode kDiverged)
   //   kDataLoss            every checkpoint is damaged
   //   kUnavailable         a server is lost, or the coordinator
@@ -127,8 +126,8 @@ class ServerTraining {
   absl::StatusOr<std::optional<input::Example>> NextBatch();
   // One batch; its mean loss.
   absl::StatusOr<double> Step(const input::Example& batch);
-  // Of the whole training, earlier runs included. SYNC: rounds; else steps of
-  // this trainer.
+  // Counts the whole training, earlier runs included. SYNC: rounds; else steps
+  // of this trainer.
   int64_t step() const { return task_.is_sync ? table_->round() : steps_; }
   // Runs forward and backward; the mean loss. Gradients are in parameters_.
   absl::StatusOr<double> Differentiate(const input::Example& batch);
@@ -137,10 +136,6 @@ class ServerTraining {
   // `round` is not closed, of those that come to it meanwhile.
   absl::Status ServeAdopted(int64_t round);
   absl::StatusOr<Tensor> AwaitRound(Future<Tensor> values, int64_t round);
-  // The shards that this trainer serves besides its own.
-  absl::StatusOr<std::vector<int>> ShardsToAdopt();
-  // Whether the trainer of `rank` died, and none of its rank takes steps again.
-  absl::StatusOr<bool> IsMissing(const rendezvous::View& view, int rank);
   absl::Status Save();
   absl::Status SaveIfFirst();
   bool is_last_save() const {
@@ -151,8 +146,10 @@ class ServerTraining {
                                    std::optional<double> score);
   absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>>
   OpenCheckpoints() const;
-  // Logs which trainers have died, once each.
+  // Logs who has died, once each.
   void FollowTheOthers();
+  // Whether the training goes on after the death of a server.
+  bool outlives_servers() const { return worker_.options().replicas > 1; }
   // Whether no trainer of a lower rank lives.
   bool is_first() const;
 
@@ -167,16 +164,11 @@ class ServerTraining {
   std::unique_ptr<input::DataLoader> loader_;
   // Where the data was before the batch of this step; the same for all shards.
   input::ShardedSampler::State place_;
-  // By shard, and whether it has given its part to the round of this step.
-  struct Adopted {
-    std::unique_ptr<input::DataLoader> loader;
-    bool has_given = false;
-  };
-  std::map<int, Adopted> adopted_;
-  std::set<rendezvous::WorkerKey> back_;  // came back, and take steps again
+  AdoptedShards adopted_;
   telemetry::Progress progress_;
   TrainingMetrics metrics_;
   int first_epoch_ = 0;
+  bool has_run_ = false;
   bool has_joined_ = false;  // a job that ran already
   int64_t steps_ = 0;        // see step()
   double samples_ = 0;       // seen in this run by all trainers there are

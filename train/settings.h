@@ -24,7 +24,7 @@ struct Settings {
   using Values = std::map<std::string, std::string>;
 
   // Equal for all trainers, and kept in each checkpoint: a run that goes on
-  // from it must have the same.
+  // from it must have all that it holds, and may have others besides.
   Values fixed;
   // Equal for all trainers; another run may have others.
   Values common;
