@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# quickstart.sh [--data=DIR] [trainer flags]: sets up, builds, and trains a small CNN with 2 parameter servers and 2 trainers.
+# quickstart.sh [--data=DIR] [--replicas=2] [trainer flags]: sets up, builds, and trains a small CNN with 2 parameter
+# servers and 2 trainers. With --replicas=2 a server may be killed meanwhile.
 #
 # Each run has checkpoints of its own below bin/quickstart-checkpoints; --resume goes on with the last run.
 # The last line is one JSON object {"test_accuracy", "samples_per_s", "checkpoint"}.
@@ -9,6 +10,7 @@ cd "$(dirname "$0")/.."
 
 data=/usr/share/datasets/fashion-mnist
 flags=()
+run_flags=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --data=* | --data)
@@ -16,7 +18,8 @@ while [ $# -gt 0 ]; do
       [ -n "$directory" ] || { echo "quickstart.sh: --data: wanted a directory of IDX files, found nothing" >&2; exit 2; }
       data=$(cd "$caller" && realpath -m "$directory")
       ;;
-    -h | --help) sed -n '2,5s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --replicas=*) run_flags+=("$1") ;;
+    -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) flags+=("$1") ;;
   esac
   [ $# -eq 0 ] || shift
@@ -35,6 +38,6 @@ fi
 mkdir -p "$checkpoints"
 log=$(mktemp)
 trap 'rm -f "$log"; rmdir "$checkpoints" 2>/dev/null || true' EXIT
-bin/weft run --role ps=2:"bin/parameter_server --checkpoint-dir=$checkpoints" \
+bin/weft run "${run_flags[@]}" --role ps=2:"bin/parameter_server --checkpoint-dir=$checkpoints" \
   --role trainer=2:"bin/trainer --data=$data --checkpoint-dir=$checkpoints --json ${flags[*]}" | tee "$log"
 sed -n 's/^\[trainer0\] \({"test_accuracy".*}\)$/\1/p' "$log" | tail -n 1

@@ -93,10 +93,13 @@ class Model {
     BceWithLogits(Logits(batch, weights, dense), batch[2],
                   weft::Reduction::kSum)
         .Backward();
-    weft::Future<void> pushed = fields_->Push(keys, weights.grad());
-    WEFT_ASSIGN_OR_RETURN(dense_,
-                          inputs_->PushPull(dense.grad()).Wait(kTimeout));
-    return pushed.Wait(kTimeout);
+    // One message to each server for both tables.
+    const auto results =
+        ps::ExchangeEach({ps::PushOf{fields_.get(), keys, weights.grad()},
+                          ps::PushPullOf{inputs_.get(), {}, dense.grad(), {}}});
+    WEFT_RETURN_IF_ERROR(results[0].Wait(kTimeout).status());
+    WEFT_ASSIGN_OR_RETURN(dense_, results[1].Wait(kTimeout));
+    return absl::OkStatus();
   }
 
   absl::StatusOr<double> TestAuc(int64_t rows) {
@@ -140,7 +143,7 @@ absl::Status Run(int argc, char** argv) {
     servers.push_back("ps" + std::to_string(i));
   }
   ps::Client client({&worker->agent(), servers, worker->self().incarnation,
-                     options.rank, kTimeout});
+                     options.rank, kTimeout, options.replicas});
   WEFT_ASSIGN_OR_RETURN(Model model, Model::Open(client, options.trainers));
   weft::telemetry::Progress::Options shown;
   shown.label = "learning";

@@ -33,7 +33,7 @@ absl::Status Train(weft::worker::Worker& worker) {
   for (int step = 0; step < kSteps; ++step) {
     std::vector<double> gradient(kWeights);
     int samples = 0;
-    // Of 400 samples rank 0 of two takes 267, rank 1 takes 133.
+    // Rank 0 of two takes 267 of the 400 samples, rank 1 takes 133.
     for (int n = 0; n < kSamples; ++n) {
       if (n % 3 % group->size() != group->rank()) continue;
       double error = 0;

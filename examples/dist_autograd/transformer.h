@@ -56,7 +56,8 @@ class Ends : public weft::nn::Module {
     return characters_.Forward(text) +
            places_.Forward(weft::Tensor::Arange(kWindow));
   }
-  // Of a micro-batch, given what the blocks have made of it: its share.
+  // The share of a micro-batch in the loss, from what the blocks have made of
+  // it.
   weft::Variable Loss(const weft::Variable& x, const weft::Tensor& next) {
     const weft::Variable scores =
         Reshape(output_.Forward(x), {-1, kCharacters});

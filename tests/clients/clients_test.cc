@@ -129,7 +129,7 @@ TEST_F(Clients, OverTcpTheCppClientShowsItsCertificate) {
   const Ended none_more = MakeCertificates(certs, 2);
   EXPECT_EQ(none_more.code, 0) << none_more.output;
   EXPECT_THAT(none_more.output,
-              HasSubstr("all 4 members of job demo were there"));
+              HasSubstr("all 5 members of job demo were there"));
   StartWorker({"--coordinator=127.0.0.1:0", "--certs=" + certs});
   const Ended client =
       RunToEnd({RunfilePath("examples/cpp_client/client"), address_,
@@ -161,8 +161,9 @@ TEST_F(Clients, MismatchOverTcpSaysWhichFlagToGive) {
     const char* says;
   } kMisfits[] = {
       {Weft({"status", "--job=demo", here, shown}), kAuth,
-       "--name says who it is: trainer0 hosts the coordinator of a job without "
-       "servers"},
+       "--name says who it is: coordinator0 hosts the coordinator of a job "
+       "that "
+       "weft run started, otherwise ps0, or trainer0 of a job without servers"},
       {Weft({"status", here, shown}), kAuth,
        "is for admin0 of job \"demo\", wanted job \"weft\"; give --job=demo"},
       {RunToEnd({RunfilePath("examples/cpp_client/worker"), shown, here}),
@@ -222,7 +223,7 @@ TEST_F(Clients, TrainerHostsTheCoordinatorOfAJobWithoutServers) {
       RunToEnd({RunfilePath("examples/cpp_client/worker"), "--trainers=2",
                 "--rank=1", "--coordinator=" + address_, "--join-timeout=1s"});
   EXPECT_EQ(ended.code, kTimeout);
-  EXPECT_THAT(ended.output, HasSubstr("is trainer 0 running, with this"));
+  EXPECT_THAT(ended.output, HasSubstr("is trainer0 running, with this"));
 }
 
 TEST_F(Clients, UnknownJobIsNamed) {

@@ -5,12 +5,13 @@ cd "$(dirname "$0")/../.."
 bazel build --noshow_progress //launch:weft //examples/ddp:all //examples/train:all >/dev/null 2>&1
 bin=bazel-bin/examples/ddp
 
-# check NAME CONDITION ARGS...: runs `weft run ARGS`; the JSON line that a rank prints must fulfil CONDITION on `result`.
+# check NAME CONDITION ARGS...: runs `weft run ARGS`; the last JSON line that a rank prints must fulfil CONDITION on `result`.
 check() {
   local name=$1 condition=$2 output
   shift 2
   output=$(bazel-bin/launch/weft run --no-prefix "$@" 2>&1) || { echo "$name: $output"; exit 1; }
-  echo "$output" | grep '^{' | tee /dev/stderr | /usr/bin/python3 -c '
+  # In an elastic job a rank that comes once the others have ended finds the training done, and says so too.
+  echo "$output" | grep '^{' | tail -n 1 | tee /dev/stderr | /usr/bin/python3 -c '
 import json
 import sys
 
@@ -28,6 +29,8 @@ check remote_embeddings 'result["last_loss"] < result["first_loss"] / 4' \
 checkpoints=$(mktemp -d)
 trap 'rm -rf "$checkpoints"' EXIT
 circle=bazel-bin/examples/train/circle
+check elastic_circle 'result["loss"] < 0.68' --elastic=1:4 --nproc-per-node=2 \
+  bazel-bin/examples/train/elastic_circle --checkpoint-dir="$checkpoints/elastic" --epochs=3
 check circle 'result["loss"] < 0.68' --nproc-per-node=2 $circle --checkpoint-dir="$checkpoints" --epochs=3
 check circle 'result["loss"] < 0.2' \
   --nproc-per-node=3 $circle --checkpoint-dir="$checkpoints" --resume --epochs=60

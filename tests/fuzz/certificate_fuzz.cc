@@ -9,7 +9,8 @@
 namespace weft::testing {
 namespace {
 
-// Of ps0 of a job "job", signed by itself: the bytes within PEM's base64.
+// The certificate of ps0 of a job "job", signed by itself: the bytes within
+// PEM's base64.
 constexpr char kCertificate[] =
     "308201b73082015da003020102021416b374397d43ff4795f888c2fbeae15a459c393730"
     "0a06082a8648ce3d040302301c310c300a060355040a0c036a6f62310c300a0603550403"

@@ -135,8 +135,14 @@ void TellMembership(size_t method, const Answer& answer) {
   auto link = std::make_unique<Link>(answer);
   if (method == 7) {
     link->AnswerWatches();
-    (void)CheckNobodyIsThere(timers, *link, "job", "ps0", options.world,
-                             absl::ZeroDuration());
+    // Who is there, or not, in this world or in another one.
+    for (const char* name : {"ps0", "trainer0", "nobody"}) {
+      for (const auto& world : {options.world, rendezvous::World::Fixed(3, 2),
+                                rendezvous::World::Elastic(1, 9)}) {
+        (void)CheckNobodyIsThere(timers, *link, "job", name, world,
+                                 absl::ZeroDuration());
+      }
+    }
     return;
   }
   const auto joined =

@@ -1,5 +1,6 @@
-// ps: no push or pull harms a table, synchronous or not, dense or sparse; nor
-// does the description of one harm who is to make it. The first byte chooses.
+// ps: no push or pull harms a table, synchronous or not, dense or sparse, nor
+// do several in one message; nor does the description of one harm who is to
+// make it. The first byte chooses.
 
 #include <memory>
 #include <optional>
@@ -10,6 +11,7 @@
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/core/rate_changes.h"
 #include "weft/ps/core/table_layout.h"
+#include "weft/ps/shard_requests.h"
 #include "weft/ps/table_shard.h"
 #include "weft/rpc/codec/codec.h"
 #include "weft/rpc/codec/tensor_codec.h"
@@ -46,6 +48,17 @@ std::string Exchange(char table, const Request& request,
   return table + std::string(Flatten(encoded).view());
 }
 
+// Those of ps::ExchangeMany, of which each part is for one of four tables.
+std::string ExchangeMany(const std::vector<Request>& requests,
+                         const std::vector<MaybeTensor>& tensors) {
+  ps::v1::RequestMany many;
+  for (const Request& request : requests) *many.add_parts() = request;
+  rpc::Encoder encoder;
+  encoder.Write(many, tensors);
+  const Slices encoded = *std::move(encoder).Finish();
+  return '\6' + std::string(Flatten(encoded).view());
+}
+
 // A description that CheckedSpec refuses, for each of its reasons: the share of
 // lines that run.sh asks for must not depend on what the fuzzer happens to
 // find.
@@ -60,6 +73,25 @@ std::vector<std::string> RefusedSpecs() {
   specs[5].mutable_initializer()->set_scale(-1);
   specs[6].set_elements(0);
   specs[7].set_shards(0);
+  specs.push_back(SpecOf(true, true));
+  specs.back().mutable_life()->set_max_rows(3);
+  const auto add = [&](const auto& change) {
+    specs.push_back(SpecOf(false, true));
+    change(*specs.back().mutable_life());
+  };
+  add([](auto& life) { life.set_max_rows(3); });
+  add([](auto& life) { life.set_max_rows(-3); });
+  add([](auto& life) {
+    life.set_max_rows(3);
+    life.set_max_bytes(5000);
+  });
+  add([](auto& life) { life.set_drop_versions(3); });
+  add([](auto& life) { life.set_admit_counters(3); });
+  add([](auto& life) { life.set_admit_probability(3); });
+  add([](auto& life) {
+    life.set_admit_probability(0.5);
+    life.set_admit_after(2);
+  });
   std::vector<std::string> seeds;
   for (const TableSpec& spec : specs) {
     seeds.push_back('\4' + spec.SerializeAsString());
@@ -97,6 +129,16 @@ std::vector<std::string> Seeds() {
   for (std::string& refused : RefusedSpecs()) {
     seeds.push_back(std::move(refused));
   }
+  std::vector<Request> parts = {numbered, sparse, numbered_dense, dense};
+  std::vector<MaybeTensor> tensors = {
+      keys,         rows,   keys,         keys,         rows,   keys,
+      std::nullopt, values, std::nullopt, std::nullopt, values, std::nullopt};
+  for (size_t i = 0; i < parts.size(); ++i) {
+    parts[i].set_table(std::to_string(i));
+  }
+  seeds.push_back(ExchangeMany(parts, tensors));
+  tensors.pop_back();
+  seeds.push_back(ExchangeMany(parts, tensors));
   return seeds;
 }
 
@@ -117,7 +159,7 @@ void RunSpec(absl::string_view bytes) {
   Hold(ps::CheckedSpec(*checked).ok());
 }
 
-// Of a checkpoint.
+// Parses the rate changes of a checkpoint.
 void RunRates(absl::string_view text) {
   const auto rates = ps::RateChanges::Parse(text);
   if (!rates.ok()) return;
@@ -125,11 +167,47 @@ void RunRates(absl::string_view text) {
   Hold(again.ok() && again->Format() == rates->Format());
 }
 
+// Tables "0" to "3", as those of a single request.
+void RunMany(absl::string_view bytes) {
+  const rpc::Received received{{Bytes::Copy(bytes)}, false};
+  rpc::Decoder decoder(received);
+  ps::v1::RequestMany many;
+  std::vector<MaybeTensor> tensors;
+  if (!decoder.Read(many, tensors).ok()) return;
+  std::vector<std::shared_ptr<ps::TableShard>> shards;
+  for (int i = 0; i < 4; ++i) {
+    shards.push_back(*ps::TableShard::Create(SpecOf(i >= 2, i % 2 == 1), 0, 1));
+    (void)shards.back()->Initialize(Tensor::FromVector<float>({0, 0, 0}));
+  }
+  const int parts = many.parts_size();
+  const auto replies = ps::HandleMany(
+      many, tensors,
+      [&](ps::ShardRequest& part) -> absl::Status {
+        const std::string& table = part.request.table();
+        if (table.size() != 1 || table[0] < '0' || table[0] > '3') {
+          return absl::NotFoundError(table);
+        }
+        part.shard = shards[table[0] - '0'];
+        return absl::OkStatus();
+      },
+      [](ps::ShardRequest part) {
+        return part.shard->Handle(part.request, part.push_keys,
+                                  part.push_values, part.pull_keys, Instant());
+      });
+  for (const auto& shard : shards) {
+    shard->Shutdown(absl::CancelledError("the fuzzer has done"));
+  }
+  Hold(replies.IsReady());
+  if (!replies.Peek()->ok()) return;
+  Hold(static_cast<int>(replies.Peek()->value().size()) == parts);
+}
+
 void Run(absl::string_view input) {
   if (input.empty()) return;
-  const int which = static_cast<uint8_t>(input[0]) % 6;
+  const int which = static_cast<uint8_t>(input[0]) % 7;
   if (which == 4) return RunSpec(input.substr(1));
   if (which == 5) return RunRates(input.substr(1));
+  if (which == 6) return RunMany(input.substr(1));
   const rpc::Received received{{Bytes::Copy(input.substr(1))}, false};
   rpc::Decoder decoder(received);
   Request request;

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # run.sh [--runs=N | --seconds=N] [TARGET...]: each fuzz target (all) under libFuzzer and AddressSanitizer, from its seeds:
-# N inputs (200,000), or for N seconds. Prints a line for each and, if all ran, the share of each parser's lines that they
+# N inputs (50,000), or for N seconds. Prints a line for each and, if all ran, the share of each parser's lines that they
 # reached. Exit status 1 if one failed, with its input kept, or if a parser is under 80 %.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-how=-runs=200000
+how=-runs=50000
 targets=()
 for arg in "$@"; do
   case "$arg" in

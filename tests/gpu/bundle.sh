@@ -3,13 +3,14 @@
 #
 # Needs the CUDA toolkit here, and no GPU; the machine that runs it needs an NVIDIA driver, and neither Bazel nor gRPC
 # nor CUDA: carry the folder there and start its run.sh. It takes less than three minutes, and ends with
-# "N passed, N failed, N skipped".
+# "N passed, N failed, N skipped". Products of matrices are skipped there without libcublasLt.so.13 (half a GiB, of the
+# CUDA toolkit or the package nvidia-cublas), in LD_LIBRARY_PATH or /usr/local/cuda/lib64.
 set -euo pipefail
 [ $# = 1 ] || { echo "usage: $0 DIRECTORY" >&2; exit 2; }
 to=$(realpath -m "$1")
 cd "$(dirname "$0")/../.."
 tests="runtime_test caching_allocator_test cuda/runtime_test simulated/runtime_test simulated/broken_rules_test"
-targets=(//bench:device_bench)
+targets=(//bench:device_bench //tests/gpu:kernels_test)
 for test in $tests; do
   case $test in
     */*) targets+=("//device/${test%/*}:${test#*/}") ;;
@@ -18,7 +19,7 @@ for test in $tests; do
 done
 bazel build --noshow_progress --dynamic_mode=off "${targets[@]}"
 mkdir -p "$to/lib"
-cp -L --no-preserve=mode bazel-bin/bench/device_bench "$to/"
+cp -L --no-preserve=mode bazel-bin/bench/device_bench bazel-bin/tests/gpu/kernels_test "$to/"
 for test in $tests; do cp -L --no-preserve=mode "bazel-bin/device/$test" "$to/${test//\//_}"; done
 # Debian's libraries, but for glibc's own, which must be the driver's.
 for program in "$to"/*_test "$to"/device_bench; do ldd "$program"; done | awk '/=> \//{print $3}' | sort -u |
@@ -31,7 +32,7 @@ cat >"$to/run.sh" <<'RUN'
 # Runs each test by itself, so that one that fails hides no other; then the figures.
 cd "$(dirname "$0")"
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || echo "no GPU that nvidia-smi knows"
-export LD_LIBRARY_PATH=$PWD/lib
+export LD_LIBRARY_PATH=$PWD/lib:${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/cuda/lib64
 passed=0 failed=0 skipped=0
 for test in *_test; do
   timeout 60 "./$test" >"$test.log" 2>&1

@@ -65,7 +65,7 @@ TEST(BadInput, AServerThatIsNotThereIsWaitedForAndNamed) {
   const Job job;
   ExpectEnd(*job.StartTrainer(0, {"--join-timeout=300ms"}), kTimeout,
             {"waited 300ms", "no coordinator", job.coordinator,
-             "is server 0 running, with this --coordinator?"});
+             "is ps0 running, with this --coordinator?"});
 }
 
 TEST(BadInput, TheMissingAreNamed) {
@@ -99,7 +99,7 @@ TEST(BadInput, ValuesThatCannotBeAreRefused) {
               {absl::StrCat("--lr=", rate, ": wanted a number above 0")});
   }
   ExpectEnd(*job.StartTrainer(0, {"--device=cuda"}), kUsage,
-            {"--device=cuda", "wanted cpu"});
+            {"--device=cuda", "wanted --strategy=ddp"});
 }
 
 TEST(BadInput, TcpWithoutCertificatesNamesTheCommandThatMakesThem) {

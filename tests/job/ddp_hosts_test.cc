@@ -100,7 +100,7 @@ class Hosts {
     return pid;
   }
 
-  // Of a host's sockets.
+  // The directory of a host's sockets.
   std::string DirectoryOf(int node) const {
     return job_.Path(absl::StrCat("node", node));
   }
@@ -134,9 +134,9 @@ TEST(DataParallelHosts, TwoHostsEndWithTheWeightsOfOne) {
   ExpectNear(wanted->tensors, found->tensors, kTolerance);
 }
 
-// Starts training, gives rank 3 `signal`, and awaits the end of the others.
-void ExpectRankNamedAfter(int signal, const Flags& more,
-                          const std::string& reason) {
+// Starts training, gives rank 3 `signal`, and awaits the end of the others:
+// what those of the other host have said.
+void EndedAfter(int signal, const Flags& more, std::string* output) {
   const Job job;
   const Hosts hosts(job);
   const std::string saved = job.Path("saved");
@@ -149,20 +149,30 @@ void ExpectRankNamedAfter(int signal, const Flags& more,
   const pid_t pid = hosts.PidOf(3);
   ASSERT_EQ(kill(pid, signal), 0);
   EXPECT_THAT(first->Wait(kLong), IsOkAndHolds(kPeerLost)) << first->output();
-  EXPECT_THAT(first->output(), ContainsRegex(reason));
+  *output = first->output();
   (void)kill(pid, SIGKILL);  // one that was stopped
   EXPECT_TRUE(second->Wait(kLong).ok()) << second->output();
 }
 
 TEST(DataParallelHosts, RankThatIsKilledIsNamedOnTheOtherHost) {
-  ExpectRankNamedAfter(SIGKILL, {},
-                       "rank 3 (has ended|is gone).* it last called");
+  std::string output;
+  EndedAfter(SIGKILL, {}, &output);
+  EXPECT_THAT(output,
+              ContainsRegex("rank 3 (has ended|is gone).* it last called"));
 }
+
+// By how many kills there are.
+class KillInALoop : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(DataParallelHosts, KillInALoop, ::testing::Values(2));
+// tests/run.sh --long
+INSTANTIATE_TEST_SUITE_P(DISABLED_ManyTimes, KillInALoop,
+                         ::testing::Values(20));
 
 // kill -9 of one rank after another, on either host, each time after another
 // checkpoint of the restarted job: each host's `weft run` starts its own ranks
 // again, and what is left must be what a job without any has.
-void KillInALoop(int rounds) {
+TEST_P(KillInALoop, KilledRanksAreRestartedFromTheLastCheckpoint) {
+  const int rounds = GetParam();
   const Job quiet_job, job;
   const Hosts quiet_hosts(quiet_job), hosts(job);
   const auto flags = [&](const Job& of) {
@@ -214,18 +224,11 @@ void KillInALoop(int rounds) {
   ExpectNear(wanted->tensors, found->tensors, 0);
 }
 
-TEST(DataParallelHosts, KilledRanksAreRestartedFromTheLastCheckpoint) {
-  KillInALoop(2);
-}
-
-// tests/run.sh --long
-TEST(DataParallelHosts, DISABLED_KilledRanksAreRestartedManyTimes) {
-  KillInALoop(20);
-}
-
 TEST(DataParallelHosts, RankThatIsSilentIsNamedOnTheOtherHost) {
-  ExpectRankNamedAfter(SIGSTOP, {"--limits=suspect_after=1s,dead_after=3s"},
-                       "rank 3 is gone .silent for 3s.; it last called");
+  std::string output;
+  EndedAfter(SIGSTOP, {"--limits=suspect_after=1s,dead_after=3s"}, &output);
+  EXPECT_THAT(output,
+              ContainsRegex("rank 3 is gone .silent for 3s.; it last called"));
 }
 
 }  // namespace

@@ -165,8 +165,17 @@ void KillRanks(Process& run, const std::string& saved, int rounds) {
   }
 }
 
-// Then what is left must be what a job without any has.
-void KillInALoop(int rounds) {
+// By how many kills there are.
+class KillInALoop : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(DataParallelRestart, KillInALoop,
+                         ::testing::Values(3));
+// tests/run.sh --long
+INSTANTIATE_TEST_SUITE_P(DISABLED_ManyTimes, KillInALoop,
+                         ::testing::Values(40));
+
+// What is left must be what a job without any has.
+TEST_P(KillInALoop, KilledRanksAreRestartedFromTheLastCheckpoint) {
+  const int rounds = GetParam();
   const Job job;
   const std::string saved = job.Path("saved");
   const std::string epochs = absl::StrCat("--epochs=", 40 * (rounds + 1));
@@ -176,7 +185,7 @@ void KillInALoop(int rounds) {
       {absl::StrCat("--max-restarts=", rounds), "--shutdown-timeout=20s"},
       {epochs});
   KillRanks(*run, saved, rounds);
-  if (::testing::Test::HasFatalFailure()) return;
+  if (HasFatalFailure()) return;
   EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
   EXPECT_THAT(run->output(), HasSubstr("resuming"));
   EXPECT_THAT(whole->Wait(kLong), IsOkAndHolds(0)) << whole->output();
@@ -187,10 +196,6 @@ void KillInALoop(int rounds) {
   ASSERT_THAT(found, IsOk());
   EXPECT_EQ(found->manifest.step, wanted->manifest.step);
   ExpectNear(wanted->tensors, found->tensors, 0);
-}
-
-TEST(DataParallelRestart, KilledRanksAreRestartedFromTheLastCheckpoint) {
-  KillInALoop(3);
 }
 
 TEST(DataParallelRestart, RankKilledMoreOftenThanMaxRestartsEndsTheJob) {
@@ -312,11 +317,6 @@ TEST(DataParallelRestart, TrainingOfOnesOwnThatIsStoppedSavesAndIsResumed) {
                                  {absl::StrCat("--epochs=", epochs)});
   EXPECT_THAT(again->Wait(kLong), IsOkAndHolds(0)) << again->output();
   EXPECT_EQ(LossOf(*resumed), LossOf(*again));
-}
-
-// tests/run.sh --long
-TEST(DataParallelRestart, DISABLED_KilledRanksAreRestartedManyTimes) {
-  KillInALoop(40);
 }
 
 }  // namespace

@@ -542,10 +542,11 @@ TEST(WeftRun, AJobOfTablesGoesOnWithoutATrainerThatDied) {
 // processes are seen to end.
 TEST(WeftRun, DeathOfTheCoordinatorsServerDelaysNoRestartThoughThereIsALog) {
   const Job job;
-  const auto run = RunJob(
-      job, kForLong,
-      {"--max-restarts=1", "--job=logged", "--coordinator=" + job.coordinator},
-      "--coordinator-log=" + job.Path("log"));
+  const auto run =
+      RunJob(job, kForLong,
+             {"--max-restarts=1", "--job=logged",
+              "--coordinator=" + job.coordinator, "--no-own-coordinator"},
+             "--coordinator-log=" + job.Path("log"));
   ASSERT_THAT(run->WaitForOutput("[trainer0] training ", kLong), IsOk());
   ASSERT_EQ(kill(RankOf(job, "ps", 0), SIGKILL), 0);
   const absl::Time killed_at = absl::Now();
@@ -555,6 +556,130 @@ TEST(WeftRun, DeathOfTheCoordinatorsServerDelaysNoRestartThoughThereIsALog) {
   EXPECT_THAT(run->output(), Not(HasSubstr("killed, as it did not end")));
   run->Signal(SIGTERM);
   EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(128 + SIGTERM)) << run->output();
+}
+
+// Of the process that hosts the coordinator of `job`; 0: there is none now.
+pid_t CoordinatorOf(const Job& job) {
+  for (const std::string& id : RunningFor(job)) {
+    std::ifstream file("/proc/" + id + "/cmdline");
+    const std::string command(std::istreambuf_iterator<char>(file), {});
+    pid_t found = 0;
+    if (absl::StrContains(command, std::string("\0coordinator\0", 13)) &&
+        absl::SimpleAtoi(id, &found)) {
+      return found;
+    }
+  }
+  return 0;
+}
+
+TEST(WeftRun, CoordinatorThatIsKilledIsStartedAgainAndChangesNoBit) {
+  const Job job;
+  const auto flags = [&](const std::string& directory) {
+    return "--epochs=400 --checkpoint-dir=" + job.Path(directory);
+  };
+  const auto whole = RunJob(job, flags("whole"));
+  ASSERT_THAT(whole->Wait(kLong), IsOkAndHolds(0)) << whole->output();
+
+  const auto run = RunJob(job, flags("killed"));
+  ASSERT_THAT(run->WaitForOutput("[trainer0] training ", kLong), IsOk());
+  pid_t last = 0;
+  // A third end soon after its start would be taken for one that cannot run.
+  for (int kills = 0; kills < 2; ++kills) {
+    pid_t coordinator = 0;
+    ASSERT_TRUE(Becomes([&] {
+      coordinator = CoordinatorOf(job);
+      return coordinator != 0 && coordinator != last;
+    })) << run->output();
+    ASSERT_EQ(kill(coordinator, SIGKILL), 0);
+    last = coordinator;
+  }
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  EXPECT_THAT(run->output(),
+              HasSubstr("coordinator0 has ended: killed by SIGKILL; starting "
+                        "it again"));
+  const std::string newest = Checkpoints(job.Path("whole")).back();
+  ASSERT_EQ(Checkpoints(job.Path("killed")).back(), newest);
+  const std::string model = newest + "/shard-99999.safetensors";
+  EXPECT_EQ(ReadBytes(job.Path("killed/" + model)),
+            ReadBytes(job.Path("whole/" + model)));
+}
+
+// The others learn which server it was, and who that server's death makes end
+// says so: the coordinator is still there.
+TEST(WeftRun, DeathOfServerZeroTakesNoCoordinatorAlong) {
+  const Job job;
+  const auto run = RunJob(job, kForLong);
+  ASSERT_THAT(run->WaitForOutput("[trainer0] training ", kLong), IsOk());
+  ASSERT_EQ(kill(RankOf(job, "ps", 0), SIGKILL), 0);
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(128 + SIGKILL));
+  EXPECT_THAT(run->output(), HasSubstr("ps0 failed first"));
+  EXPECT_THAT(run->output(), HasSubstr("ps0 is gone"));
+  EXPECT_THAT(run->output(), Not(HasSubstr("coordinator is lost")));
+  EXPECT_THAT(run->output(), Not(HasSubstr("coordinator0 has ended")));
+}
+
+// Without weft run: its workers name it by --coordinator-host.
+TEST(WeftCoordinator, WorkersOutliveItAndMeetInItAgain) {
+  const Job job;
+  const auto start = [&] {
+    return StartProcess({Program("weft"), "coordinator", "--job=alone",
+                         "--coordinator=" + job.coordinator,
+                         "--coordinator-log=" + job.Path("log")});
+  };
+  auto coordinator = start();
+  ASSERT_THAT(coordinator->WaitForOutput("job alone meets at unix:", kLong),
+              IsOk());
+  std::vector<std::unique_ptr<worker::Worker>> workers(2);
+  const auto each = [&](const auto& run) {
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 2; ++rank) threads.emplace_back(run, rank);
+    for (std::thread& thread : threads) thread.join();
+  };
+  each([&](int rank) {
+    worker::Options options;
+    options.job = "alone";
+    options.rank = rank;
+    options.trainers = 2;
+    options.coordinator = job.coordinator;
+    options.coordinator_host = worker::kCoordinatorName;
+    auto started = worker::Worker::Start(options);
+    ASSERT_THAT(started, IsOk());
+    workers[rank] = *std::move(started);
+  });
+  ASSERT_FALSE(HasFailure());
+  for (int kills = 0; kills < 3; ++kills) {
+    coordinator->Signal(SIGKILL);
+    ASSERT_THAT(coordinator->Wait(kLong), IsOkAndHolds(128 + SIGKILL));
+    coordinator = start();
+    each([&](int rank) {
+      EXPECT_THAT(workers[rank]->AwaitAll(absl::StrCat("after ", kills), kLong),
+                  IsOk());
+    });
+  }
+  each([&](int rank) { EXPECT_THAT(workers[rank]->Shutdown().status(), IsOk()); });
+  coordinator->Signal(SIGTERM);
+  EXPECT_THAT(coordinator->Wait(kLong), IsOkAndHolds(0));
+}
+
+TEST(WeftCoordinator, AddressInUseAndBadFlagsAreSaid) {
+  const Job job;
+  const auto start = [&](const Flags& more) {
+    Flags command = {Program("weft"), "coordinator",
+                     "--coordinator=" + job.coordinator};
+    command.insert(command.end(), more.begin(), more.end());
+    return StartProcess(std::move(command));
+  };
+  const auto first = start({"--job=a"});
+  ASSERT_THAT(first->WaitForOutput("job a meets at", kLong), IsOk());
+  const auto second = start({"--job=b"});
+  EXPECT_THAT(second->Wait(kLong), IsOkAndHolds(kConfig));
+  EXPECT_THAT(second->output(), HasSubstr("in use"));
+  EXPECT_THAT(second->output(), HasSubstr("--coordinator"));
+  const auto unknown = start({"--job=b", "--epochs=3"});
+  EXPECT_THAT(unknown->Wait(kLong), IsOkAndHolds(2));
+  EXPECT_THAT(unknown->output(), HasSubstr("--epochs"));
+  first->Signal(SIGTERM);
+  EXPECT_THAT(first->Wait(kLong), IsOkAndHolds(0));
 }
 
 TEST(WeftRun, ASecondOneOfTheJobHarmsNothing) {

@@ -51,7 +51,7 @@ std::vector<Attack> Attacks() {
   using net::Frame;
   const std::string call = Frame(net::kHeadersFrame, net::kEndHeaders, 1,
                                  net::HeaderBlock(kHealthCheck));
-  // Of a message of 64 MiB.
+  // The length of a message of 64 MiB.
   const std::string length("\0\4\0\0\0", 5);
   // A literal header whose value has 2^27 bytes: RFC 7541, 6.2.2.
   const std::string endless("\0\1x\x7f\x81\xff\xff\x3f", 8);

@@ -105,6 +105,24 @@ std::unique_ptr<Process> StartProcess(Flags argv) {
   return *std::move(process);
 }
 
+pid_t FindWorker(const Process& run, const std::string& role, int rank) {
+  std::ifstream children(
+      absl::StrCat("/proc/", run.pid(), "/task/", run.pid(), "/children"));
+  const std::string name = absl::StrCat("/", role, rank, "/");
+  pid_t pid = 0;
+  while (children >> pid) {
+    std::ifstream file(absl::StrCat("/proc/", pid, "/environ"));
+    std::string variable;
+    while (std::getline(file, variable, '\0')) {
+      if (absl::StartsWith(variable, "LAUNCHED_BY_WEFT_RUN=") &&
+          absl::StrContains(variable, name)) {
+        return pid;
+      }
+    }
+  }
+  return -1;
+}
+
 std::string Program(const std::string& name) {
   return RunfilePath("launch/" + name);
 }

@@ -9,6 +9,8 @@
 #ifndef WEFT_TESTS_JOB_JOB_H_
 #define WEFT_TESTS_JOB_JOB_H_
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -39,7 +41,7 @@ struct TrainerResult {
 // those that are started afterwards.
 class Job {
  public:
-  // Of the data: 256 images to train on, 100 to test, 8x8, 10 classes.
+  // The data has 256 images to train on, 100 to test, 8x8, 10 classes.
   static constexpr int64_t kTrainImages = 256;
   static constexpr int64_t kBatch = 16;  // of each trainer
 
@@ -76,14 +78,19 @@ class Job {
 // Starts `argv`; a program that cannot be started ends the test program.
 std::unique_ptr<Process> StartProcess(Flags argv);
 
+// The process of worker `rank` of `role` (ps, trainer, coordinator) that `run`,
+// a `weft run`, has started; -1: it is not there.
+pid_t FindWorker(const Process& run, const std::string& role, int rank);
+
 // The path of bin/weft, bin/trainer and so on.
 std::string Program(const std::string& name);
 
-// Of a trainer that has ended. A result that is not one JSON object with
-// these names fails the test.
+// The result of a trainer that has ended. A result that is not one JSON object
+// with these names fails the test.
 TrainerResult ResultOf(const Process& trainer);
 
-// Of 127.0.0.1, free a moment ago: for addresses that several must know.
+// A port of 127.0.0.1 that was free a moment ago: for addresses that several
+// must know.
 int FreePort();
 
 // The bytes of the file `path`.

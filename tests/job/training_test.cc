@@ -45,7 +45,7 @@ TEST(MainJob, ProgramsMayStartInAnyOrder) {
   const auto trainer1 = job.StartTrainer(1, flags);
   const auto trainer0 = job.StartTrainer(0, flags);
   for (const auto* trainer : {&trainer0, &trainer1}) {
-    EXPECT_THAT((*trainer)->WaitForOutput("is server 0 running", kLong),
+    EXPECT_THAT((*trainer)->WaitForOutput("is ps0 running", kLong),
                 IsOk());
   }
   const auto ps1 = job.StartServer(1);
@@ -71,7 +71,7 @@ std::vector<nlohmann::json> SpansOf(const std::string& path,
   const auto trace = nlohmann::json::parse(ReadBytes(path));
   for (const auto& event : trace["traceEvents"]) {
     const std::string found = event["name"];
-    // Of two events for one span the first has them.
+    // The first of two events for one span has them.
     if (!event.contains("args") || !absl::StrContains(found, name)) continue;
     spans.push_back(event["args"]);
   }
@@ -174,8 +174,8 @@ std::string MetricsAt(int port) {
   return asked->output();
 }
 
-// Of the histogram with that line "x_count{labels} n": what its bucket of all
-// values has.
+// What the bucket of all values has, of the histogram with that line
+// "x_count{labels} n".
 double CountOfAll(const std::string& page, absl::string_view count) {
   std::string bucket(count.substr(0, count.rfind('}')));
   const size_t at = bucket.find("_count{");

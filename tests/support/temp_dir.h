@@ -16,7 +16,7 @@ class TempDir {
   TempDir& operator=(const TempDir&) = delete;
 
   const std::string& path() const { return path_; }
-  // Of a file in it.
+  // The path of a file in it.
   std::string Path(const std::string& name) const { return path_ + "/" + name; }
 
  private:

@@ -361,7 +361,7 @@ TEST(CheckpointRandom, FunctionThatThrowsAgainLeavesThePlaceAsItWas) {
 }
 
 TEST(CheckpointRandom, GeneratorThatEndedSinceIsNotTouched) {
-  // Of memory that is used again for another generator, which must not move.
+  // The memory is used again for another generator, which must not move.
   alignas(Generator) unsigned char room[sizeof(Generator)];
   auto* first = new (room) Generator(5);
   const Variable x = LeafOf({4}, 1);

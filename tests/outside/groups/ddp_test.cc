@@ -503,9 +503,8 @@ class LyingBackend final : public collectives::Backend {
     return backend_->Allocate(shape, dtype);
   }
   absl::StatusOr<std::unique_ptr<collectives::Backend>> Subgroup(
-      absl::Span<const int> members, absl::string_view name,
-      Instant deadline) override {
-    return backend_->Subgroup(members, name, deadline);
+      const collectives::SubgroupSpec& spec) override {
+    return backend_->Subgroup(spec);
   }
 
  private:

@@ -353,7 +353,7 @@ TEST_P(Groups, DifferenceAfterManyRefusalsIsHeard) {
         for (int i = 0; i < kRefused; ++i) {
           const absl::Status found = group.Broadcast(
               group.rank() == 0 ? Tensor() : Tensor::Ones({2}), 0);
-          // Of ranks 1 and 2, who is slow may find the group broken already.
+          // The slower one of ranks 1 and 2 may find the group broken already.
           if (found.code() == kFailedPrecondition) return found;
           EXPECT_EQ(found.code(), group.rank() == 0
                                       ? absl::StatusCode::kInvalidArgument

@@ -98,7 +98,7 @@ class Stream final : public World {
   std::vector<std::unique_ptr<collectives::Streams>> streams_;
 };
 
-// Of one host, or of as many as `ranks_a_host` makes.
+// Its ranks are on one host, or on as many as `ranks_a_host` makes.
 class Host final : public World {
  public:
   Host(int size, DiagnosisOf diagnosis, int ranks_a_host)

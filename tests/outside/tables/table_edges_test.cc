@@ -595,7 +595,7 @@ TEST(ServerDeath, EveryOperationNamesTheServerAndItsIncarnationForGood) {
     EXPECT_THAT(s.PushPull(keys, ones, keys).Wait(kLong).status(),
                 is_lost(key));
     EXPECT_THAT(s.SetLearningRateScale(0.5).Wait(kLong), is_lost(key));
-    // Of keys that the other server has, too.
+    // Keys that the other server has are lost, too.
     EXPECT_THAT(d.Pull().Wait(kLong).status(), is_lost(key));
     EXPECT_THAT(d.Push(Tensor::Ones({5000})).Wait(kLong), is_lost(key));
     EXPECT_THAT(d.PushPull(Tensor::Ones({5000})).Wait(kLong).status(),

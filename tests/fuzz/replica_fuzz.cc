@@ -1,0 +1,127 @@
+// replica: no bytes harm who reads a change of a partition, the keys of a pull,
+// a copy of the rows or a message between replicas; what is taken fits the
+// table.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "weft/ps/core/placement.h"
+#include "weft/ps/core/table_layout.h"
+#include "weft/ps/replicated/batch.h"
+#include "weft/ps/replicated/frame.h"
+#include "weft/tests/fuzz/fuzz_target.h"
+
+namespace weft::testing {
+namespace {
+
+using ps::Frame;
+
+constexpr int kPartition = 0;
+
+std::unique_ptr<ps::TableLayout> Layout() {
+  ps::v1::TableSpec spec;
+  spec.set_name("t");
+  spec.set_kind(ps::v1::TableSpec::DENSE);
+  spec.set_elements(3000);
+  spec.set_mode(ps::v1::TableSpec::ASYNC);
+  spec.set_partitions(1);
+  spec.mutable_rule()->mutable_adagrad()->set_lr(1);
+  return *ps::TableLayout::Create(spec);
+}
+
+ps::PartitionImage Image() {
+  ps::PartitionImage image;
+  image.keys = {2};
+  image.steps = {7};
+  image.weights.assign(Layout()->RowLength(2), 0.5f);
+  image.slots.assign(1, image.weights);
+  return image;
+}
+
+std::string Message() {
+  ps::Envelope envelope;
+  envelope.table = std::make_shared<const ps::TableIdentity>();
+  envelope.message.kind = ps::ReplicaMessage::Kind::kFill;
+  envelope.message.pieces = 1;
+  envelope.message.entries = {
+      {{1, 2}, {3, 4, 1}, Bytes::Copy(absl::string_view("x"))}};
+  envelope.message.marks[3].SkipTo(2);
+  return ps::EncodeBatch({envelope}).batch.SerializeAsString();
+}
+
+// The first byte says what follows.
+std::vector<std::string> Seeds() {
+  const std::vector<float> row(Layout()->RowLength(2), 1.0f);
+  const auto with = [](char kind, const Bytes& bytes) {
+    return kind + std::string(bytes.view());
+  };
+  ps::RateChanges rates;
+  rates.Set(4, 0.5, 0).IgnoreError();
+  return {with('c', ps::EncodeRows(Frame::Kind::kGradient, {2}, row)),
+          with('c', ps::EncodeRows(Frame::Kind::kPut, {}, {})),
+          with('c', ps::EncodeRate(3, 0.5)),
+          with('k', ps::EncodeKeys({0, 1, 2})),
+          with('i', ps::EncodeCopy(Image(), rates)),
+          'm' + Message()};
+}
+
+std::vector<std::string> Words() { return {std::string(8, '\0')}; }
+
+void Run(absl::string_view input) {
+  static const auto* const layout = Layout().release();
+  static const ps::Placement placement("t", 1, 1);
+  if (input.empty()) return;
+  const Bytes bytes = ps::Aligned(Bytes::Copy(input.substr(1)));
+  switch (input[0]) {
+    case 'c': {
+      const auto frame = ps::DecodeFrame(bytes, *layout, placement, kPartition);
+      if (!frame.ok()) return;
+      for (uint64_t key : frame->keys) Hold(key < 3);
+      const std::string values(reinterpret_cast<const char*>(frame->values),
+                               frame->floats * sizeof(float));
+      Hold(values.size() == frame->floats * sizeof(float));
+      break;
+    }
+    case 'k': {
+      const auto keys = ps::DecodeKeys(bytes, *layout, placement, kPartition);
+      if (keys.ok()) Hold(keys->size() <= 3);
+      break;
+    }
+    case 'i': {
+      const auto copy = ps::DecodeCopy(bytes, *layout, placement, kPartition);
+      if (!copy.ok()) return;
+      Hold(ps::DecodeCopy(ps::EncodeCopy(copy->image, copy->rates), *layout,
+                          placement, kPartition)
+               .ok());
+      break;
+    }
+    case 'm': {
+      ps::v1::ReplicaBatch batch;
+      if (!batch.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+        return;
+      }
+      int payloads = 0;
+      for (const auto& run : batch.runs()) {
+        payloads += run.clients_size() + run.copies_size();
+      }
+      const auto runs = ps::DecodeBatch(batch, std::vector<Bytes>(payloads));
+      if (!runs.ok()) return;
+      for (const ps::ReceivedRun& run : *runs) {
+        for (const ps::Received& received : run.messages) {
+          Hold(received.partition >= 0);
+          Hold((received.said != nullptr) ==
+               (received.message.kind == ps::ReplicaMessage::Kind::kFill));
+        }
+      }
+      break;
+    }
+    default:
+      break;
+  }
+}
+
+WEFT_FUZZ_TARGET(replica, Seeds, Words, Run);
+
+}  // namespace
+}  // namespace weft::testing

@@ -1,0 +1,225 @@
+// Trainers that are killed and that come while others train, as users run them:
+// `weft run --elastic` starts who has failed again, nobody else ends, and the
+// model has the bits of a training that nobody touched.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/tests/job/aftermath.h"
+#include "weft/tests/job/job.h"
+#include "weft/tests/support/patience.h"
+#include "weft/tests/support/spawn.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kEpochs[] = "--epochs=80";
+
+Flags Trainer(const Job& job, const std::string& saved) {
+  return {Program("trainer"),
+          "--strategy=ddp",
+          "--virtual-shards=8",
+          "--data=" + job.data,
+          "--batch-size=4",
+          "--lr=0.001",
+          kEpochs,
+          "--checkpoint-dir=" + saved};
+}
+
+// `weft run` with its own folder for sockets.
+std::unique_ptr<Process> StartRun(const Job& job, const Flags& flags,
+                                  const std::string& saved) {
+  std::filesystem::create_directory(job.Path("run"));
+  Command command;
+  command.env = {"XDG_RUNTIME_DIR=" + job.Path("run")};
+  command.argv = {Program("weft"), "run", "--job=elastic"};
+  command.argv.insert(command.argv.end(), flags.begin(), flags.end());
+  const Flags trainer = Trainer(job, saved);
+  command.argv.insert(command.argv.end(), trainer.begin(), trainer.end());
+  auto process = Process::Start(std::move(command));
+  EXPECT_THAT(process, IsOk());
+  return *std::move(process);
+}
+
+std::string ModelOf(const std::string& saved) {
+  return ReadBytes(
+      absl::StrCat(saved, "/", NewestName(saved), "/shard-00000.safetensors"));
+}
+
+// Of a training by one trainer, in no elastic job.
+std::string UndisturbedModel(const Job& job) {
+  const auto run =
+      StartRun(job, {"--nproc-per-node=1"}, job.Path("undisturbed"));
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  return ModelOf(job.Path("undisturbed"));
+}
+
+void AwaitNextCheckpoint(const Process& run, const std::string& saved) {
+  const auto before = Checkpoints(saved);
+  ASSERT_TRUE(Becomes([&] { return Checkpoints(saved) != before; }))
+      << run.output();
+}
+
+// kill -9 of each trainer in turn, the one that writes checkpoints among them.
+TEST(Elastic, KilledTrainersAreStartedAgainAndTheBitsStay) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  const auto run =
+      StartRun(job, {"--elastic=2:4", "--nproc-per-node=3"}, saved);
+  for (const int victim : {1, 0, 2}) {
+    AwaitNextCheckpoint(*run, saved);
+    const pid_t trainer = FindWorker(*run, "trainer", victim);
+    ASSERT_GT(trainer, 0) << run->output();
+    kill(trainer, SIGKILL);
+    ASSERT_TRUE(Becomes([&] {
+      const pid_t next = FindWorker(*run, "trainer", victim);
+      return next > 0 && next != trainer;
+    })) << run->output();
+  }
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  EXPECT_THAT(run->output(), HasSubstr("starting it again"));
+  EXPECT_THAT(run->output(), HasSubstr("taking part"));
+  EXPECT_EQ(ModelOf(saved) == UndisturbedModel(job), true) << run->output();
+  ExpectNothingLeft(job.Path("run"));
+}
+
+// A trainer that somebody starts by hand takes part; when those of `weft run`
+// have all been killed at once they go on from the newest checkpoint.
+TEST(Elastic, TrainerThatComesByHandTakesPart) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  const auto run =
+      StartRun(job, {"--elastic=1:4", "--nproc-per-node=2"}, saved);
+  AwaitNextCheckpoint(*run, saved);
+  Command command;
+  command.env = {"XDG_RUNTIME_DIR=" + job.Path("run")};
+  command.argv = Trainer(job, saved);
+  for (const std::string& flag :
+       {std::string("--job=elastic"), std::string("--rank=7"),
+        std::string("--workers=1:4"),
+        std::string("--coordinator-host=coordinator0"),
+        "--coordinator=unix:" +
+            job.Path("run/weft/elastic/coordinator.sock")}) {
+    command.argv.push_back(flag);
+  }
+  auto newcomer = Process::Start(std::move(command));
+  ASSERT_THAT(newcomer, IsOk());
+  EXPECT_THAT((*newcomer)->WaitForOutput("taking part", kLong), IsOk())
+      << (*newcomer)->output() << run->output();
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  EXPECT_THAT((*newcomer)->Wait(kLong), IsOkAndHolds(0))
+      << (*newcomer)->output();
+  EXPECT_EQ(ModelOf(saved) == UndisturbedModel(job), true) << run->output();
+}
+
+TEST(Elastic, AllTrainersKilledAtOnceGoOnFromTheNewestCheckpoint) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  const auto run =
+      StartRun(job, {"--elastic=1:2", "--nproc-per-node=2"}, saved);
+  AwaitNextCheckpoint(*run, saved);
+  const pid_t first = FindWorker(*run, "trainer", 0);
+  const pid_t second = FindWorker(*run, "trainer", 1);
+  ASSERT_GT(first, 0);
+  ASSERT_GT(second, 0);
+  kill(first, SIGKILL);
+  kill(second, SIGKILL);
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  EXPECT_THAT(run->output(), HasSubstr("resuming"));
+  EXPECT_EQ(ModelOf(saved) == UndisturbedModel(job), true) << run->output();
+}
+
+// The others go on without one that is stopped, once it counts as dead; it
+// harms nothing when it goes on.
+TEST(Elastic, TrainerThatIsStoppedForLongIsLeftOut) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  const auto run =
+      StartRun(job, {"--elastic=1:4", "--nproc-per-node=3"}, saved);
+  AwaitNextCheckpoint(*run, saved);
+  const pid_t trainer = FindWorker(*run, "trainer", 1);
+  ASSERT_GT(trainer, 0) << run->output();
+  kill(trainer, SIGSTOP);
+  EXPECT_THAT(run->WaitForOutput("trainer1 is gone: silent", kLong), IsOk());
+  kill(trainer, SIGCONT);
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  EXPECT_EQ(ModelOf(saved) == UndisturbedModel(job), true) << run->output();
+}
+
+// `weft run` of examples/train/elastic_circle, with ranks of its own number.
+std::unique_ptr<Process> StartCircle(const TempDir& dir, int ranks,
+                                     const std::string& saved) {
+  std::filesystem::create_directory(dir.Path("run"));
+  Command command;
+  command.env = {"XDG_RUNTIME_DIR=" + dir.Path("run")};
+  command.argv = {Program("weft"),
+                  "run",
+                  "--elastic=1:4",
+                  absl::StrCat("--nproc-per-node=", ranks),
+                  RunfilePath("examples/train/elastic_circle"),
+                  "--checkpoint-dir=" + saved,
+                  "--dump-dir=" + dir.path(),
+                  "--epochs=250"};
+  auto process = Process::Start(std::move(command));
+  EXPECT_THAT(process, IsOk());
+  return *std::move(process);
+}
+
+// The last line {"loss":...}.
+std::string LossOf(const Process& run) {
+  const std::string output = run.output();
+  const size_t begin = output.rfind("{\"loss\":");
+  if (begin == std::string::npos) return "none in " + output;
+  return output.substr(begin, output.find('}', begin) - begin);
+}
+
+TEST(Elastic, TrainingOfOnesOwnWhoseRanksAreKilledEndsWithTheSameLoss) {
+  const TempDir dir;
+  const auto whole = StartCircle(dir, 1, dir.Path("whole"));
+  EXPECT_THAT(whole->Wait(kLong), IsOkAndHolds(0)) << whole->output();
+  const std::string saved = dir.Path("saved");
+  const auto run = StartCircle(dir, 3, saved);
+  for (const int victim : {0, 2}) {
+    AwaitNextCheckpoint(*run, saved);
+    const pid_t trainer = FindWorker(*run, "trainer", victim);
+    ASSERT_GT(trainer, 0) << run->output();
+    kill(trainer, SIGKILL);
+    ASSERT_TRUE(Becomes([&] {
+      const pid_t next = FindWorker(*run, "trainer", victim);
+      return next > 0 && next != trainer;
+    })) << run->output();
+  }
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  EXPECT_EQ(LossOf(*run), LossOf(*whole));
+  ExpectNothingLeft(dir.Path("run"));
+}
+
+TEST(Elastic, WrongUsesAreRefusedWithWhatIsWanted) {
+  const Job job;
+  const auto refuses = [&](const Flags& flags, const std::string& message) {
+    const auto run = StartRun(job, flags, job.Path("none"));
+    EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(2)) << run->output();
+    EXPECT_THAT(run->output(), HasSubstr(message));
+  };
+  refuses({"--elastic=4:2", "--nproc-per-node=2"}, "wanted MIN:MAX");
+  refuses({"--elastic=2", "--nproc-per-node=2"}, "wanted MIN:MAX");
+  refuses({"--elastic=1:2", "--nproc-per-node=3"},
+          "wanted at most 2 trainers, found 3");
+  refuses({"--elastic=1:2", "--nproc-per-node=1", "--max-restarts=1"},
+          "neither --max-restarts");
+}
+
+}  // namespace
+}  // namespace weft::testing
