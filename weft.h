@@ -42,6 +42,7 @@
 #include "weft/optimizer/schedule.h"
 #include "weft/ps/client.h"
 #include "weft/ps/flat_parameters.h"
+#include "weft/ps/many.h"
 #include "weft/ps/server.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/batch.h"

@@ -99,12 +99,12 @@ struct Figures {
   double p99_us = 0;
   double mean_us = 0;
   double cpu_seconds_per_gb = 0;
-  // Of one operation, on rank 0.
+  // These are counted in one operation on rank 0.
   double switches = 0;
   double page_faults = 0;
 };
 
-// Of this process so far.
+// What this process has used so far.
 struct Used {
   Used() {
     rusage used;

@@ -212,7 +212,7 @@ Compared Measure(Runner& runner, const std::string& model, int rounds) {
   return figures;
 }
 
-// Of one model: goals of the efficiency and of the rate, and their ratios.
+// What one model must reach: goals of efficiency and rate, and their ratios.
 struct Wanted {
   const char* model;
   const char* efficiency_goal;

@@ -76,14 +76,15 @@ std::vector<Operation> Operations() {
     all.push_back({model, 1, "sgd", model, {}});
     all.push_back({model, 1, "step", model, {}});
   };
-  // Of linear: rows, inputs, outputs, whether the input has a gradient.
+  // linear takes rows, inputs, outputs, whether the input has a gradient.
   add("mlp", 1, "linear", {64, 784, 1024, 0});
   add("mlp", 1, "linear", {64, 1024, 1024, 1});
   add("mlp", 1, "linear", {64, 1024, 10, 1});
   add("mlp", 2, "relu", {64, 1024});
   add("mlp", 1, "cross_entropy", {64, 10});
   add_step("mlp");
-  // Of conv: images, channels, size, filters, whether the input has a gradient.
+  // conv takes images, channels, size, filters, whether the input has a
+  // gradient.
   add("cnn", 1, "conv", {64, 1, 28, 32, 0});
   add("cnn", 1, "relu", {64, 32, 26, 26});
   add("cnn", 1, "conv", {64, 32, 26, 64, 1});
@@ -270,15 +271,15 @@ Run MakeRun(const Operation& operation) {
 
 // --- Measuring. --------------------------------------------------------------
 
-// Of this process's threads, in seconds.
+// The seconds that this process's threads have run.
 double ProcessorTime() {
   timespec time;
   WEFT_CHECK_EQ(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time), 0);
   return static_cast<double>(time.tv_sec) + 1e-9 * time.tv_nsec;
 }
 
-// Of one run: the median over batches of runs that take about `seconds`
-// together. The rival counts in the same way.
+// The seconds of one run: the median over batches of runs that take about
+// `seconds` together. The rival counts in the same way.
 double SecondsOf(const Run& run, double seconds) {
   const double begin = ProcessorTime();
   run();

@@ -5,8 +5,12 @@
 //   ps_bench --goals=P2,P3      rows, as bench/goals.h says: P1 (a training
 //                               step against its local one), P2 (sparse rows of
 //                               one float), P3 (rows of 64 floats, and dense
-//                               vectors), M (bytes of a row); --quick: one
-//                               short round
+//                               vectors), M (bytes of a row), R (two servers
+//                               with replicas: durability APPLIED against NONE;
+//                               a table of all levels, and without replicas),
+//                               T (26 tables of 1,000 keys: one message
+//                               against 26 calls, by turns in one process);
+//                               --quick: one short round
 //
 // Rivals are a redis-server of this run, raw gRPC with a copy into one chunk,
 // and ps-lite's figures as they were recorded, which decide nothing: their rows
@@ -20,10 +24,12 @@
 #include <cstdint>
 #include <cstdio>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
@@ -33,6 +39,7 @@
 #include "weft/autograd/ops/loss.h"
 #include "weft/base/check.h"
 #include "weft/bench/goals.h"
+#include "weft/bench/many_tables.h"
 #include "weft/bench/measure.h"
 #include "weft/bench/programs.h"
 #include "weft/bench/redis_rows.h"
@@ -44,7 +51,9 @@
 #include "weft/optimizer/optimizer.h"
 #include "weft/ps/client.h"
 #include "weft/ps/flat_parameters.h"
+#include "weft/ps/replicated/replicated_server.h"
 #include "weft/ps/server.h"
+#include "weft/rendezvous/memory_store.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/session/directory.h"
 #include "weft/transport/grpc_transport.h"
@@ -56,12 +65,13 @@ constexpr absl::Duration kTimeout = absl::Seconds(60);
 constexpr int kWorkerCore = 0;
 constexpr int kServerCore = 1;
 constexpr int kKeySets = 4;
+constexpr int kManyTables = 26;
 
 struct Options {
   std::string self;
   int rounds = 3;
   double seconds = 1;  // of one measurement
-  // Of the processes that the main one starts.
+  // The main process sets these for those that it starts.
   std::string serve;    // an address to listen at
   std::string call;     // an address to call
   std::string measure;  // "sparse", "dense", "loop"
@@ -69,6 +79,9 @@ struct Options {
   int64_t dim = 1;
   int out = 1;  // operations under way
   bool other_keys = false;
+  int servers = 1;
+  int replicas = 1;
+  int durability = 0;  // ps::v1::TableSpec::Durability
 };
 
 // ------------------------------------------------------------ the two sides
@@ -101,23 +114,60 @@ struct Rank {
   std::unique_ptr<rpc::Agent> agent;
 };
 
+std::string ServerName(int i) { return absl::StrCat("ps", i); }
+rpc::WorkerKey ServerKey(int i) { return {static_cast<uint32_t>(i + 1), 1}; }
+std::string ServerAddress(const std::string& first, int i) {
+  return i == 0 ? first : absl::StrCat(first, ".", i);
+}
+
+// All servers are in one process, on one core.
 int Serve(const Options& options) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   Pin(kServerCore);
-  ps::Server server({});
-  Rank rank("ps0", 1, options.serve);
-  rank.agent->SetLocal(&server);
-  std::printf("%s\n", rank.endpoint->address().c_str());
+  rendezvous::MemoryStore store;
+  std::vector<std::unique_ptr<ps::Server>> servers;
+  std::vector<std::unique_ptr<Rank>> ranks;
+  std::vector<std::shared_ptr<ps::ReplicatedServer>> replicas;
+  std::vector<ps::PartitionMap::Server> live;
+  for (int i = 0; i < options.servers; ++i) {
+    servers.push_back(
+        std::make_unique<ps::Server>(ps::ServerOptions{i, options.servers}));
+    ranks.push_back(std::make_unique<Rank>(ServerName(i), ServerKey(i).id,
+                                           ServerAddress(options.serve, i)));
+    live.push_back({ServerKey(i), static_cast<uint32_t>(i),
+                    ps::PartitionMap::State::kLive});
+  }
+  for (int i = 0; i < options.servers; ++i) {
+    for (int j = 0; j < options.servers; ++j) {
+      ranks[i]->directory.Put(
+          {ServerName(j), ServerKey(j), ranks[j]->endpoint->address()});
+    }
+    ranks[i]->agent->SetLocal(servers[i].get());
+    if (options.replicas == 1) continue;
+    ps::ReplicatedServer::Options replicated;
+    replicated.agent = ranks[i]->agent.get();
+    replicated.store = &store;
+    replicated.self = ServerKey(i);
+    replicas.push_back(std::make_shared<ps::ReplicatedServer>(replicated));
+    servers[i]->SetReplicated(replicas.back());
+    ranks[i]->agent->SetLocal(replicas.back());
+  }
+  for (const auto& replica : replicas) {
+    replica->OnServers(live, {}, options.servers);
+  }
+  std::printf("%s\n", ranks[0]->endpoint->address().c_str());
   std::fflush(stdout);
-  Promise<void> never(rank.loop->driver());
+  Promise<void> never(ranks[0]->loop->driver());
   (void)never.future().Wait(absl::Minutes(10));
   return 0;
 }
 
-ps::v1::TableSpec Spec(const std::string& name) {
+ps::v1::TableSpec Spec(const std::string& name, const Options& options) {
   ps::v1::TableSpec spec;
   spec.set_name(name);
   spec.set_mode(ps::v1::TableSpec::ASYNC);
+  spec.set_durability(
+      static_cast<ps::v1::TableSpec::Durability>(options.durability));
   spec.mutable_rule()->mutable_sgd()->set_lr(1.0);
   return spec;
 }
@@ -164,7 +214,7 @@ std::vector<int64_t> RandomKeys(int64_t n, uint64_t seed) {
 }
 
 void MeasureSparse(ps::Client& client, const Options& options) {
-  ps::v1::TableSpec spec = Spec("sparse");
+  ps::v1::TableSpec spec = Spec("sparse", options);
   spec.set_kind(ps::v1::TableSpec::SPARSE);
   spec.set_dim(options.dim);
   auto table = *client.Sparse(spec);
@@ -198,7 +248,7 @@ void MeasureSparse(ps::Client& client, const Options& options) {
 
 void MeasureDense(ps::Client& client, const Options& options) {
   const int64_t n = options.keys;
-  ps::v1::TableSpec spec = Spec("dense");
+  ps::v1::TableSpec spec = Spec("dense", options);
   spec.set_kind(ps::v1::TableSpec::DENSE);
   spec.set_elements(n);
   auto table = *client.Dense(spec);
@@ -274,7 +324,7 @@ void MeasureLoop(ps::Client& client, const Options& options) {
     WEFT_CHECK(local->Step().ok());
   };
   ps::FlatParameters parameters(model);
-  ps::v1::TableSpec spec = Spec("mlp");
+  ps::v1::TableSpec spec = Spec("mlp", options);
   spec.set_kind(ps::v1::TableSpec::DENSE);
   spec.set_elements(parameters.elements());
   spec.set_mode(ps::v1::TableSpec::SYNC);
@@ -298,11 +348,29 @@ void MeasureLoop(ps::Client& client, const Options& options) {
   Print("steps_per_s", StepsPerSecond(step, options.seconds));
 }
 
+// Rounds of a synchronous table of which one worker has all the data.
+void MeasureRounds(ps::Client& client, const Options& options) {
+  const int64_t n = options.keys;
+  ps::v1::TableSpec spec = Spec("rounds", options);
+  spec.set_kind(ps::v1::TableSpec::DENSE);
+  spec.set_elements(n);
+  spec.set_mode(ps::v1::TableSpec::SYNC);
+  spec.set_shards(1);
+  auto table = *client.Dense(spec);
+  const Tensor ones = Tensor::Ones({n});
+  WEFT_CHECK(table->Initialize(ones).Wait(kTimeout).ok());
+  const auto values = table->PushPull(ones).Wait(kTimeout);
+  WEFT_CHECK(values.ok()) << values.status().ToString();
+  for (float x : values->span<float>()) WEFT_CHECK_EQ(x, 0.0f);
+  Print("rounds_per_s",
+        Rate([&] { return table->PushPull(ones); }, 1, options.seconds));
+}
+
 // Bytes of a row of one float with Adam, a million of them.
-void MeasureMemory(ps::Client& client) {
+void MeasureMemory(ps::Client& client, const Options& options) {
   constexpr int64_t kRows = 1'000'000;
   constexpr int64_t kPart = 100'000;
-  ps::v1::TableSpec spec = Spec("adam");
+  ps::v1::TableSpec spec = Spec("adam", options);
   spec.set_kind(ps::v1::TableSpec::SPARSE);
   spec.set_dim(1);
   spec.mutable_rule()->mutable_adam()->set_lr(0.001);
@@ -320,16 +388,34 @@ void MeasureMemory(ps::Client& client) {
   }
 }
 
+void MeasureMany(ps::Client& client, const Options& options) {
+  ps::v1::TableSpec spec = Spec("field", options);
+  spec.set_kind(ps::v1::TableSpec::SPARSE);
+  spec.set_dim(options.dim);
+  for (const auto& [name, us] : MeasureManyTables(
+           client, spec, kManyTables, options.keys, options.seconds)) {
+    Print(name, us);
+  }
+}
+
 int CallServer(const Options& options) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   Pin(kWorkerCore);
-  Rank rank("trainer0", 2, options.call + "c");
-  rank.directory.Put({"ps0", rpc::WorkerKey{1, 1}, options.call});
-  ps::Client client({rank.agent.get(), {"ps0"}, 7, 0, kTimeout});
+  Rank rank("trainer0", 100, options.call + "c");
+  std::vector<std::string> names;
+  for (int i = 0; i < options.servers; ++i) {
+    names.push_back(ServerName(i));
+    rank.directory.Put(
+        {names[i], ServerKey(i), ServerAddress(options.call, i)});
+  }
+  ps::Client client(
+      {rank.agent.get(), names, 7, 0, kTimeout, options.replicas});
   if (options.measure == "sparse") MeasureSparse(client, options);
   if (options.measure == "dense") MeasureDense(client, options);
+  if (options.measure == "rounds") MeasureRounds(client, options);
   if (options.measure == "loop") MeasureLoop(client, options);
-  if (options.measure == "memory") MeasureMemory(client);
+  if (options.measure == "memory") MeasureMemory(client, options);
+  if (options.measure == "many") MeasureMany(client, options);
   std::fflush(stdout);
   return 0;
 }
@@ -345,12 +431,14 @@ class Runner {
   double seconds() const { return options_.seconds; }
 
   // A server and a worker that measures `what`.
-  Figures Weft(const std::string& what) {
+  Figures Weft(const std::string& what, const std::string& of_both = "") {
     return RunServerAndClient(
-        absl::StrCat(options_.self, " --serve=unix:", directory_.NewPath()),
+        absl::StrCat(options_.self, " --serve=unix:", directory_.NewPath(), " ",
+                     of_both),
         [&](const std::string& address) {
           return absl::StrCat(options_.self, " --call=", address,
-                              " --seconds=", options_.seconds, " ", what);
+                              " --seconds=", options_.seconds, " ", of_both,
+                              " ", what);
         });
   }
 
@@ -490,6 +578,75 @@ class Contest {
     report_.End();
   }
 
+  // Times, by turns in one process: how often the calls take as long.
+  void Many(int64_t dim) {
+    report_.Begin();
+    const Figures ours =
+        Weft(absl::StrCat("--measure=many --keys=1000 --dim=", dim));
+    for (const std::string way : {"pull", "push"}) {
+      GoalCase row;
+      row.goal = "T";
+      row.name = absl::StrCat(kManyTables, " tables x 1000 keys x ", dim, ", ",
+                              way, ", us");
+      row.higher_is_better = false;
+      row.weft = Find(ours, way + "_many_us").value_or(0);
+      row.peer = Find(ours, way + "_calls_us");
+      row.peer_name = absl::StrCat(kManyTables, " calls");
+      row.must = 1;
+      row.aim = 2;
+      report_.Add(row);
+    }
+    report_.End();
+  }
+
+  // Two servers in one process: without replicas and with them, at each level,
+  // by turns. D1, which is the default, may cost 10 % of D0; a synchronous
+  // table, which has no D0, is compared with itself without replicas, and that
+  // has no bound.
+  void Replicas() {
+    const std::vector<std::pair<std::string, std::string>> ways = {
+        {"none", "--servers=2"},
+        {"D0", "--servers=2 --replicas=2 --durability=1"},
+        {"D1", "--servers=2 --replicas=2"},
+        {"D2", "--servers=2 --replicas=2 --durability=3"}};
+    const std::vector<std::pair<std::string, std::string>> cases = {
+        {"sparse 10,000 keys x 16", "--measure=sparse --keys=10000 --dim=16"},
+        {"sparse 10,000 keys x 16, 16 in flight",
+         "--measure=sparse --keys=10000 --dim=16 --out=16"},
+        {"sparse 100 keys x 16, 16 in flight",
+         "--measure=sparse --keys=100 --dim=16 --out=16"},
+        {"dense 4 MiB", "--measure=dense --keys=1048576"},
+        {"round of 4 MiB", "--measure=rounds --keys=1048576"},
+        {"round of 64 KiB", "--measure=rounds --keys=16384"}};
+    for (const auto& [name, what] : cases) {
+      report_.Begin();
+      std::map<std::string, std::vector<Figures>> all;
+      for (int round = 0; round < runner_.rounds(); ++round) {
+        for (const auto& [level, of_both] : ways) {
+          const bool is_round = what.find("rounds") != std::string::npos;
+          if (is_round && level == "D0") continue;
+          all[level].push_back(runner_.Weft(what, of_both));
+        }
+      }
+      for (const auto& figure : all["D1"].front()) {
+        if (figure.first.find("keys_per_s") != std::string::npos) continue;
+        std::printf("# %s, %s:", name.c_str(), figure.first.c_str());
+        for (const auto& [level, of_both] : ways) {
+          if (all[level].empty()) continue;
+          std::printf(" %s %.4g", level.c_str(),
+                      Median(all[level], figure.first).value_or(0));
+        }
+        std::printf("\n");
+        const std::string rival = all["D0"].empty() ? "none" : "D0";
+        Add("R", absl::StrCat(name, ", ", figure.first),
+            Median(all["D1"], figure.first), Median(all[rival], figure.first),
+            {rival == "D0" ? "durability NONE" : "without replicas", "",
+             rival == "D0" ? 0.9 : 0.0, 1});
+      }
+      report_.End();
+    }
+  }
+
  private:
   Figures Weft(const std::string& what) {
     return Rounds(runner_.rounds(), [&] { return runner_.Weft(what); });
@@ -510,7 +667,7 @@ class Contest {
     report_.Add(row);
   }
 
-  // Of another run, so it counts in a summary of its own only.
+  // Adds a result of another run: it counts in a summary of its own only.
   void AddRecorded(const std::string& goal, const std::string& name,
                    std::optional<double> ours, double theirs,
                    const Recorded& recorded) {
@@ -547,6 +704,11 @@ void Measure(Contest& contest, const GoalReport& report) {
     contest.Dense(64, {1.4, 0.8, 2, 4});
   }
   if (report.Wants("M")) contest.Memory();
+  if (report.Wants("R")) contest.Replicas();
+  if (report.Wants("T")) {
+    contest.Many(1);
+    contest.Many(16);
+  }
 }
 
 void PrintFigures(Runner& runner) {
@@ -579,7 +741,7 @@ int main(int argc, char** argv) {
   bool quick = false;
   CLI::App app("What the parameter server costs between two processes.");
   CLI::Option* wanted =
-      app.add_option("--goals", goals, "Print goals' rows: P1,P2,P3,M")
+      app.add_option("--goals", goals, "Print goals' rows: P1,P2,P3,M,R,T")
           ->expected(0, 1);
   app.add_flag("--quick", quick, "One short round");
   for (const auto& [name, value] : {std::pair{"--serve", &options.serve},
@@ -590,6 +752,9 @@ int main(int argc, char** argv) {
   app.add_option("--keys", options.keys, "")->group("");
   app.add_option("--dim", options.dim, "")->group("");
   app.add_option("--out", options.out, "")->group("");
+  app.add_option("--servers", options.servers, "")->group("");
+  app.add_option("--replicas", options.replicas, "")->group("");
+  app.add_option("--durability", options.durability, "")->group("");
   app.add_option("--seconds", options.seconds, "Of one measurement");
   app.add_flag("--other-keys", options.other_keys, "")->group("");
   CLI11_PARSE(app, argc, argv);

@@ -11,7 +11,7 @@
 
 namespace weft::bench {
 
-// Of the program that runs.
+// The path of the program that runs.
 std::string OwnPath();
 
 // The program //bench:`name`, which stands beside this one.

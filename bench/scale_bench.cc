@@ -72,7 +72,7 @@ struct Options {
   int64_t arena_mib = 0;         // 0: the default of JoinGroup
   bool tcp = false;
   bool group = true;
-  // Of one worker, started by this program.
+  // This program sets these for each worker that it starts.
   int rank = -1;
   int size = 0;
   double started = 0;

@@ -30,7 +30,7 @@ show_progress() {
 }
 
 echo "build: the first takes some minutes"
-{ bazel build --config=programs --curses=no --show_progress_rate_limit=1 --ui_event_filters=-info \
+{ bazel build --curses=no --show_progress_rate_limit=1 --ui_event_filters=-info \
   //launch:weft //launch:parameter_server //launch:trainer; } 2>&1 | show_progress
 mkdir -p bin
 for program in weft parameter_server trainer; do

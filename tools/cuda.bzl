@@ -22,7 +22,7 @@ def _cuda_repository_impl(ctx):
 cc_library(
     name = "cudart",
     srcs = ["libcudart_static.a"],
-    hdrs = glob(["include/*.h", "include/crt/**"]),
+    hdrs = glob(["include/*.h", "include/*.hpp", "include/crt/**", "include/nv/**"]),
     includes = ["include"],
     linkopts = ["-ldl", "-lrt", "-lpthread"],
 )

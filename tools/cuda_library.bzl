@@ -8,7 +8,7 @@ _ARCHITECTURES = [
     "-gencode=arch=compute_80,code=compute_80",
 ]
 
-def weft_cuda_library(name, srcs, hdrs, testonly = False):
+def weft_cuda_library(name, srcs, hdrs, reads = [], copts = [], testonly = False):
     """A library of kernels, whose headers are included as "weft/<package>/<file>.h" and are plain C++.
 
     Without a toolkit there is no such target: ask HAVE_CUDA of @local_cuda//:defs.bzl before depending on it.
@@ -17,6 +17,8 @@ def weft_cuda_library(name, srcs, hdrs, testonly = False):
       name: as for weft_library. Private to the package.
       srcs: one .cu file.
       hdrs: its headers.
+      reads: the other headers of Weft that it includes, of any package, none of which may include Abseil.
+      copts: further options of nvcc.
       testonly: as for cc_library.
     """
     if not HAVE_CUDA:
@@ -24,13 +26,13 @@ def weft_cuda_library(name, srcs, hdrs, testonly = False):
     native.genrule(
         name = name + "_object",
         testonly = testonly,
-        srcs = srcs + hdrs,
+        srcs = srcs + hdrs + reads,
         outs = [name + ".o"],
         # The folder that Bazel runs in is named as the workspace, weft, so that its parent has "weft/..."; of a
         # workspace that uses Weft, "external" has.
         cmd = " ".join(
             [CUDA_HOME + "/bin/nvcc", "-std=c++17", "-O2", "-Werror=all-warnings", "-Xcompiler=-Wall,-fPIC"] +
-            _ARCHITECTURES +
+            _ARCHITECTURES + copts +
             ["-I$$PWD/..", "-Iexternal", "-c", "$(location %s)" % srcs[0], "-o", "$@"],
         ),
         message = "Compiling kernels of",

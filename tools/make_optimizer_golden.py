@@ -71,7 +71,9 @@ def renamed(cls, names):
         extra = {}
         if cls is torch.optim.Adagrad:
             extra["initial_accumulator_value"] = groups[0].get("initial_accumulator_value", 0.0)
-        return cls(groups, lr=0.5, **extra)
+        if cls is not torch.optim.Adadelta:
+            extra["lr"] = 0.5
+        return cls(groups, **extra)
     return make
 
 
@@ -79,6 +81,8 @@ SGD = renamed(torch.optim.SGD, {})
 ADAM = renamed(torch.optim.Adam, {"epsilon": "eps"})
 ADAMW = renamed(torch.optim.AdamW, {"epsilon": "eps"})
 ADAGRAD = renamed(torch.optim.Adagrad, {"epsilon": "eps", "initial_accumulator": "initial_accumulator_value"})
+RMSPROP = renamed(torch.optim.RMSprop, {"epsilon": "eps"})
+ADADELTA = renamed(torch.optim.Adadelta, {"epsilon": "eps"})
 SPARSE_ADAM = renamed(torch.optim.SparseAdam, {"epsilon": "eps"})
 
 
@@ -94,6 +98,17 @@ def main():
         dense("adagrad", ADAGRAD, [dict(lr=0.1), dict(lr=0.3, lr_decay=0.1, weight_decay=0.1, epsilon=1e-3)]),
         dense("adagrad", ADAGRAD, [dict(lr=0.05, initial_accumulator=0.1),
                                    dict(lr=0.3, initial_accumulator=0.1, lr_decay=0.1, weight_decay=0.1)]),
+        dense("adam", ADAM, [dict(lr=0.01, amsgrad=True),
+                             dict(lr=0.05, beta1=0.8, beta2=0.7, epsilon=1e-3, weight_decay=0.1, amsgrad=True)]),
+        dense("adamw", ADAMW, [dict(lr=0.01, amsgrad=True),
+                               dict(lr=0.05, beta1=0.8, beta2=0.7, epsilon=1e-3, weight_decay=0.2, amsgrad=True)]),
+        dense("rmsprop", RMSPROP, [dict(lr=0.01), dict(lr=0.02, alpha=0.9, epsilon=1e-3, weight_decay=0.1)]),
+        # Centered and without decay, the first step's variance is close to 0, and PyTorch's result to roundings too: epsilon is large.
+        dense("rmsprop", RMSPROP, [dict(lr=0.01, momentum=0.9),
+                                   dict(lr=0.02, alpha=0.9, epsilon=1e-2, weight_decay=0.1, centered=True)]),
+        dense("rmsprop", RMSPROP, [dict(lr=0.01, alpha=0.9, momentum=0.9, centered=True, epsilon=1e-2),
+                                   dict(lr=0.02, alpha=0.8, momentum=0.5, weight_decay=0.1)]),
+        dense("adadelta", ADADELTA, [dict(), dict(lr=0.5, rho=0.8, epsilon=1e-3, weight_decay=0.1)]),
     ]
     rows = [
         sparse("sgd", SGD, dict(lr=0.1)),

@@ -1,6 +1,6 @@
 // The headers of the system that most sources include. Parsed once for all of
 // them (tools/precompiled.bzl), and only to save time: each file includes what
-// it uses, as all builds but that of the programs check.
+// it uses, as builds with clang or with a sanitizer check.
 
 #include <algorithm>
 #include <atomic>

@@ -4,12 +4,14 @@ load("//tools:layers.bzl", "check_rooms", "folder_of", "is_room", "users_of")
 
 _COPTS = ["-Wall", "-Wextra", "-Werror"]
 
-# The headers of the system that most sources include, read from one file: a third of the compiler's time. Where a
-# target has options of its own the file would not fit them, and its headers be read. gcc then takes the system's
-# headers for ours and warns of them, so that its warnings are left to the builds without.
+# The compiler needs a quarter less time for a test than with -O2, and what is tested has -O2.
+_TEST_COPTS = ["-O1"]
+
+# The headers of the system that most sources include, read from one file. Where a target has options of its own the
+# file may not fit them, and its headers are read.
 def _precompiled_copts(copts):
     return [] if copts else select({
-        "//tools:precompiles": ["-include", "precompiled.h", "-w"],
+        "//tools:precompiles": ["-include", "precompiled.h"],
         "//conditions:default": [],
     })
 
@@ -18,13 +20,20 @@ _PRECOMPILED_DEPS = select({
     "//conditions:default": [],
 })
 
-def weft_library(name, private = False, deps = [], copts = [], **kwargs):
+def _always():
+    """What every target may use without naming it, as it may the standard library."""
+    below = native.package_name() == "base" or native.package_name().startswith("base/")
+    return ["//third_party:absl"] + ([] if below else ["//base:basics"])
+
+def weft_library(name, srcs = None, hdrs = None, private = False, deps = [], copts = [], **kwargs):
     """A cc_library whose headers are included as "weft/<package>/<file>.h".
 
     Args:
       name: the concept; by custom also the file, the class and the test.
-      private: keep it to this folder (and the fuzz targets, which reach every parser); else the layers above may
-        depend on it. What is in a room (ROOMS of layers.bzl) is private in any case.
+      srcs: as for cc_library. With neither srcs nor hdrs: <name>.cc and <name>.h.
+      hdrs: as for cc_library.
+      private: keep it to this folder (and the fuzz targets, which reach every parser, and the tests from outside);
+        else the layers above may depend on it. What is in a room (ROOMS of layers.bzl) is private in any case.
       deps: as for cc_library; none of a later room.
       copts: further compiler options, after the warnings.
       **kwargs: as for cc_library.
@@ -32,12 +41,16 @@ def weft_library(name, private = False, deps = [], copts = [], **kwargs):
     package = native.package_name()
     folder = folder_of(package)
     check_rooms(package, name, deps)
+    if srcs == None and hdrs == None:
+        srcs, hdrs = [name + ".cc"], [name + ".h"]
     native.cc_library(
         name = name,
-        deps = deps + _PRECOMPILED_DEPS,
+        srcs = srcs,
+        hdrs = hdrs,
+        deps = deps + _always() + _PRECOMPILED_DEPS,
         copts = _COPTS + copts + _precompiled_copts(copts),
         include_prefix = "weft/" + package,
-        visibility = ["//%s:__subpackages__" % folder, "//tests/fuzz:__pkg__"] if private or is_room(package) else [users_of(folder)],
+        visibility = ["//%s:__subpackages__" % folder, "//tests/fuzz:__pkg__", "//tests/outside:__subpackages__"] if private or is_room(package) else [users_of(folder)],
         **kwargs
     )
 
@@ -50,21 +63,38 @@ def weft_facade(name, actual, **kwargs):
         **kwargs
     )
 
-def weft_binary(name, deps = [], copts = [], **kwargs):
-    """A cc_binary with Weft's warnings."""
+def weft_binary(name, srcs = None, deps = [], copts = [], **kwargs):
+    """A cc_binary with Weft's warnings; without srcs, of <name>.cc."""
     native.cc_binary(
         name = name,
-        deps = deps + _PRECOMPILED_DEPS,
+        srcs = [name + ".cc"] if srcs == None else srcs,
+        deps = deps + _always() + _PRECOMPILED_DEPS,
         copts = _COPTS + copts + _precompiled_copts(copts),
         **kwargs
     )
 
-def weft_test(name, deps = [], copts = [], **kwargs):
-    """A cc_test with GoogleTest's main."""
+def weft_test(name, srcs = None, size = "small", deps = [], copts = [], **kwargs):
+    """A cc_test with GoogleTest's main and what all tests share (//tests/support:basics).
+
+    Args:
+      name: of x_test, if the library x stands above it in the BUILD file, that is one of its deps.
+      srcs: by default <name>.cc.
+      size: as for cc_test.
+      deps: as for cc_test.
+      copts: further compiler options, after the warnings.
+      **kwargs: as for cc_test.
+    """
+    tested = name[:-len("_test")] if name.endswith("_test") else name
+    above = native.existing_rule(tested) or {}
+    if above.get("kind") == "cc_library" and ":" + tested not in deps:
+        deps = [":" + tested] + deps
     native.cc_test(
         name = name,
-        copts = _COPTS + copts + _precompiled_copts(copts),
-        deps = deps + [
+        srcs = [name + ".cc"] if srcs == None else srcs,
+        size = size,
+        copts = _COPTS + _TEST_COPTS + copts + _precompiled_copts(copts),
+        deps = deps + _always() + [
+            "//tests/support:basics",
             "//tests/support:absl_races",
             "@com_google_googletest//:gtest_main",
         ] + _PRECOMPILED_DEPS,

@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""failover.py [--elastic | --refill] [--kills=20] [--every=3] [--data=DIR]: how long a job stands still after a kill.
+
+Runs `weft run --replicas=2` of 3 servers and 2 synchronous trainers, and kills a random server with SIGKILL every few
+seconds; with --elastic, `weft run --elastic` of 4 data-parallel trainers, and kills a random trainer. For each kill: the
+longest time between two steps within the 2 s after it, in which the process also comes back, and how much longer that is
+than the longest in the second before it. The last line is JSON. Needs bin/ (tools/build.sh).
+
+--refill: in place of that, steps a second from the kill of a server until all partitions have two copies again, beside
+those of as long a time before the kill, of bench/refill_trainer with a table of 100 MB; medians of the kills.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--elastic", action="store_true")
+parser.add_argument("--kills", type=int, default=20)
+parser.add_argument("--every", type=float, default=3.0)
+parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist")
+parser.add_argument("--refill", action="store_true")
+parser.add_argument("--refill-trainer", default="")
+parser.add_argument("--bin", default=os.path.join(os.path.dirname(__file__), "..", "bin"))
+options = parser.parse_args()
+bin_dir = os.path.abspath(options.bin)
+random.seed(1)
+
+trainer = f"{bin_dir}/trainer --data={options.data} --epochs=1000 --batch-size=16 --json --loss-every=1"
+trainers = f"trainer=2:{trainer}"
+if options.refill:
+    trainers = f"trainer=1:{options.refill_trainer or bin_dir + '/refill_trainer'}"
+command = ["--replicas=2", "--role", f"ps=3:{bin_dir}/parameter_server", "--role", trainers]
+if options.elastic:
+    command = ["--elastic=2:4", "--role", f"trainer=4:{trainer} --strategy=ddp --virtual-shards=4"]
+run = subprocess.Popen([f"{bin_dir}/weft", "run"] + command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+steps, lines, refilled = [], [], []
+
+
+def read():
+    for line in run.stdout:
+        lines.append(line)
+        # Of the first of them, which with --elastic may be any.
+        if "] {\"step\"" in line and (options.elastic or line.startswith("[trainer0]")):
+            steps.append(time.monotonic())
+        elif ", 0 without a backup in sync" in line:
+            refilled.append(time.monotonic())
+
+
+threading.Thread(target=read, daemon=True).start()
+
+
+def victims():
+    found = []
+    for pid in open(f"/proc/{run.pid}/task/{run.pid}/children").read().split():
+        try:
+            if open(f"/proc/{pid}/cmdline").read().split("\0")[0].endswith("trainer" if options.elastic else "parameter_server"):
+                found.append(int(pid))
+        except OSError:
+            pass
+    return found
+
+
+def longest(begin, end):
+    """The longest time between two steps of which one is in [begin, end]."""
+    times = [t for t in steps]
+    gaps = [b - a for a, b in zip(times, times[1:]) if b >= begin and a <= end]
+    return max(gaps) if gaps else end - begin
+
+
+def measure_refill():
+    """Of one kill: steps a second before it, from it to the end of the refill, and how long that took."""
+    time.sleep(options.every)
+    before = len(refilled)
+    at = time.monotonic()
+    os.kill(random.choice(victims()), signal.SIGKILL)
+    until = at + 60
+    # It is told a first time where the exit is not yet known.
+    while not any(t > at + 0.2 for t in refilled[before:]) and time.monotonic() < until:
+        if run.poll() is not None:
+            sys.exit("".join([line for line in lines if "\"step\"" not in line][-30:]))
+        time.sleep(0.01)
+    end = next((t for t in refilled[before:] if t > at + 0.2), until)
+    took = end - at
+
+    def rate(begin, finish):
+        return sum(begin <= t < finish for t in steps) / (finish - begin)
+
+    return rate(at - took, at), rate(at, end), took
+
+
+deadline = time.monotonic() + 60
+while len(steps) < 50 and time.monotonic() < deadline:
+    time.sleep(0.1)
+if options.refill:
+    time.sleep(3)
+    kills = [measure_refill() for _ in range(options.kills)]
+    run.send_signal(signal.SIGINT)
+    run.wait(timeout=60)
+    middle = len(kills) // 2
+    print(json.dumps({"kills": len(kills), "steps_per_s_before": round(sorted(k[0] for k in kills)[middle], 1),
+                      "steps_per_s_refilling": round(sorted(k[1] for k in kills)[middle], 1),
+                      "ratio": round(sorted(k[1] / k[0] for k in kills)[middle], 3),
+                      "refill_s": round(sorted(k[2] for k in kills)[middle], 2)}))
+    sys.exit(0)
+stops, usual = [], []
+for _ in range(options.kills):
+    time.sleep(options.every)
+    if run.poll() is not None:
+        sys.exit("".join([line for line in lines if "\"step\"" not in line][-30:]))
+    victim = random.choice(victims())
+    at = time.monotonic()
+    usual.append(longest(at - 1, at))
+    os.kill(victim, signal.SIGKILL)
+    time.sleep(2)
+    stops.append(longest(at, at + 2))
+run.send_signal(signal.SIGINT)
+run.wait(timeout=60)
+stops.sort()
+usual.sort()
+result = {"kills": len(stops), "median_s": round(stops[len(stops) // 2], 3), "longest_s": round(stops[-1], 3),
+          "usual_longest_step_s": round(usual[len(usual) // 2], 3), "steps": len(steps)}
+print(json.dumps(result))
