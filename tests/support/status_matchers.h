@@ -30,14 +30,16 @@
 #define WEFT_TEST_CONCAT_(a, b) WEFT_TEST_CONCAT_INNER_(a, b)
 #define WEFT_TEST_CONCAT_INNER_(a, b) a##b
 
-// How gtest prints them: by code and message. The payloads are for programs.
+// How gtest prints them: by code and message, or the value. The payloads are
+// for programs.
 namespace absl {
 inline void PrintTo(const Status& status, std::ostream* out) {
   *out << status.ToString(StatusToStringMode::kWithNoExtraData);
 }
 template <typename T>
 void PrintTo(const StatusOr<T>& result, std::ostream* out) {
-  *out << result.status().ToString(StatusToStringMode::kWithNoExtraData);
+  if (!result.ok()) return PrintTo(result.status(), out);
+  *out << "OK: " << ::testing::PrintToString(*result);
 }
 }  // namespace absl
 
