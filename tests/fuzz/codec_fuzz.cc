@@ -25,9 +25,9 @@ using rpc::Received;
 enum class Colour : uint8_t { kRed, kBlue };
 
 template <typename T>
-Slices Encoded(const T& value) {
+Slices Encoded(T&& value) {
   Encoder encoder;
-  encoder.Write(value);
+  encoder.Write(std::forward<T>(value));
   return *std::move(encoder).Finish();
 }
 
@@ -44,6 +44,9 @@ void Decode(absl::string_view bytes, size_t cut, bool is_private) {
   Decoder second(again);
   T copy{};
   Hold(second.Read(copy).ok() && second.AtEnd().ok());
+  // What the caller gives away is encoded by other code than what it keeps.
+  const Bytes kept = Flatten(Encoded(copy));
+  Hold(Flatten(Encoded(std::move(copy))).view() == kept.view());
 }
 
 // A type of the table below: how its seeds are made and its bytes read.

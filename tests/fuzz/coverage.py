@@ -59,7 +59,7 @@ PARSERS = {
     "rpc/gateway/untyped_value.cc": "",
     "transport/shm/ring_connection.cc": "^(?!.*(Proven|memory_role|Memory))",
     "rpc/codec/signature.cc": "",
-    "rpc/codec/tensor_codec.cc": "",
+    "rpc/codec/tensor_codec.cc": "Decode|CheckElements",
     "rpc/diagnostics/waits_for.cc": "",
     "rpc/connection/wire_reader.cc": "",
     "telemetry/trace_context.cc": "Parse",
