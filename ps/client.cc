@@ -118,9 +118,9 @@ absl::StatusOr<std::unique_ptr<TableClient>> Client::OpenReplicated(
   opened.generation = stats.empty() ? 0 : stats[0].generation();
   opened.rank = options_.rank;
   opened.timeout = options_.timeout;
-  return std::make_unique<TableClient>(
-      options_, ReplicatedTableClient::Make(by_map_->session(), opened),
-      std::move(layout), identity, version);
+  return std::make_unique<TableClient>(options_, by_map_->open_session(),
+                                       std::move(opened), std::move(layout),
+                                       identity, version);
 }
 
 absl::StatusOr<std::unique_ptr<TableClient>> Client::Open(v1::TableSpec spec) {

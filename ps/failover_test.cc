@@ -2,15 +2,21 @@
 // or doubled, and a synchronous training has the bits of an undisturbed one.
 
 #include <atomic>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/base/clock.h"
+#include "weft/base/future.h"
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/ps/client.h"
+#include "weft/ps/core/partition_map.h"
+#include "weft/ps/replicated/replica_session.h"
 #include "weft/ps/service.h"
 #include "weft/ps/test_job.h"
 #include "weft/tensor/tensor.h"
@@ -463,6 +469,49 @@ TEST_F(LostTest, DeathsWithinARestoreServeNothingThatIsNotThere) {
     ASSERT_THAT(pulled.status(), IsOk()) << i;
     EXPECT_THAT(ValuesOf(*pulled), Each(1)) << i;
   }
+}
+
+// Calls a server at its first tick, once it may.
+class LateFollower : public MapFollower {
+ public:
+  LateFollower(std::shared_ptr<ReplicaSession> session, Future<void> may_call)
+      : session_(std::move(session)), may_call_(std::move(may_call)) {}
+  void OnMap(const PartitionMap& /*map*/) override {}
+  void OnTick(Instant /*now*/) override {
+    if (!begun.Set(absl::OkStatus())) return;
+    EXPECT_THAT(may_call_.Wait(kTimeout), IsOk());
+    const rpc::WorkerKey server = session_->map().servers()[0].key;
+    called.Set(
+        session_->CallAsync(server, kTimeout, &GetMap).Wait(kTimeout).status());
+  }
+
+  Promise<void> begun, called;
+
+ private:
+  const std::shared_ptr<ReplicaSession> session_;
+  const Future<void> may_call_;
+};
+
+// The thread of a session may hold the last references to it and to a table
+// when the program has dropped both and has destroyed its agent.
+TEST(Failover, TickThatOutlivesTheAgentCallsNobody) {
+  auto job = std::make_unique<TestJob>(2, 1, nullptr, "", /*replicas=*/2);
+  auto session =
+      ReplicaSession::Begin({&job->trainer(0), {"ps0", "ps1"}}, kTimeout);
+  ASSERT_THAT(session, IsOk());
+  Promise<void> may_call;
+  auto follower = std::make_shared<LateFollower>(*session, may_call.future());
+  const Future<void> begun = follower->begun.future();
+  const Future<void> called = follower->called.future();
+  (*session)->Add(follower);
+  auto open = std::make_unique<OpenSession>(*std::move(session));
+  EXPECT_THAT(begun.Wait(kTimeout), IsOk());
+  follower.reset();
+  open.reset();
+  job.reset();
+  may_call.Set(absl::OkStatus());
+  EXPECT_THAT(called.Wait(kTimeout),
+              StatusIs(absl::StatusCode::kCancelled, "ended"));
 }
 
 }  // namespace

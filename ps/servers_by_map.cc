@@ -76,8 +76,11 @@ absl::Duration LeftUntil(Instant give_up) {
 absl::Status ServersByMap::Begin() {
   if (session_ != nullptr) return absl::OkStatus();
   WEFT_ASSIGN_OR_RETURN(
-      session_, ReplicaSession::Begin({options_.agent, options_.servers},
-                                      options_.timeout));
+      std::shared_ptr<ReplicaSession> session,
+      ReplicaSession::Begin({options_.agent, options_.servers},
+                            options_.timeout));
+  session_ = session.get();
+  open_ = std::make_shared<const OpenSession>(std::move(session));
   return absl::OkStatus();
 }
 

@@ -53,7 +53,9 @@ class ServersByMap {
   absl::StatusOr<std::vector<v1::ServerStats>> Describe();
 
   // REQUIRES: one of the above has been OK.
-  const std::shared_ptr<ReplicaSession>& session() const { return session_; }
+  const std::shared_ptr<const OpenSession>& open_session() const {
+    return open_;
+  }
 
  private:
   absl::Status Begin();
@@ -74,7 +76,9 @@ class ServersByMap {
                     absl::Duration timeout, Restoring& restoring);
 
   const Options options_;
-  std::shared_ptr<ReplicaSession> session_;  // null: nobody was asked yet
+  // Null: nobody was asked yet.
+  std::shared_ptr<const OpenSession> open_;
+  ReplicaSession* session_ = nullptr;  // of open_
 };
 
 }  // namespace weft::ps

@@ -27,6 +27,7 @@
 #include "weft/ps/core/placement.h"
 #include "weft/ps/core/table_layout.h"
 #include "weft/ps/pinned_servers.h"
+#include "weft/ps/replicated/replica_session.h"
 #include "weft/ps/replicated/table_client.h"
 #include "weft/ps/service.h"
 #include "weft/rpc/agent.h"
@@ -52,11 +53,14 @@ class TableClient {
   // With two replicas, of which the table has one part: its partitions have no
   // servers of their own.
   TableClient(const ClientOptions& options,
-              std::shared_ptr<ReplicatedTableClient> replicated,
+              std::shared_ptr<const OpenSession> session,
+              ReplicatedTableClient::Options replicated,
               std::unique_ptr<TableLayout> layout, uint64_t identity,
               int64_t version)
       : options_(options),
-        replicated_(std::move(replicated)),
+        open_session_(std::move(session)),
+        replicated_(ReplicatedTableClient::Make(open_session_->session(),
+                                                std::move(replicated))),
         layout_(std::move(layout)),
         placement_(layout_->spec().name(), layout_->spec().partitions(), 1),
         identity_(identity),
@@ -168,7 +172,8 @@ class TableClient {
  private:
   const ClientOptions options_;
   const std::shared_ptr<PinnedServers> servers_;  // null with two replicas
-  const std::shared_ptr<ReplicatedTableClient> replicated_;  // or this
+  const std::shared_ptr<const OpenSession> open_session_;  // or these
+  const std::shared_ptr<ReplicatedTableClient> replicated_;
   const std::unique_ptr<TableLayout> layout_;
   const Placement placement_;
   const uint64_t identity_;

@@ -20,8 +20,10 @@ constexpr absl::Duration kAskTimeout = absl::Seconds(1);
 
 }  // namespace
 
-ReplicaSession::ReplicaSession(Options options) : options_(std::move(options)) {
-  WEFT_CHECK(options_.agent != nullptr && !options_.servers.empty());
+ReplicaSession::ReplicaSession(Options options)
+    : options_(std::move(options)),
+      agent_(std::make_shared<rpc::extension::WeakAgent>(*options_.agent)) {
+  WEFT_CHECK(!options_.servers.empty());
 }
 
 absl::StatusOr<std::shared_ptr<ReplicaSession>> ReplicaSession::Begin(
@@ -30,11 +32,9 @@ absl::StatusOr<std::shared_ptr<ReplicaSession>> ReplicaSession::Begin(
       new ReplicaSession(std::move(options)));
   const Instant give_up = SteadyClock().Now() + timeout;
   for (;;) {
-    rpc::Target target = [&] {
-      MutexLock lock(session->mu_);
-      return session->NextToAsk();
-    }();
-    const absl::StatusOr<v1::MapReply> reply = rpc::Call(target, &GetMap);
+    const absl::StatusOr<v1::MapReply> reply = rpc::Call(
+        session->options_.agent->To(session->NextToAsk(), kAskTimeout),
+        &GetMap);
     absl::Status status = reply.status();
     if (reply.ok()) status = session->TakeMap(reply->map());
     if (status.ok()) break;
@@ -73,9 +73,19 @@ PartitionMap ReplicaSession::map() const {
   return map_;
 }
 
-rpc::Target ReplicaSession::NextToAsk() {
-  return options_.agent->To(options_.servers[next_++ % options_.servers.size()],
-                            kAskTimeout);
+const std::string& ReplicaSession::NextToAsk() {
+  MutexLock lock(mu_);
+  return options_.servers[next_++ % options_.servers.size()];
+}
+
+Future<v1::MapReply> ReplicaSession::AskForMap(
+    const std::string& server) const {
+  const rpc::extension::WeakAgent::Use agent(*agent_);
+  if (!agent) {
+    return MakeReady<v1::MapReply>(
+        absl::CancelledError("the client has been closed"));
+  }
+  return rpc::CallAsync(agent->To(server, kAskTimeout), &GetMap);
 }
 
 absl::Status ReplicaSession::TakeMap(const std::string& encoded) {
@@ -95,14 +105,12 @@ absl::Status ReplicaSession::TakeMap(const std::string& encoded) {
 }
 
 void ReplicaSession::Learn() {
-  std::optional<rpc::Target> target;
   {
     MutexLock lock(mu_);
     if (is_asking_) return;
     is_asking_ = true;
-    target = NextToAsk();
   }
-  rpc::CallAsync(*target, &GetMap)
+  AskForMap(NextToAsk())
       .OnReady(
           [weak = weak_from_this()](const absl::StatusOr<v1::MapReply>& reply) {
             const auto self = weak.lock();
@@ -118,8 +126,7 @@ void ReplicaSession::Learn() {
 void ReplicaSession::LearnFromAll() {
   std::vector<Future<v1::MapReply>> asked;
   for (const std::string& server : options_.servers) {
-    asked.push_back(
-        rpc::CallAsync(options_.agent->To(server, kAskTimeout), &GetMap));
+    asked.push_back(AskForMap(server));
   }
   for (const Future<v1::MapReply>& one : asked) {
     const auto reply = one.Wait(2 * kAskTimeout);

@@ -1,6 +1,11 @@
 // ReplicaSession: what the tables of one client of a job with two replicas
 // share: the newest map, and a thread that keeps the time.
 //
+// That thread and the answers of servers may hold the last reference to a
+// session, or to a table, after the client has dropped both and has destroyed
+// its agent. So a client and its tables hold the session by an OpenSession:
+// once the last of these is gone, the session calls nobody.
+//
 // Thread-safety: thread-safe.
 
 #ifndef WEFT_PS_REPLICATED_REPLICA_SESSION_H_
@@ -8,9 +13,9 @@
 
 #include <cstddef>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -18,10 +23,13 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
+#include "weft/base/future.h"
 #include "weft/base/mutex.h"
+#include "weft/proto/ps.pb.h"
 #include "weft/ps/core/partition_map.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/call.h"
+#include "weft/rpc/extension/weak_agent.h"
 
 namespace weft::ps {
 
@@ -36,7 +44,7 @@ class MapFollower {
 class ReplicaSession : public std::enable_shared_from_this<ReplicaSession> {
  public:
   struct Options {
-    rpc::Agent* agent = nullptr;       // outlives the session
+    rpc::Agent* agent = nullptr;       // lives until Close()
     std::vector<std::string> servers;  // names
   };
   // Waits for a map, which a server gives once all have joined.
@@ -46,8 +54,20 @@ class ReplicaSession : public std::enable_shared_from_this<ReplicaSession> {
       Options options, absl::Duration timeout);
   ~ReplicaSession();
 
-  rpc::Agent& agent() const { return *options_.agent; }
+  // Of the agent.
+  WorkerKey key() const { return agent_->key(); }
   PartitionMap map() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // As rpc::CallAsync; kCancelled, and nothing is sent, after Close().
+  template <typename F, typename... A>
+  auto CallAsync(WorkerKey server, absl::Duration timeout, F function,
+                 const A&... arguments) const {
+    return agent_->CallOnce(server, timeout, function, arguments...);
+  }
+
+  // Calls no server from now on; waits for the calls that are being begun. The
+  // agent may end after it.
+  void Close() { agent_->End(); }
 
   // Asks a server for a newer map, and tells all followers; one question at a
   // time. Returns at once.
@@ -61,12 +81,15 @@ class ReplicaSession : public std::enable_shared_from_this<ReplicaSession> {
 
  private:
   explicit ReplicaSession(Options options);
-  rpc::Target NextToAsk() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  const std::string& NextToAsk() ABSL_LOCKS_EXCLUDED(mu_);
+  // kCancelled after Close().
+  Future<v1::MapReply> AskForMap(const std::string& server) const;
   absl::Status TakeMap(const std::string& encoded) ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<std::shared_ptr<MapFollower>> Followers()
       ABSL_LOCKS_EXCLUDED(mu_);
 
   const Options options_;
+  const std::shared_ptr<rpc::extension::WeakAgent> agent_;
 
   mutable Mutex mu_;
   PartitionMap map_ ABSL_GUARDED_BY(mu_);
@@ -83,6 +106,21 @@ class ReplicaSession : public std::enable_shared_from_this<ReplicaSession> {
   std::thread thread_;
 
   static void Run(const std::weak_ptr<ReplicaSession>& weak, End& end);
+};
+
+// A session as a client and its tables hold it, by shared pointers.
+class OpenSession {
+ public:
+  explicit OpenSession(std::shared_ptr<ReplicaSession> session)
+      : session_(std::move(session)) {}
+  ~OpenSession() { session_->Close(); }
+  OpenSession(const OpenSession&) = delete;
+  OpenSession& operator=(const OpenSession&) = delete;
+
+  const std::shared_ptr<ReplicaSession>& session() const { return session_; }
+
+ private:
+  const std::shared_ptr<ReplicaSession> session_;
 };
 
 }  // namespace weft::ps

@@ -48,7 +48,7 @@ ReplicatedTableClient::ReplicatedTableClient(
     std::shared_ptr<ReplicaSession> session, Options options)
     : session_(std::move(session)),
       options_(std::move(options)),
-      client_(ClientIdOf(session_->agent().key(), options_.opening)),
+      client_(ClientIdOf(session_->key(), options_.opening)),
       map_(session_->map()) {}
 
 std::shared_ptr<ReplicatedTableClient> ReplicatedTableClient::Make(
@@ -334,8 +334,9 @@ void ReplicatedTableClient::Finish(Work work) {
   for (auto& done : work.done) done();
   for (auto& [key, call] : work.pushes) {
     const auto shared = std::make_shared<Work::Call>(std::move(call));
-    rpc::CallAsync(session_->agent().To(shared->to, kPushTimeout), &PushSpans,
-                   shared->request, shared->payloads)
+    session_
+        ->CallAsync(shared->to, kPushTimeout, &PushSpans, shared->request,
+                    shared->payloads)
         .OnReady([weak = weak_from_this(),
                   shared](const absl::StatusOr<v1::PushReply>& reply) {
           if (const auto self = weak.lock()) self->OnPushed(*shared, reply);
@@ -343,8 +344,9 @@ void ReplicatedTableClient::Finish(Work work) {
   }
   for (Work::PullCall& call : work.pulls) {
     const auto shared = std::make_shared<Work::PullCall>(std::move(call));
-    rpc::CallAsync(session_->agent().To(shared->to, shared->timeout),
-                   &PullSpans, shared->request, shared->payloads)
+    session_
+        ->CallAsync(shared->to, shared->timeout, &PullSpans, shared->request,
+                    shared->payloads)
         .OnReady([weak = weak_from_this(),
                   shared](const absl::StatusOr<PullSpansReply>& reply) {
           if (const auto self = weak.lock()) self->OnPulled(*shared, reply);
@@ -352,9 +354,9 @@ void ReplicatedTableClient::Finish(Work work) {
   }
   for (WorkerKey server : work.opens) {
     // It took the role of a server that had not yet told it of the table.
-    (void)rpc::CallAsync(session_->agent().To(server, kPushTimeout),
-                         &OpenReplicated, options_.spec, options_.opening,
-                         options_.opened_at);
+    (void)session_->CallAsync(server, kPushTimeout, &OpenReplicated,
+                              options_.spec, options_.opening,
+                              options_.opened_at);
   }
   if (work.learns_map) session_->Learn();
 }
