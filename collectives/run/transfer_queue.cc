@@ -106,15 +106,19 @@ bool TransferQueue::Move(Pending& pending) {
 }
 
 void TransferQueue::MoveAll(std::list<Pending>& ended) {
+  // What fills the room may have come after its own turn: an obstacle counts if
+  // a whole pass after the one that met it takes nothing.
   bool has_obstacles = true;
-  for (bool has_taken = true; has_obstacles && has_taken;) {
-    has_obstacles = has_taken = false;
+  for (int idle_passes = 0; has_obstacles && idle_passes < 2;) {
+    has_obstacles = false;
+    ++idle_passes;
     for (auto it = pending_.begin(); it != pending_.end();) {
       const auto next = std::next(it);
+      it->met_before = !it->obstacle.ok() && idle_passes > 1;
       it->obstacle = absl::OkStatus();
       if (!IsBehind(it->transfer)) {
         if (Move(*it)) {
-          has_taken = has_taken || !it->transfer.is_send;
+          if (!it->transfer.is_send) idle_passes = 0;
           ended.splice(ended.end(), pending_, it);
         } else {
           has_obstacles = has_obstacles || !it->obstacle.ok();
@@ -126,7 +130,7 @@ void TransferQueue::MoveAll(std::list<Pending>& ended) {
   // Nobody asks for what is in their way.
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto next = std::next(it);
-    if (!it->obstacle.ok()) {
+    if (!it->obstacle.ok() && it->met_before) {
       it->result = Prefixed(it->what, it->obstacle);
       ended.splice(ended.end(), pending_, it);
     }

@@ -55,6 +55,7 @@ class TransferQueue {
     absl::StatusOr<int> result = -1;
     // Why it is not to go on, unless another one makes room for it.
     absl::Status obstacle;
+    bool met_before = false;  // also by the pass before
   };
 
   // Whether an older one comes first.

@@ -256,10 +256,14 @@ TEST(DeviceCollectives, AnExchangeOfTensorsOfTwoDevicesIsRefused) {
 // --- Ends. -------------------------------------------------------------------
 
 TEST(DeviceCollectives, AfterARevokeAndAShrinkGoOn) {
-  RunWell(2, 4, [](const Rank& r) -> absl::Status {
+  // A Revoke would end the first operation on a rank that is still in it.
+  Promise<void> other_is_done;
+  RunWell(2, 4, [&](const Rank& r) -> absl::Status {
     const Tensor x = F32({8}).To(r.device());
     WEFT_RETURN_IF_ERROR(r.group.AllReduce(x));
+    if (r.rank == 1) other_is_done.Set(absl::OkStatus());
     if (r.rank == 0) {
+      WEFT_RETURN_IF_ERROR(other_is_done.future().Wait(absl::Minutes(1)));
       const Future<void> pending = r.group.AllReduceAsync(x.Clone());
       r.group.Revoke(absl::CancelledError("enough"));
       EXPECT_FALSE(pending.Wait(absl::Minutes(1)).ok());
