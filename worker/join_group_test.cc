@@ -308,6 +308,9 @@ class ElasticJob : public ::testing::Test {
     setenv("XDG_RUNTIME_DIR", directory_.path().c_str(), 1);
   }
 
+  // For tests of death: silence is death soon, and yet later than a machine
+  // that has no time for one of the workers.
+  void DeclareSilentOnesDeadSoon() { dead_after_ = absl::Seconds(5); }
   // Rank 0 is the first to come and the last to go: the coordinator is there.
   void Come(int rank, const std::string& role = "trainer") {
     Options options;
@@ -318,8 +321,7 @@ class ElasticJob : public ::testing::Test {
     options.max_workers = 16;
     options.coordinator = absl::StrCat("unix:", directory_.Path("c.sock"));
     options.log_level = telemetry::Level::kError;
-    options.limits.suspect_after = absl::Seconds(1);
-    options.limits.dead_after = absl::Seconds(2);
+    options.limits.dead_after = dead_after_;
     auto worker = Worker::Start(options);
     WEFT_ASSERT_OK(worker.status());
     workers_[rank] = *std::move(worker);
@@ -371,6 +373,7 @@ class ElasticJob : public ::testing::Test {
   }
 
   weft::testing::TempDir directory_;
+  absl::Duration dead_after_ = Options().limits.dead_after;
   std::map<int, std::unique_ptr<Worker>> workers_;
 };
 
@@ -421,6 +424,7 @@ TEST_F(ElasticJob, WhoComesLateWaitsAndIsInTheNextGroup) {
 }
 
 TEST_F(ElasticJob, WhoDiesWhileTheyMeetIsWaitedForNoMore) {
+  DeclareSilentOnesDeadSoon();
   ComeAll(4);
   const JoinGroupOptions join = Within(kLong);
   std::vector<absl::Status> statuses;
@@ -439,6 +443,7 @@ TEST_F(ElasticJob, WhoDiesWhileTheyMeetIsWaitedForNoMore) {
 
 // It is on the roll, and the others wait for it to connect.
 TEST_F(ElasticJob, WhoDiesBetweenTheRollAndTheGroupBeginsANewRound) {
+  DeclareSilentOnesDeadSoon();
   ComeAll(3);
   const JoinGroupOptions join = Within(kLong);
   std::vector<absl::Status> statuses;
@@ -458,6 +463,7 @@ TEST_F(ElasticJob, WhoDiesBetweenTheRollAndTheGroupBeginsANewRound) {
 }
 
 TEST_F(ElasticJob, SurvivorsOfAGroupMakeTheNextOne) {
+  DeclareSilentOnesDeadSoon();
   ComeAll(3);
   const JoinGroupOptions join = Within(kLong);
   std::unique_ptr<collectives::ProcessGroup> groups[3];
@@ -492,8 +498,8 @@ TEST_F(ElasticJob, GroupHasMinToMaxMembersAndALastCall) {
   std::thread three([&] { statuses = MeetAndSum({0, 1, 2}, 3, join); });
   three.join();
   EXPECT_THAT(statuses, Each(IsOk()));
-  // The fourth has none with whom to be two.
-  join.join_timeout = absl::Seconds(1);
+  // The fourth has none with whom to be two; it has the time to come.
+  join.join_timeout = absl::Seconds(3);
   const absl::Status alone = JoinGroup(*workers_.at(3), join).status();
   EXPECT_THAT(alone, StatusIs(absl::StatusCode::kDeadlineExceeded,
                               "round 2: 1 have come (trainer3), waiting for "
@@ -566,7 +572,7 @@ TEST_F(ElasticJob, WhatCannotBeIsRefusedByName) {
 
 TEST_F(ElasticJob, DeadlineNamesForWhomWasWaited) {
   ComeAll(2);
-  JoinGroupOptions join = Within(absl::Milliseconds(300));
+  JoinGroupOptions join = Within(absl::Seconds(3));  // enough to come
   join.elastic.min = 3;
   EXPECT_THAT(JoinGroup(*workers_.at(0), join).status(),
               StatusIs(absl::StatusCode::kDeadlineExceeded,

@@ -66,7 +66,7 @@ constexpr absl::Duration kLong = absl::Seconds(60);
 // A coordinator that was killed, after it was started again: 5 s on a machine
 // that has the time, and as much again and more on one that is stopped now and
 // then. How long it was is the test's property back_ms.
-constexpr absl::Duration kBackWithin = absl::Seconds(20);
+constexpr absl::Duration kBackWithin = absl::Seconds(60);
 
 // An object that a program may forget to release.
 class Counter {
@@ -239,8 +239,8 @@ TEST_F(WorkerTest, AServerThatIsNotThereIsNamedWithTheDeadline) {
   Options options = OptionsOf("trainer", 0);
   options.join_timeout = absl::Milliseconds(500);
   const auto worker = Worker::Start(options);
-  EXPECT_THAT(worker, StatusIs(absl::StatusCode::kDeadlineExceeded,
-                               "is ps0 running"));
+  EXPECT_THAT(worker,
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "is ps0 running"));
   EXPECT_EQ(ExitCodeFor(worker.status()), ExitCode::kTimeout);
 }
 
@@ -1251,7 +1251,7 @@ TEST_F(HostTest, OutageOfEtcdEndsNoWorkerAndTheCoordinatorGoesOn) {
   const auto before = workers[0]->membership().view();
   etcd->reset();  // with SIGKILL
   // Decided, but not told; nothing else is decided.
-  EXPECT_THAT(store.Add("sum", 1, absl::Seconds(1)),
+  EXPECT_THAT(store.Add("sum", 1, absl::Seconds(3)),
               StatusIs(absl::StatusCode::kDeadlineExceeded, ""));
   EXPECT_TRUE(Becomes([&] {
     const absl::Status status =
