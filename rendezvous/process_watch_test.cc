@@ -41,7 +41,11 @@ class Child {
     Reap();
   }
   void Kill() const { kill(pid_, SIGKILL); }
-  void Stop() const { kill(pid_, SIGSTOP); }
+  // Returns once it runs no more.
+  void Stop() const {
+    kill(pid_, SIGSTOP);
+    EXPECT_EQ(waitpid(pid_, nullptr, WUNTRACED), pid_);
+  }
   void Reap() {
     if (!is_reaped_) waitpid(pid_, nullptr, 0);
     is_reaped_ = true;

@@ -296,7 +296,7 @@ class EtcdJournalTest : public ::testing::Test {
     options.job = "job";
     options.address = address;
     options.patience = kLong;
-    options.append_patience = absl::Milliseconds(200);
+    options.append_patience = append_patience_;
     options.lease = lease_;
     return OpenEtcdJournal(*timers_, std::move(link), options);
   }
@@ -316,7 +316,8 @@ class EtcdJournalTest : public ::testing::Test {
     return record;
   }
 
-  absl::Duration lease_ = absl::Seconds(2);
+  absl::Duration lease_ = absl::Seconds(5);  // to be renewed on any machine
+  absl::Duration append_patience_ = kLong;   // shorter where etcd is away
   testing::TempDir dir_;
   std::unique_ptr<testing::Etcd> etcd_;
   std::unique_ptr<net::Loop> loop_;
@@ -347,7 +348,6 @@ TEST_F(EtcdJournalTest, KeepsAppendedAndRewrittenRecords) {
 }
 
 TEST_F(EtcdJournalTest, OneHostAtATimeAndItsSuccessorTakesThePen) {
-  lease_ = absl::Seconds(5);  // to be renewed in time on any machine
   auto first = Open("unix:/a");
   ASSERT_THAT(first, IsOk());
   const auto link = Link();
@@ -408,6 +408,7 @@ TEST_F(EtcdJournalTest, NamesAPieceThatIsMissing) {
 }
 
 TEST_F(EtcdJournalTest, GoesOnWhenEtcdIsBack) {
+  append_patience_ = absl::Seconds(1);
   auto journal = Open("unix:/a");
   ASSERT_THAT(journal, IsOk());
   etcd_.reset();  // with SIGKILL
@@ -416,6 +417,7 @@ TEST_F(EtcdJournalTest, GoesOnWhenEtcdIsBack) {
 }
 
 TEST_F(EtcdJournalTest, RecordRefusedInAnOutageIsWrittenOnceAfterIt) {
+  append_patience_ = absl::Seconds(1);
   const std::string large(1200000, 'x');  // several pieces
   {
     auto journal = Open("unix:/a");
@@ -487,6 +489,7 @@ v1::JoinRequest JoinOf(const std::string& role, uint64_t incarnation) {
 }
 
 TEST_F(EtcdJournalTest, ADeposedCoordinatorSendsItsMembersToLookForAnother) {
+  lease_ = absl::Seconds(2);
   auto executor = ThreadPool::Create({});
   ASSERT_THAT(executor, IsOk());
   const auto start = [&](absl::StatusOr<std::unique_ptr<Journal>> journal) {
