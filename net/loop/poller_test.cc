@@ -144,7 +144,9 @@ TEST_F(PollerTest, QuickWaitsDoNotWakeTheBackgroundThread) {
   EXPECT_TRUE(Becomes([&] {
     for (int i = 0; i < 100; ++i) EXPECT_TRUE(Echo().Wait(kSoon).ok());
     const uint32_t before = poller_.background_turns();
-    const absl::Time end = absl::Now() + absl::Milliseconds(30);
+    // More than the background thread ever waits, and less than this one is
+    // left alone on a machine that others share.
+    const absl::Time end = absl::Now() + absl::Milliseconds(6);
     while (absl::Now() < end) EXPECT_TRUE(Echo().Wait(kSoon).ok());
     return poller_.background_turns() == before;
   }));
@@ -281,8 +283,8 @@ TEST_F(YieldingPoller, TwoLongYieldsInARowMeanThatTheCoreIsWanted) {
   Make(
       absl::Hours(1), [] { Work(absl::Microseconds(20)); },
       /*long_yield=*/absl::InfiniteDuration());
-  // Awake it would yield until then.
-  EXPECT_FALSE(promise_->future().Wait(absl::Milliseconds(50)).ok());
+  // Awake it would yield until then; both yields are over long before.
+  EXPECT_FALSE(promise_->future().Wait(absl::Seconds(1)).ok());
   EXPECT_EQ(yields_, 2);
 }
 
@@ -330,11 +332,16 @@ TEST_F(YieldingPoller, BesideOneThatComputesItSleepsAtOnce) {
 }
 
 TEST_F(YieldingPoller, OneLongTurnOfAnotherThreadCostsFewEventsAsleep) {
+  // So long that no other thread of a busy machine makes a yield long.
+  constexpr absl::Duration kLongYield = absl::Milliseconds(250);
   bool computes = true;
-  Make(absl::Hours(1), [this, &computes] {
-    if (computes) Work(absl::Milliseconds(1));
-    Put();
-  });
+  Make(
+      absl::Hours(1),
+      [this, &computes] {
+        if (computes) Work(2 * kLongYield);
+        Put();
+      },
+      kLongYield);
   for (int round = 0; round < 2; ++round) {
     computes = true;
     Wait();
