@@ -158,7 +158,7 @@ TEST(GlooBackend, ProcessKilledAtAnyMomentIsNamedByTheOthers) {
 }
 
 TEST(GlooBackend, StoppedProcessEndsTheOthersAtTheDeadline) {
-  Children children(3, absl::Seconds(2));
+  Children children(3, absl::Seconds(5));  // enough to reduce once
   children.AwaitFirst();
   kill(children.pid(1), SIGSTOP);
   for (const int r : {0, 2}) {

@@ -533,7 +533,8 @@ TEST(HostBackend, KilledProcessIsNamedByTheOthers) {
     if (found.code() != absl::StatusCode::kUnavailable) return 3;
     const std::string text(found.message());
     if (text.find("process of rank 1 has ended") == text.npos) return 4;
-    return SteadyClock().Now() - before < absl::Seconds(2) ? 0 : 5;
+    // Long before the deadline of the operation.
+    return SteadyClock().Now() - before < absl::Seconds(30) ? 0 : 5;
   });
   EXPECT_EQ(children.Wait(0), 0);
   EXPECT_EQ(children.Wait(1), 128 + SIGKILL);
@@ -691,13 +692,17 @@ TEST(HostBackend, MeetingAsksTheStoreAFewTimesForEachRank) {
   for (const int ranks_of_a_host : {1, 2, 16, 64}) {
     for (const int ranks : {16, 64}) {
       CountingStore store;
+      const Instant begin = SteadyClock().Now();
       testing::RunRanks(ranks, [&](int rank) {
         HostOptions options = OptionsOf(rank, ranks, &store, directory.path());
         options.host = absl::StrCat(rank / ranks_of_a_host);
         // Without streams several hosts are refused, but only once they met.
         return ConnectHost(options).status();
       });
-      EXPECT_LE(store.calls(), 13 * ranks) << ranks_of_a_host;
+      // Who waits looks again, at most each 100 ms.
+      const int64_t looks =
+          (SteadyClock().Now() - begin) / absl::Milliseconds(100);
+      EXPECT_LE(store.calls(), (13 + looks) * ranks) << ranks_of_a_host;
       EXPECT_GE(store.calls(), 4 * ranks) << ranks_of_a_host;
     }
   }

@@ -136,7 +136,7 @@ TEST(LocalWorld, ManyRanksOfOneProcessMeet) {
   EXPECT_THAT(testing::RunRanks(
                   kSize, [&](int rank) { return AllReduceOnes(world, rank); }),
               Each(IsOk()));
-  EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(60));
 }
 
 TEST(LocalWorld, GroupThatIsMadeAfterARankWasKilledFindsItEnded) {
