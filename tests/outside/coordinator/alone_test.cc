@@ -225,7 +225,7 @@ TEST_F(AloneCoordinator, FlagsThatItCannotHaveAreUsageErrors) {
        {"--grace=-1s", "--grace=soon", "--workers=9:3", "--epochs=3", "word",
         "--coordinator-host=", "--init=env://", "--advertise=nonsense"}) {
     const auto host = Host({flag});
-    const auto code = host->Wait(absl::Seconds(5));
+    const auto code = host->Wait(kLong);
     EXPECT_THAT(code, IsOkAndHolds(2)) << flag << host->output();
   }
 }

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -115,14 +116,20 @@ JobOfRanks::Ended JobOfRanks::Do(Words words, Words environment) const {
 pid_t JobOfRanks::CoordinatorOf(const Process& launcher, pid_t but) const {
   pid_t found = 0;
   EXPECT_TRUE(Becomes([&] {
-    for (const pid_t pid : All()) {
-      if (pid != but && ParentOf(pid) == launcher.pid() &&
-          Has(Proc(pid, "cmdline"), "coordinator")) {
-        found = pid;
-      }
-    }
+    found = CoordinatorNow(launcher, but);
     return found != 0;
   })) << launcher.output();
+  return found;
+}
+
+pid_t JobOfRanks::CoordinatorNow(const Process& launcher, pid_t but) const {
+  pid_t found = 0;
+  for (const pid_t pid : All()) {
+    if (pid != but && ParentOf(pid) == launcher.pid() &&
+        Has(Proc(pid, "cmdline"), "coordinator")) {
+      found = pid;
+    }
+  }
   return found;
 }
 
@@ -150,12 +157,19 @@ std::vector<pid_t> JobOfRanks::Running() const {
 }
 
 std::vector<std::string> JobOfRanks::Left() const {
-  std::vector<std::string> left;
-  for (const auto& entry :
-       std::filesystem::recursive_directory_iterator(Path("run"))) {
-    left.push_back(entry.path());
+  using Walk = std::filesystem::recursive_directory_iterator;
+  std::error_code gone;
+  for (int walk = 0; walk < 1000; ++walk) {
+    // What is removed meanwhile ends a walk, which then begins anew.
+    std::vector<std::string> left;
+    for (Walk at(Path("run"), gone); !gone && at != Walk();
+         at.increment(gone)) {
+      left.push_back(at->path());
+    }
+    if (!gone) return left;
   }
-  return left;
+  ADD_FAILURE() << Path("run") << ": " << gone.message();
+  return {};
 }
 
 }  // namespace weft::testing

@@ -46,8 +46,10 @@ class JobOfRanks : public ::testing::Test {
   Ended Do(Words words, Words environment = {}) const;
 
   // The processes that `launcher` has started: its coordinator, another one
-  // than `but`; the rank that has this number.
+  // than `but`, once there is one, or 0 if there is none now; the rank that has
+  // this number.
   pid_t CoordinatorOf(const Process& launcher, pid_t but = 0) const;
+  pid_t CoordinatorNow(const Process& launcher, pid_t but) const;
   pid_t RankOf(const Process& launcher, int rank) const;
   // All that has the mark of this test, but what has ended.
   std::vector<pid_t> Running() const;

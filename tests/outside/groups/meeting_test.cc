@@ -70,7 +70,8 @@ TEST(Meeting, FailsAndIsHeldAgainUnderTheSameName) {
     const auto failed = RunRanks(3, [&](int rank) -> absl::Status {
       if (rank == missing) return absl::OkStatus();
       HostOptions options = OptionsOf(rank, 3, &store, directory.path());
-      options.connect_timeout = absl::Milliseconds(500);
+      // Enough for the two that come.
+      options.connect_timeout = absl::Seconds(2);
       return ConnectHost(options).status();
     });
     for (int r = 0; r < 3; ++r) {

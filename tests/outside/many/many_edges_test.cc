@@ -366,7 +366,7 @@ TEST_P(Many, AnyMixIsWhatEachAloneIs) {
 TEST_P(Many, PullThatWaitsInVainEndsAndWhatWasPushedStays) {
   v1::TableSpec spec = SparseSpec(kSync, 2);
   spec.set_name("two");
-  const auto brief = job_.MakeClient(0, absl::Seconds(2));
+  const auto brief = job_.MakeClient(0, absl::Seconds(5));
   const auto two = brief->Sparse(spec);
   ASSERT_THAT(two.status(), IsOk());
   const auto fast = Open(*brief, "async", kAsync);

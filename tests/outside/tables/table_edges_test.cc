@@ -290,7 +290,8 @@ TEST_F(ManyPushes, SixtyFifthInAnInlineScopeIsRefusedAndSaysSo) {
 }
 
 TEST_F(ManyPushes, SixtyFifthThatWaitsInVainEndsByItsTimeout) {
-  const auto client = cluster_.MakeClient(0, absl::Seconds(2));
+  // Enough for the others to arrive.
+  const auto client = cluster_.MakeClient(0, absl::Seconds(5));
   auto table = client->Sparse(Sparse(v1::TableSpec::ASYNC));
   ASSERT_THAT(table, IsOk());
   held.Hold();
