@@ -19,7 +19,6 @@
 #include "weft/ps/core/partition_map.h"
 #include "weft/ps/core/table_layout.h"
 #include "weft/ps/test_job.h"
-#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 
@@ -34,7 +33,6 @@ using optimizer::Optimizer;
 using optimizer::RmspropOptions;
 using optimizer::RowwiseAdagradOptions;
 using optimizer::RuleOptions;
-using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 using ::weft::testing::TempDir;
@@ -266,15 +264,7 @@ TEST(Rules, FilledReplicaGoesOnWithTheSameBits) {
     int round = 0;
     ASSERT_EQ(PushPull(**table, round), local.Step(round));
     for (const int victim : {0, 1}) {
-      const int other = 1 - victim;
-      const WorkerKey key = {static_cast<uint32_t>(other),
-                             other == 0 ? uint64_t{2} : uint64_t{1}};
-      const auto is_whole = [&] {
-        const PartitionMap map = job.replicated(other).map();
-        return map.IsReplicated() &&
-               map.StateOf(key) == PartitionMap::State::kLive;
-      };
-      ASSERT_TRUE(Becomes(is_whole)) << job.replicated(other).map().Summary();
+      ASSERT_TRUE(job.BecomesReplicated());
       job.KillServer(victim);
       ++round;
       ASSERT_EQ(PushPull(**table, round), local.Step(round)) << rule.Name();

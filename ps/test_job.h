@@ -4,6 +4,7 @@
 #ifndef WEFT_PS_TEST_JOB_H_
 #define WEFT_PS_TEST_JOB_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -12,7 +13,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "gtest/gtest.h"
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/client.h"
 #include "weft/ps/replicated/replicated_server.h"
@@ -21,11 +24,17 @@
 #include "weft/rendezvous/memory_store.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/function.h"
+#include "weft/tests/support/patience.h"
 #include "weft/transport/local_transport.h"
 
 namespace weft::ps {
 
 inline constexpr absl::Duration kTimeout = absl::Seconds(30);
+
+// After so long a server with replicas takes another for gone. The servers of a
+// TestJob are told who is gone, so silence shows only that the machine has
+// paused: this is longer than its pauses.
+inline constexpr absl::Duration kSilence = absl::Seconds(10);
 
 // `servers` parameter servers and `trainers` trainers.
 class TestJob {
@@ -33,10 +42,11 @@ class TestJob {
   // Servers answer by `functions`, if given, in place of those of service.h.
   TestJob(int servers, int trainers, const rpc::Registry* functions = nullptr,
           std::string checkpoint_dir = "", int replicas = 1,
-          int64_t table_memory = 0)
+          int64_t table_memory = 0, absl::Duration silence = kSilence)
       : checkpoint_dir_(std::move(checkpoint_dir)),
         replicas_(replicas),
-        table_memory_(table_memory) {
+        table_memory_(table_memory),
+        silence_(silence) {
     for (int i = 0; i < servers; ++i) {
       server_names_.push_back(absl::StrCat("ps", i));
     }
@@ -104,6 +114,31 @@ class TestJob {
     TellServers();
   }
   ReplicatedServer& replicated(int i) { return *ranks_[i].replicated; }
+  // While it is false, servers do not hear who lives and who is gone.
+  void SetTelling(bool is_telling) {
+    is_telling_ = is_telling;
+    TellServers();
+  }
+
+  // Whether all servers that live come to know a map of them and of no other,
+  // by which each partition has a backup that may be promoted: then any one of
+  // them may die, and nothing is lost. IsReplicated() of a map alone is no such
+  // proof: it is also true of one from before the last death. REQUIRES: two
+  // servers live. On the thread that starts and kills them.
+  ::testing::AssertionResult BecomesReplicated() {
+    PartitionMap map;
+    auto became = weft::testing::Becomes([&] {
+      absl::SleepFor(absl::Milliseconds(1));
+      const auto knows_all = [&](const Rank& rank) {
+        if (rank.replicated == nullptr) return true;
+        map = rank.replicated->map();
+        return map.epoch() > 0 && map.IsReplicated() && IsOfThoseThatLive(map);
+      };
+      return std::all_of(ranks_.begin(), ranks_.end(), knows_all);
+    });
+    if (!became) became << "; the last map that was not so: " << map.Summary();
+    return became;
+  }
 
   // Whether server `i` answers calls on its tables.
   void SetServing(int i, bool serving) {
@@ -140,8 +175,23 @@ class TestJob {
     rank.replicated.reset();
   }
 
+  bool IsOfThoseThatLive(const PartitionMap& map) const {
+    for (size_t i = 0; i < server_names_.size(); ++i) {
+      const bool is_live = ranks_[i].agent != nullptr;
+      const auto is_it = [&](const PartitionMap::Server& server) {
+        return server.key.id == i && server.state == PartitionMap::State::kLive;
+      };
+      const auto named =
+          std::find_if(map.servers().begin(), map.servers().end(), is_it);
+      if (is_live != (named != map.servers().end())) return false;
+      if (is_live && named->key != ranks_[i].agent->key()) return false;
+    }
+    return true;
+  }
+
   // As the membership does.
   void TellServers() {
+    if (!is_telling_) return;
     std::vector<PartitionMap::Server> live;
     for (size_t i = 0; i < server_names_.size(); ++i) {
       const Rank& rank = ranks_[i];
@@ -188,6 +238,8 @@ class TestJob {
       replicated.store = &store_;
       replicated.self = rank.agent->key();
       replicated.table_memory = table_memory_;
+      replicated.silence = silence_;
+      replicated.leases.lease = 0.8 * silence_;
       rank.replicated = std::make_shared<ReplicatedServer>(replicated);
       rank.server->SetReplicated(rank.replicated);
       rank.agent->SetLocal(rank.replicated);
@@ -200,7 +252,9 @@ class TestJob {
   const std::string checkpoint_dir_;
   const int replicas_;
   const int64_t table_memory_;
+  const absl::Duration silence_;
   rendezvous::MemoryStore store_;
+  bool is_telling_ = true;
   std::vector<rpc::WorkerKey> ended_;
   transport::LocalNetwork network_;
   rpc::FixedDirectory directory_;

@@ -19,7 +19,6 @@
 #include "weft/ps/service.h"
 #include "weft/ps/test_job.h"
 #include "weft/tensor/tensor.h"
-#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::ps {
@@ -359,7 +358,7 @@ TEST(ClumsyReplicas, TableOutlivesItsClient) {
 
 TEST(ClumsyReplicas, PullThatTimesOutNamesWhoIsMissing) {
   TestJob job(2, 2, nullptr, "", 2);
-  const auto client = job.MakeClient(0, absl::Seconds(3));
+  const auto client = job.MakeClient(0, absl::Seconds(6));
   const auto table = *client->Dense(DenseSpec(kSync, 2, kElements));
   ASSERT_THAT(table->Initialize(Tensor::Zeros({kElements})).Wait(kTimeout),
               IsOk());
@@ -466,8 +465,7 @@ TEST(ClumsyReplicas, ServerThatComesLaterClosesTheSameOpening) {
   ASSERT_THAT(tables[0]->Push(keys, steps).Wait(kTimeout), IsOk());
   job.KillServer(0);
   job.StartServer(0);
-  ASSERT_TRUE(weft::testing::Becomes(
-      [&] { return job.replicated(1).map().IsReplicated(); }));
+  ASSERT_TRUE(job.BecomesReplicated());
   job.KillServer(1);  // the later one has all
   open();
   EXPECT_THAT(tables[0]->Push(keys, steps).Wait(kTimeout),

@@ -14,7 +14,6 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/base/clock.h"
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/ps/client.h"
 #include "weft/ps/service.h"
@@ -40,50 +39,12 @@ constexpr auto kSync = v1::TableSpec::SYNC;
 constexpr auto kAsync = v1::TableSpec::ASYNC;
 constexpr int64_t kElements = 40 * 1024;
 
-// A TestJob of which a test can tell when a death is repaired: each death here
-// follows the repair of the one before, docs/replication.md G3.
+// With two replicas. Each death here follows the repair of the one before
+// (BecomesReplicated), docs/replication.md G3.
 class Job : public TestJob {
  public:
   Job(int servers, int trainers, std::string checkpoint_dir = "")
-      : TestJob(servers, trainers, nullptr, std::move(checkpoint_dir), 2),
-        incarnations_(servers, 1),
-        lives_(servers, true) {}
-
-  void KillServer(int i) {
-    TestJob::KillServer(i);
-    lives_[i] = false;
-  }
-  void StartServer(int i) {
-    TestJob::StartServer(i);
-    ++incarnations_[i];
-    lives_[i] = true;
-  }
-
-  // Until the map knows all servers that live, and each partition has a backup
-  // that may be promoted.
-  void AwaitReplicated() {
-    PartitionMap map;
-    const auto is_repaired = [&] {
-      absl::SleepFor(absl::Milliseconds(5));
-      bool all = true;
-      for (size_t i = 0; i < lives_.size(); ++i) {
-        if (!lives_[i]) continue;
-        map = replicated(static_cast<int>(i)).map();
-        all &= map.epoch() > 0 && map.IsReplicated();
-        for (size_t j = 0; j < lives_.size(); ++j) {
-          if (!lives_[j]) continue;
-          all &= map.StateOf({static_cast<uint32_t>(j), incarnations_[j]}) ==
-                 PartitionMap::State::kLive;
-        }
-      }
-      return all;
-    };
-    ASSERT_TRUE(Becomes(is_repaired)) << map.Summary();
-  }
-
- private:
-  std::vector<uint64_t> incarnations_;
-  std::vector<char> lives_;
+      : TestJob(servers, trainers, nullptr, std::move(checkpoint_dir), 2) {}
 };
 
 // Kills `victim` a moment after `call` has begun, and starts it again.
@@ -103,13 +64,13 @@ TEST(DeathOfReplicas, WithinOpenAndInitialize) {
   Job job(3, 1);
   const auto client = job.MakeClient(0);
   for (int i = 0; i < 3; ++i) {
-    job.AwaitReplicated();
+    ASSERT_TRUE(job.BecomesReplicated());
     v1::TableSpec spec = DenseSpec(kSync, 1, kElements);
     spec.set_name(absl::StrCat("open", i));
     auto table = KilledWithin(job, i, absl::Microseconds(300 * i),
                               [&] { return client->Dense(spec); });
     ASSERT_THAT(table, IsOk()) << i;
-    job.AwaitReplicated();
+    ASSERT_TRUE(job.BecomesReplicated());
     ASSERT_THAT(KilledWithin(job, (i + 1) % 3, absl::Microseconds(500 * i),
                              [&] {
                                return (*table)
@@ -153,7 +114,7 @@ TEST(DeathOfReplicas, WithinRatesPushesAndPulls) {
               IsOk());
   float wanted = 0;
   for (int i = 0; i < 6; ++i) {
-    job.AwaitReplicated();
+    ASSERT_TRUE(job.BecomesReplicated());
     const float scale = i % 2 == 0 ? 0.5f : 2.0f;
     const auto rate = table->SetLearningRateScale(scale);
     if (i < 3) job.KillServer(i % 3);
@@ -183,7 +144,7 @@ TEST(DeathOfReplicas, OfOneThatIsBeingFilledAgainAndAgain) {
     ++pushes;
   };
   push();
-  job.AwaitReplicated();
+  ASSERT_TRUE(job.BecomesReplicated());
   for (int i = 0; i < 5; ++i) {
     job.KillServer(1);
     push();
@@ -191,7 +152,7 @@ TEST(DeathOfReplicas, OfOneThatIsBeingFilledAgainAndAgain) {
     push();
     absl::SleepFor(absl::Milliseconds(40 * i));
   }
-  job.AwaitReplicated();
+  ASSERT_TRUE(job.BecomesReplicated());
   job.KillServer(0);
   push();
   const auto rows = table->Pull(keys).Wait(kTimeout);
@@ -204,7 +165,7 @@ TEST(DeathOfReplicas, OfClientsAndOneServerLosesNoStablePush) {
   v1::TableSpec spec = SparseSpec(kAsync, 1);
   spec.set_durability(v1::TableSpec::STABLE);
   const Tensor keys = Tensor::Arange(200, DType::kI64);
-  job.AwaitReplicated();
+  ASSERT_TRUE(job.BecomesReplicated());
   {
     const auto client = job.MakeClient(0);
     const auto table = *client->Sparse(spec);
@@ -226,7 +187,7 @@ TEST(DeathOfReplicas, OfClientsAndOneServerLosesNoStablePush) {
 TEST(DeathOfReplicas, AfterTheEndOfATableLosesNoAcknowledgedPush) {
   Job job(2, 2);
   const Tensor keys = Tensor::Arange(200, DType::kI64);
-  job.AwaitReplicated();
+  ASSERT_TRUE(job.BecomesReplicated());
   {
     const auto client = job.MakeClient(0);
     const auto table = *client->Sparse(SparseSpec(kAsync, 1));
@@ -251,7 +212,7 @@ TEST(DeathOfReplicas, DoublesNoPushWithoutDurability) {
   const auto client = job.MakeClient(0);
   const auto table = *client->Sparse(spec);
   const Tensor keys = Tensor::Arange(200, DType::kI64);
-  job.AwaitReplicated();
+  ASSERT_TRUE(job.BecomesReplicated());
   for (int i = 0; i < 60; ++i) {
     if (i == 20) job.KillServer(1);
     ASSERT_THAT(table->Push(keys, Tensor::Full({200, 2}, -1)).Wait(kTimeout),
@@ -285,14 +246,11 @@ TEST(DeathOfReplicas, OfAllServersIsDataLossAndACheckpointGoesOn) {
               IsOk());
   const auto pull = [&] { return GetStatus(table->Pull().Wait(kTimeout)); };
 
-  const Instant begun = SteadyClock().Now();
   job.KillServer(0);
   job.KillServer(1);
   job.StartServer(0);
   job.StartServer(1);
-  const absl::Status lost = pull();
-  EXPECT_THAT(lost, StatusIs(absl::StatusCode::kDataLoss, ""));
-  EXPECT_LT(SteadyClock().Now() - begun, absl::Seconds(20));
+  EXPECT_THAT(pull(), StatusIs(absl::StatusCode::kDataLoss, ""));
   EXPECT_THAT(GetStatus(table->Push(Tensor::Ones({kElements})).Wait(kTimeout)),
               Not(IsOk()));
 
@@ -312,10 +270,8 @@ TEST(DeathOfReplicas, OfTwoOfThreeAtOnceIsDataLossNotAHang) {
   const auto table = *client->Dense(DenseSpec(kSync, 1, kElements));
   ASSERT_THAT(table->Initialize(Tensor::Zeros({kElements})).Wait(kTimeout),
               IsOk());
-  job.AwaitReplicated();
-  const Instant begun = SteadyClock().Now();
-  job.KillServer(0);
-  job.KillServer(2);
+  ASSERT_TRUE(job.BecomesReplicated());
+  job.KillServers({0, 2});
   EXPECT_THAT(table->Pull().Wait(kTimeout),
               StatusIs(absl::StatusCode::kDataLoss, ""));
   // A new table of the same servers: no copy of some partitions is left either.
@@ -326,7 +282,6 @@ TEST(DeathOfReplicas, OfTwoOfThreeAtOnceIsDataLossNotAHang) {
     EXPECT_THAT((*later)->Initialize(Tensor::Zeros({kElements})).Wait(kTimeout),
                 StatusIs(absl::StatusCode::kDataLoss, ""));
   }
-  EXPECT_LT(SteadyClock().Now() - begun, absl::Seconds(25));
 }
 
 TEST(DeathOfReplicas, WithinSaveAndRestore) {
@@ -349,7 +304,7 @@ TEST(DeathOfReplicas, WithinSaveAndRestore) {
                   IsOk());
     }
     for (int i = 0; i < 3; ++i) {
-      job.AwaitReplicated();
+      ASSERT_TRUE(job.BecomesReplicated());
       const auto attempt = directory->Begin(3);
       const auto files = KilledWithin(job, i, absl::Milliseconds(4 * i), [&] {
         return client->Save(options.path, *attempt, 3);
@@ -361,7 +316,7 @@ TEST(DeathOfReplicas, WithinSaveAndRestore) {
     }
     saved = table->Pull().Wait(kTimeout)->ToVector<float>();
     for (int i = 0; i < 3; ++i) {
-      job.AwaitReplicated();
+      ASSERT_TRUE(job.BecomesReplicated());
       const auto restored =
           KilledWithin(job, i, absl::Milliseconds(4 * i),
                        [&] { return client->Restore(options.path, name); });
@@ -410,7 +365,7 @@ std::vector<float> Train(bool kills) {
   std::thread killer([&] {
     for (int victim = 0; kills && victim < 3; ++victim) {
       if (!Becomes([&] { return round >= 10 * (victim + 1); })) return;
-      job.AwaitReplicated();
+      ASSERT_TRUE(job.BecomesReplicated());
       job.KillServer(victim);
       job.StartServer(victim);
     }
@@ -453,7 +408,7 @@ TEST(DeathOfReplicas, OfEachServerWhileFourClientsPushWithoutWaiting) {
   std::thread killer([&] {
     for (int victim = 0; victim < 3; ++victim) {
       if (!Becomes([&] { return pushes >= 80 * (victim + 1); })) return;
-      job.AwaitReplicated();
+      ASSERT_TRUE(job.BecomesReplicated());
       job.KillServer(victim);
       job.StartServer(victim);
     }
@@ -491,7 +446,7 @@ TEST(DeathOfReplicas, InTheMiddleOfARoundWhoseShardChangesItsOwner) {
   const auto b = *two->Dense(DenseSpec(kSync, 2, kElements));
   ASSERT_THAT(a->Initialize(Tensor::Zeros({kElements})).Wait(kTimeout), IsOk());
   for (int r = 0; r < 3; ++r) {
-    job.AwaitReplicated();
+    ASSERT_TRUE(job.BecomesReplicated());
     ASSERT_THAT(a->PushShard({0, r, true}, Tensor::Full({kElements}, -1))
                     .Wait(kTimeout),
                 IsOk());
