@@ -12,13 +12,13 @@
 #include "weft/base/status_macros.h"
 #include "weft/ps/replicated/service.h"
 #include "weft/ps/service.h"
+#include "weft/rpc/session/failure.h"
 
 namespace weft::ps {
 namespace {
 
 constexpr absl::Duration kPause = absl::Milliseconds(20);
-// A server that is gone is not found; a checkpoint that is not found so long is
-// not there.
+// A checkpoint that is not found for so long is not there.
 constexpr absl::Duration kNotFoundFor = absl::Seconds(2);
 
 // Whether another map may be the end of it.
@@ -190,7 +190,9 @@ absl::Status ServersByMap::Restore(const std::string& path,
     const absl::Status status =
         Take(step, map, path, name, LeftUntil(give_up), restoring);
     const Instant now = SteadyClock().Now();
-    if (!absl::IsNotFound(status)) found_at = now;
+    // A call to a server that is gone is not begun (IsLocal): it is not found
+    // until the map names it no more, however long that takes.
+    if (!absl::IsNotFound(status) || rpc::IsLocal(status)) found_at = now;
     if ((!status.ok() && !MayPass(status)) || now - found_at > kNotFoundFor) {
       return status;
     }
