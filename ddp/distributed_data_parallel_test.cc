@@ -384,7 +384,7 @@ TEST(DistributedDataParallel, RankThatSkipsItsBackwardIsNamedOnEveryRank) {
         while (group.health().ok()) absl::SleepFor(absl::Milliseconds(5));
         return CatchToStatus([&] { Backward(net, SamplesOf(3, 0, 4)); });
       },
-      absl::Seconds(2));
+      absl::Seconds(6));  // the others are never so late
   EXPECT_THAT(statuses,
               Each(StatusIs(absl::StatusCode::kDeadlineExceeded, "rank 1")));
 }

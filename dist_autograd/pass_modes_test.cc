@@ -29,7 +29,8 @@ using ::testing::IsEmpty;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
-constexpr absl::Duration kShort = absl::Milliseconds(300);
+// Of a pass that ends by it. Long enough for all workers to have begun.
+constexpr absl::Duration kShort = absl::Seconds(2);
 
 // What the hooks of one worker do: see Multiply.
 struct HookSwitch {
@@ -139,12 +140,11 @@ TEST_F(PassModesTest, DeadlineOfASmartPassNamesWorkersStillComputing) {
   options.timeout = kShort;
   const Future<PassReport> pass = scope.BackwardAsync({y}, options);
   // Worker 1 cannot answer: its strand runs the hook.
-  absl::SleepFor(kShort + absl::Seconds(2) + kShort);
+  const absl::Status ended = pass.Wait(testing::kPatience).status();
   hold.Notify();
   ExpectDeadline(
-      pass.Wait(testing::kPatience).status(),
-      AllOf(HasSubstr("worker w0 waits for the gradients of message 1"),
-            HasSubstr("worker w1 ")));
+      ended, AllOf(HasSubstr("worker w0 waits for the gradients of message 1"),
+                   HasSubstr("worker w1 ")));
   EXPECT_FALSE(scope.GradientOf(x).defined());
 }
 

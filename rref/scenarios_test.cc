@@ -368,8 +368,9 @@ TEST_F(Scenario, L_ReferenceIsDroppedBeforeItsObjectIsMade) {
 }
 
 TEST_F(Scenario, L_CreatorGivesUpWhileOthersWaitForTheObject) {
+  // Long enough for the two below to begin to wait before that.
   auto number =
-      BeginRemote(From(kA, kO, absl::Milliseconds(300)), DoubleOnceGivenUp, 21);
+      BeginRemote(From(kA, kO, absl::Seconds(3)), DoubleOnceGivenUp, 21);
   ASSERT_THAT(number.status(), IsOk());
   const Future<int64_t> fetched = FetchAsync(*number);
   const Future<int64_t> used = rpc::CallAsync(From(kA, kB), FetchIt, *number);

@@ -93,9 +93,9 @@ TEST_F(AgreeOnSettingsTest, SettingThatDiffersIsNamedWithBothValues) {
 }
 
 TEST_F(AgreeOnSettingsTest, TrainerThatSaysNothingIsNamed) {
-  EXPECT_THAT(Agree({{{"--lr", "0.1"}}}, absl::Milliseconds(200))[0],
+  EXPECT_THAT(Agree({{{"--lr", "0.1"}}}, absl::Seconds(3))[0],
               StatusIs(absl::StatusCode::kDeadlineExceeded,
-                       "trainer1 has not said within 200ms"));
+                       "trainer1 has not said within 3s"));
 }
 
 }  // namespace
