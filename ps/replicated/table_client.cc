@@ -373,10 +373,11 @@ void ReplicatedTableClient::OnPushed(
            work);
     }
     if (!reply.ok() && IsForGood(reply.status())) {
-      const v1::PushSpan& first = call.request.spans(0);
-      if (first.sequence() != 0) {
-        Refuse(call.window, static_cast<int>(first.partition()),
-               first.sequence(), reply.status(), work);
+      // Nobody waits for some of them: those that are sent again because the
+      // server that has answered them is gone.
+      for (const v1::PushSpan& sent : call.request.spans()) {
+        Refuse(call.window, static_cast<int>(sent.partition()), sent.sequence(),
+               reply.status(), work);
       }
     }
     // Also where all that it was asked is what is stable: the window asks on,
