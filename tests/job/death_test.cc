@@ -40,7 +40,6 @@ constexpr int kPeerLost = 10;
 constexpr int kTerminated = 128 + SIGTERM;
 // Silence is death after 10 s.
 constexpr absl::Duration kSeconds = absl::Seconds(40);
-constexpr char kForLong[] = "--epochs=100000";
 
 void AwaitTraining(Process& trainer0) {
   ASSERT_THAT(trainer0.WaitForOutput("training ", kLong), IsOk());

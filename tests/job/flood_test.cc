@@ -30,7 +30,6 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr char kHealthCheck[] = "/grpc.health.v1.Health/Check";
-constexpr char kForLong[] = "--epochs=100000";
 constexpr char kElsewhere[] = "127.0.0.2";  // not the other peers' address
 constexpr int64_t kMiB = 1 << 20;
 

@@ -1,6 +1,7 @@
 #include "weft/tests/job/job.h"
 
 #include <netinet/in.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -13,12 +14,14 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "weft/base/check.h"
 #include "weft/tests/support/idx_images.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::testing {
@@ -188,6 +191,44 @@ std::vector<std::string> Checkpoints(const std::string& directory) {
   }
   std::sort(names.begin(), names.end());
   return names;
+}
+
+int64_t StepOf(const std::string& checkpoint) {
+  int64_t step = -1;
+  EXPECT_TRUE(
+      absl::SimpleAtoi(checkpoint.substr(checkpoint.rfind('-') + 1), &step))
+      << checkpoint;
+  return step;
+}
+
+std::string Epochs::flag() const { return absl::StrCat("--epochs=", count); }
+
+Epochs WholeEpochs(const std::string& directory, int64_t steps_of_epoch) {
+  Epochs newest;
+  for (const std::string& name : Checkpoints(directory)) {
+    const int64_t step = StepOf(name);
+    if (step % steps_of_epoch != 0) continue;
+    newest.count = static_cast<int>(step / steps_of_epoch);
+    newest.checkpoint = absl::StrCat(directory, "/", name);
+  }
+  return newest;
+}
+
+void AwaitWholeEpoch(const Process& job, const std::string& directory,
+                     int64_t steps_of_epoch) {
+  const auto count = [&] {
+    return WholeEpochs(directory, steps_of_epoch).count;
+  };
+  // The next epoch may have begun.
+  const int wanted = count() + 2;
+  ASSERT_TRUE(Becomes([&] { return count() >= wanted; }))
+      << "of epoch " << wanted << "\n"
+      << job.output();
+}
+
+void Stop(Process& job) {
+  job.Signal(SIGTERM);
+  EXPECT_THAT(job.Wait(kLong), IsOkAndHolds(128 + SIGTERM)) << job.output();
 }
 
 }  // namespace weft::testing

@@ -25,6 +25,15 @@ namespace weft::testing {
 // Longer than anything takes that does what it should, on a busy machine.
 inline constexpr absl::Duration kLong = absl::Seconds(100);
 
+// Of a training that is to outlast whatever a test does to it, on any machine:
+// no number of epochs is both enough for that and soon over. The test ends it
+// by Stop, and compares the last whole epoch with an undisturbed training of as
+// many.
+inline constexpr char kForLong[] = "--epochs=100000";
+// A stop saves in the middle of an epoch, more than once where the trainers are
+// told at different times: that pushes no whole epoch out.
+inline constexpr char kKeepSome[] = "--keep=9";
+
 using Flags = std::vector<std::string>;
 using Processes = std::vector<std::unique_ptr<Process>>;
 
@@ -99,6 +108,25 @@ void WriteBytes(const std::string& path, const std::string& bytes);
 
 // Committed checkpoints in `directory`, oldest first.
 std::vector<std::string> Checkpoints(const std::string& directory);
+
+// The step of a checkpoint, which its name or path tells.
+int64_t StepOf(const std::string& checkpoint);
+
+// The newest checkpoint in `directory` that is the end of an epoch.
+struct Epochs {
+  int count = 0;             // 0: there is none
+  std::string checkpoint;    // its path
+  std::string flag() const;  // --epochs=count
+};
+Epochs WholeEpochs(const std::string& directory, int64_t steps_of_epoch);
+
+// Waits until `directory` has the end of an epoch that began after this call. If
+// none comes the test fails with the output of `job`.
+void AwaitWholeEpoch(const Process& job, const std::string& directory,
+                     int64_t steps_of_epoch);
+
+// Asks `job` to stop, a process that trains or `weft run`: it must end by that.
+void Stop(Process& job);
 
 }  // namespace weft::testing
 
