@@ -1,6 +1,7 @@
 // Trainers that are killed and that come while others train, as users run them:
 // `weft run --elastic` starts who has failed again, nobody else ends, and the
-// model has the bits of a training that nobody touched.
+// model has the bits of a training that nobody touched. Trainings last until
+// the test stops them: see kForLong in job.h.
 
 #include <signal.h>
 #include <unistd.h>
@@ -25,45 +26,57 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr char kEpochs[] = "--epochs=80";
+// 256 images, 8 shards of 4 a step.
+constexpr int64_t kSteps = 8;
 
-Flags Trainer(const Job& job, const std::string& saved) {
+Flags Trainer(const Job& job, const std::string& saved,
+              const std::string& epochs = kForLong) {
   return {Program("trainer"),
           "--strategy=ddp",
           "--virtual-shards=8",
           "--data=" + job.data,
           "--batch-size=4",
           "--lr=0.001",
-          kEpochs,
+          epochs,
+          kKeepSome,
           "--checkpoint-dir=" + saved};
 }
 
 // `weft run` with its own folder for sockets.
 std::unique_ptr<Process> StartRun(const Job& job, const Flags& flags,
-                                  const std::string& saved) {
+                                  const std::string& saved,
+                                  const std::string& epochs = kForLong) {
   std::filesystem::create_directory(job.Path("run"));
   Command command;
   command.env = {"XDG_RUNTIME_DIR=" + job.Path("run")};
   command.argv = {Program("weft"), "run", "--job=elastic"};
   command.argv.insert(command.argv.end(), flags.begin(), flags.end());
-  const Flags trainer = Trainer(job, saved);
+  const Flags trainer = Trainer(job, saved, epochs);
   command.argv.insert(command.argv.end(), trainer.begin(), trainer.end());
   auto process = Process::Start(std::move(command));
   EXPECT_THAT(process, IsOk());
   return *std::move(process);
 }
 
-std::string ModelOf(const std::string& saved) {
-  return ReadBytes(
-      absl::StrCat(saved, "/", NewestName(saved), "/shard-00000.safetensors"));
+std::string ModelIn(const std::string& checkpoint) {
+  return ReadBytes(checkpoint + "/shard-00000.safetensors");
 }
 
-// Of a training by one trainer, in no elastic job.
-std::string UndisturbedModel(const Job& job) {
-  const auto run =
-      StartRun(job, {"--nproc-per-node=1"}, job.Path("undisturbed"));
-  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
-  return ModelOf(job.Path("undisturbed"));
+// Stops the training of `run`; it has the bits of one by one trainer, in no
+// elastic job.
+void ExpectUndisturbed(Process& run, const Job& job, const std::string& saved) {
+  Stop(run);
+  const Epochs trained = WholeEpochs(saved, kSteps);
+  ASSERT_GT(trained.count, 0) << run.output();
+  const std::string undisturbed = job.Path("undisturbed");
+  const auto alone =
+      StartRun(job, {"--nproc-per-node=1"}, undisturbed, trained.flag());
+  EXPECT_THAT(alone->Wait(kLong), IsOkAndHolds(0)) << alone->output();
+  EXPECT_EQ(ModelIn(trained.checkpoint) ==
+                ModelIn(undisturbed + "/" + NewestName(undisturbed)),
+            true)
+      << trained.checkpoint << "\n"
+      << run.output();
 }
 
 void AwaitNextCheckpoint(const Process& run, const std::string& saved) {
@@ -80,23 +93,16 @@ TEST(Elastic, KilledTrainersAreStartedAgainAndTheBitsStay) {
       StartRun(job, {"--elastic=2:4", "--nproc-per-node=3"}, saved);
   for (const int victim : {1, 0, 2}) {
     AwaitNextCheckpoint(*run, saved);
-    const pid_t trainer = FindWorker(*run, "trainer", victim);
-    ASSERT_GT(trainer, 0) << run->output();
-    kill(trainer, SIGKILL);
-    ASSERT_TRUE(Becomes([&] {
-      const pid_t next = FindWorker(*run, "trainer", victim);
-      return next > 0 && next != trainer;
-    })) << run->output();
+    KillWorker(*run, "trainer", victim);
+    if (HasFatalFailure()) return;
   }
-  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  AwaitBack(*run, "trainer2");
+  AwaitWholeEpoch(*run, saved, kSteps);
   EXPECT_THAT(run->output(), HasSubstr("starting it again"));
-  EXPECT_THAT(run->output(), HasSubstr("taking part"));
-  EXPECT_EQ(ModelOf(saved) == UndisturbedModel(job), true) << run->output();
+  ExpectUndisturbed(*run, job, saved);
   ExpectNothingLeft(job.Path("run"));
 }
 
-// A trainer that somebody starts by hand takes part; when those of `weft run`
-// have all been killed at once they go on from the newest checkpoint.
 TEST(Elastic, TrainerThatComesByHandTakesPart) {
   const Job job;
   const std::string saved = job.Path("saved");
@@ -118,10 +124,9 @@ TEST(Elastic, TrainerThatComesByHandTakesPart) {
   ASSERT_THAT(newcomer, IsOk());
   EXPECT_THAT((*newcomer)->WaitForOutput("taking part", kLong), IsOk())
       << (*newcomer)->output() << run->output();
-  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
-  EXPECT_THAT((*newcomer)->Wait(kLong), IsOkAndHolds(0))
-      << (*newcomer)->output();
-  EXPECT_EQ(ModelOf(saved) == UndisturbedModel(job), true) << run->output();
+  AwaitWholeEpoch(*run, saved, kSteps);
+  Stop(**newcomer);
+  ExpectUndisturbed(*run, job, saved);
 }
 
 TEST(Elastic, AllTrainersKilledAtOnceGoOnFromTheNewestCheckpoint) {
@@ -136,31 +141,40 @@ TEST(Elastic, AllTrainersKilledAtOnceGoOnFromTheNewestCheckpoint) {
   ASSERT_GT(second, 0);
   kill(first, SIGKILL);
   kill(second, SIGKILL);
-  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
-  EXPECT_THAT(run->output(), HasSubstr("resuming"));
-  EXPECT_EQ(ModelOf(saved) == UndisturbedModel(job), true) << run->output();
+  EXPECT_THAT(run->WaitForOutput("resuming", kLong), IsOk());
+  AwaitWholeEpoch(*run, saved, kSteps);
+  ExpectUndisturbed(*run, job, saved);
 }
 
-// The others go on without one that is stopped, once it counts as dead; it
-// harms nothing when it goes on.
+// The others go on without one that is stopped, once it counts as dead. When it
+// goes on it ends, and another takes part in its place.
 TEST(Elastic, TrainerThatIsStoppedForLongIsLeftOut) {
   const Job job;
   const std::string saved = job.Path("saved");
   const auto run =
       StartRun(job, {"--elastic=1:4", "--nproc-per-node=3"}, saved);
   AwaitNextCheckpoint(*run, saved);
+  // The first may not be in the job yet: the others do not wait for it.
+  KillWorker(*run, "trainer", 1);
+  if (HasFatalFailure()) return;
+  AwaitBack(*run, "trainer1");
   const pid_t trainer = FindWorker(*run, "trainer", 1);
   ASSERT_GT(trainer, 0) << run->output();
   kill(trainer, SIGSTOP);
   EXPECT_THAT(run->WaitForOutput("trainer1 is gone: silent", kLong), IsOk());
   kill(trainer, SIGCONT);
-  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
-  EXPECT_EQ(ModelOf(saved) == UndisturbedModel(job), true) << run->output();
+  AwaitBack(*run, "trainer1", 2);
+  AwaitWholeEpoch(*run, saved, kSteps);
+  ExpectUndisturbed(*run, job, saved);
 }
+
+// 640 points, 4 shards of 10 a step.
+constexpr int64_t kCircleSteps = 16;
 
 // `weft run` of examples/train/elastic_circle, with ranks of its own number.
 std::unique_ptr<Process> StartCircle(const TempDir& dir, int ranks,
-                                     const std::string& saved) {
+                                     const std::string& saved,
+                                     const Flags& more) {
   std::filesystem::create_directory(dir.Path("run"));
   Command command;
   command.env = {"XDG_RUNTIME_DIR=" + dir.Path("run")};
@@ -170,8 +184,8 @@ std::unique_ptr<Process> StartCircle(const TempDir& dir, int ranks,
                   absl::StrCat("--nproc-per-node=", ranks),
                   RunfilePath("examples/train/elastic_circle"),
                   "--checkpoint-dir=" + saved,
-                  "--dump-dir=" + dir.path(),
-                  "--epochs=250"};
+                  "--dump-dir=" + dir.path()};
+  command.argv.insert(command.argv.end(), more.begin(), more.end());
   auto process = Process::Start(std::move(command));
   EXPECT_THAT(process, IsOk());
   return *std::move(process);
@@ -185,24 +199,28 @@ std::string LossOf(const Process& run) {
   return output.substr(begin, output.find('}', begin) - begin);
 }
 
+// The loss is told at the end, so what was stopped goes on to one. By one rank:
+// another that came after it would tell one, too.
 TEST(Elastic, TrainingOfOnesOwnWhoseRanksAreKilledEndsWithTheSameLoss) {
   const TempDir dir;
-  const auto whole = StartCircle(dir, 1, dir.Path("whole"));
-  EXPECT_THAT(whole->Wait(kLong), IsOkAndHolds(0)) << whole->output();
   const std::string saved = dir.Path("saved");
-  const auto run = StartCircle(dir, 3, saved);
+  const auto run = StartCircle(dir, 3, saved, {kForLong});
   for (const int victim : {0, 2}) {
     AwaitNextCheckpoint(*run, saved);
-    const pid_t trainer = FindWorker(*run, "trainer", victim);
-    ASSERT_GT(trainer, 0) << run->output();
-    kill(trainer, SIGKILL);
-    ASSERT_TRUE(Becomes([&] {
-      const pid_t next = FindWorker(*run, "trainer", victim);
-      return next > 0 && next != trainer;
-    })) << run->output();
+    KillWorker(*run, "trainer", victim);
+    if (HasFatalFailure()) return;
   }
-  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
-  EXPECT_EQ(LossOf(*run), LossOf(*whole));
+  AwaitBack(*run, "trainer2");
+  AwaitWholeEpoch(*run, saved, kCircleSteps);
+  Stop(*run);
+  ExpectNothingLeft(dir.Path("run"));
+  const std::string epochs =
+      absl::StrCat("--epochs=", StepOf(NewestName(saved)) / kCircleSteps + 2);
+  const auto resumed = StartCircle(dir, 1, saved, {epochs, "--resume"});
+  EXPECT_THAT(resumed->Wait(kLong), IsOkAndHolds(0)) << resumed->output();
+  const auto whole = StartCircle(dir, 1, dir.Path("whole"), {epochs});
+  EXPECT_THAT(whole->Wait(kLong), IsOkAndHolds(0)) << whole->output();
+  EXPECT_EQ(LossOf(*resumed), LossOf(*whole));
   ExpectNothingLeft(dir.Path("run"));
 }
 

@@ -126,6 +126,31 @@ pid_t FindWorker(const Process& run, const std::string& role, int rank) {
   return -1;
 }
 
+void KillWorker(const Process& run, const std::string& role, int rank) {
+  const pid_t pid = FindWorker(run, role, rank);
+  ASSERT_GT(pid, 0) << role << rank << run.output();
+  kill(pid, SIGKILL);
+  ASSERT_TRUE(Becomes([&] {
+    const pid_t next = FindWorker(run, role, rank);
+    return next > 0 && next != pid;
+  })) << role
+      << rank << run.output();
+}
+
+void AwaitBack(const Process& run, const std::string& trainer, int times) {
+  const auto is_back = [&] {
+    const std::string output = run.output();
+    size_t at = 0;
+    for (int i = 0; i < times; ++i) {
+      at = output.find(absl::StrCat("weft: ", trainer, " has ended"), at);
+      if (at++ == output.npos) return false;
+    }
+    return output.find(absl::StrCat(trainer, " taking part "), at) !=
+           output.npos;
+  };
+  ASSERT_TRUE(Becomes(is_back)) << trainer << "\n" << run.output();
+}
+
 std::string Program(const std::string& name) {
   return RunfilePath("launch/" + name);
 }

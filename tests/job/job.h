@@ -91,6 +91,13 @@ std::unique_ptr<Process> StartProcess(Flags argv);
 // a `weft run`, has started; -1: it is not there.
 pid_t FindWorker(const Process& run, const std::string& role, int rank);
 
+// Kills that worker, and waits until `run` has another in its place.
+void KillWorker(const Process& run, const std::string& role, int rank);
+
+// Waits until `trainer` of the elastic job `run`, such as "trainer1", takes
+// part again after it has ended for the `times`-th time.
+void AwaitBack(const Process& run, const std::string& trainer, int times = 1);
+
 // The path of bin/weft, bin/trainer and so on.
 std::string Program(const std::string& name);
 
@@ -120,8 +127,8 @@ struct Epochs {
 };
 Epochs WholeEpochs(const std::string& directory, int64_t steps_of_epoch);
 
-// Waits until `directory` has the end of an epoch that began after this call. If
-// none comes the test fails with the output of `job`.
+// Waits until `directory` has the end of an epoch that began after this call.
+// If none comes the test fails with the output of `job`.
 void AwaitWholeEpoch(const Process& job, const std::string& directory,
                      int64_t steps_of_epoch);
 
