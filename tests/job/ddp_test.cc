@@ -122,7 +122,7 @@ TEST(DataParallelJob, KilledRankIsNamedAndTheOtherEndsWithPeerLost) {
   job.coordinator = "unix:" + job.Path("trainer0.sock");
   const std::string saved = job.Path("saved");
   const Processes trainers = job.StartTrainers(
-      {"--strategy=ddp", "--epochs=100000", "--checkpoint-dir=" + saved});
+      {"--strategy=ddp", kForLong, "--checkpoint-dir=" + saved});
   ASSERT_TRUE(Becomes([&] { return !Checkpoints(saved).empty(); }))
       << trainers[0]->output() << trainers[1]->output();
   trainers[1]->Signal(SIGKILL);
@@ -136,7 +136,7 @@ TEST(DataParallelJob, StopSignalEndsAllRanksAfterTheSameStep) {
   job.coordinator = "unix:" + job.Path("trainer0.sock");
   const std::string saved = job.Path("saved");
   const Processes trainers = job.StartTrainers(
-      {"--strategy=ddp", "--epochs=100000", "--checkpoint-dir=" + saved});
+      {"--strategy=ddp", kForLong, "--checkpoint-dir=" + saved});
   ASSERT_TRUE(Becomes([&] { return !Checkpoints(saved).empty(); }))
       << trainers[0]->output() << trainers[1]->output();
   trainers[1]->Signal(SIGTERM);
@@ -187,8 +187,7 @@ TEST(DataParallelJob, DeathOfTheFirstRankLeavesNoOtherWithCodeZero) {
   Job job;
   job.servers = 0;
   job.coordinator = "unix:" + job.Path("trainer0.sock");
-  const Processes trainers =
-      job.StartTrainers({"--strategy=ddp", "--epochs=100000"});
+  const Processes trainers = job.StartTrainers({"--strategy=ddp", kForLong});
   ASSERT_THAT(trainers[0]->WaitForOutput("training ", kLong), IsOk());
   trainers[0]->Signal(SIGKILL);
   EXPECT_THAT(trainers[1]->Wait(kLong), IsOkAndHolds(kPeerLost));
@@ -203,8 +202,8 @@ class StoppedRank : public ::testing::Test {
   StoppedRank() {
     job_.servers = 0;
     job_.coordinator = "unix:" + job_.Path("trainer0.sock");
-    trainers_ = job_.StartTrainers({"--strategy=ddp", "--epochs=100000",
-                                    "--checkpoint-dir=" + job_.Path("saved")});
+    trainers_ = job_.StartTrainers(
+        {"--strategy=ddp", kForLong, "--checkpoint-dir=" + job_.Path("saved")});
     EXPECT_TRUE(Becomes([&] {
       return !Checkpoints(job_.Path("saved")).empty();
     })) << trainers_[0]->output()
@@ -239,7 +238,7 @@ TEST_F(StoppedRank, OtherThatComesBackAfterItWasDeclaredGoneEndsAtOnce) {
   trainers_[1]->Signal(SIGSTOP);
   EXPECT_THAT(trainers_[0]->Wait(kLong), IsOkAndHolds(kPeerLost));
   EXPECT_THAT(trainers_[0]->output(),
-              ContainsRegex("error: .*rank 1 is gone .silent for 10s"));
+              ContainsRegex("error: .*rank 1 is gone .silent for [0-9]+s"));
   trainers_[1]->Signal(SIGCONT);
   EXPECT_THAT(trainers_[1]->Wait(kLong), IsOkAndHolds(kPeerLost))
       << trainers_[1]->output();

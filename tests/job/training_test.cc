@@ -45,8 +45,7 @@ TEST(MainJob, ProgramsMayStartInAnyOrder) {
   const auto trainer1 = job.StartTrainer(1, flags);
   const auto trainer0 = job.StartTrainer(0, flags);
   for (const auto* trainer : {&trainer0, &trainer1}) {
-    EXPECT_THAT((*trainer)->WaitForOutput("is ps0 running", kLong),
-                IsOk());
+    EXPECT_THAT((*trainer)->WaitForOutput("is ps0 running", kLong), IsOk());
   }
   const auto ps1 = job.StartServer(1);
   const auto ps0 = job.StartServer(0);
@@ -138,7 +137,7 @@ TEST(MainJob, AServersStatusPageIsShownByTheTool) {
   job.servers = 1;
   job.trainers = 1;
   const auto server = job.StartServer(0);
-  const auto trainer = job.StartTrainer(0, {"--epochs=100000"});
+  const auto trainer = job.StartTrainer(0, {kForLong});
   const auto ask = [&](Flags flags) {
     flags.insert(flags.begin(), {Program("weft"), "status", "--job=" + job.name,
                                  "--coordinator=" + job.coordinator});
@@ -224,7 +223,7 @@ TEST(MainJob, EveryMetricHasHelpAndTypeAndTrainingIsAmongThem) {
       job.StartServer(0, {absl::StrCat("--metrics-port=", of_server)});
   const int of_trainer = FreePort();
   const auto trainer = job.StartTrainer(
-      0, {"--epochs=100000", absl::StrCat("--metrics-port=", of_trainer)});
+      0, {kForLong, absl::StrCat("--metrics-port=", of_trainer)});
   ASSERT_THAT(trainer->WaitForOutput("{\"step\"", kLong), IsOk());
   EXPECT_TRUE(Becomes([&] {
     return absl::StrContains(MetricsAt(of_server), "weft_ps_table_rows{");
