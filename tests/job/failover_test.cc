@@ -1,6 +1,7 @@
 // Parameter servers that are killed while trainers train, with two replicas:
 // `weft run` starts them again, nobody else ends, and the model has the bits of
-// an undisturbed training.
+// an undisturbed training. Trainings last until the test stops them: see
+// kForLong in job.h.
 
 #include <signal.h>
 #include <unistd.h>
@@ -29,6 +30,9 @@ using ::testing::Not;
 
 constexpr int kServers = 3;
 constexpr int kPeerLost = 10;
+constexpr int kTerminated = 128 + SIGTERM;
+// 256 images, 2 trainers with 16 a step.
+constexpr int64_t kSteps = 8;
 
 // `weft run` of 3 servers and 2 trainers that save in `saved`.
 std::unique_ptr<Process> StartRun(const Job& job, const std::string& saved,
@@ -38,7 +42,7 @@ std::unique_ptr<Process> StartRun(const Job& job, const std::string& saved,
   command.env = {"XDG_RUNTIME_DIR=" + job.Path("run")};
   std::string train = absl::StrCat(Program("trainer"), " --data=", job.data,
                                    " --batch-size=", Job::kBatch, " --lr=0.001",
-                                   " --checkpoint-dir=", saved);
+                                   " ", kKeepSome, " --checkpoint-dir=", saved);
   for (const std::string& flag : trainer) absl::StrAppend(&train, " ", flag);
   command.argv = {
       Program("weft"),
@@ -54,49 +58,63 @@ std::unique_ptr<Process> StartRun(const Job& job, const std::string& saved,
   return *std::move(process);
 }
 
-std::string ModelOf(const std::string& saved) {
-  return ReadBytes(
-      absl::StrCat(saved, "/", NewestName(saved), "/shard-99999.safetensors"));
+std::string ModelIn(const std::string& checkpoint) {
+  return ReadBytes(checkpoint + "/shard-99999.safetensors");
 }
 
-// How often a server's partitions were all on two servers again.
-int TimesReplicated(const std::string& output) {
-  int times = 0;
-  for (size_t at = 0;
-       (at = output.find("partition map: ", at)) != std::string::npos; ++at) {
-    const std::string line = output.substr(at, output.find('\n', at) - at);
-    times += absl::StrContains(line, "0 silent or gone") &&
-                     absl::StrContains(line, " 0 without a backup in sync")
-                 ? 1
-                 : 0;
+// The training, which was stopped, has the bits of one that nobody touched.
+void ExpectUndisturbed(const Job& job, const std::string& saved) {
+  const Epochs trained = WholeEpochs(saved, kSteps);
+  ASSERT_GT(trained.count, 0);
+  const std::string undisturbed = job.Path("undisturbed");
+  const auto whole = StartRun(job, undisturbed, {trained.flag()});
+  EXPECT_THAT(whole->Wait(kLong), IsOkAndHolds(0)) << whole->output();
+  EXPECT_EQ(ModelIn(trained.checkpoint) ==
+                ModelIn(undisturbed + "/" + NewestName(undisturbed)),
+            true)
+      << trained.checkpoint;
+}
+
+// Whether the newest of the partition maps that `output` tells from `begin` on
+// has every partition on two servers that live; with `was_not`, after one that
+// has not.
+bool IsReplicated(const std::string& output, size_t begin, bool was_not) {
+  bool is = false, is_after = false, was = false;
+  for (size_t at = begin;
+       (at = output.find("partition map: made", at)) != output.npos; ++at) {
+    const size_t end = output.find('\n', at);
+    if (end == output.npos) break;
+    const std::string line = output.substr(at, end - at);
+    is = absl::StrContains(line, "(0 silent or gone)") &&
+         absl::StrContains(line, " 0 without a backup in sync");
+    was = was || !is;
+    is_after = is && was;
   }
-  return times;
+  return was_not ? is_after : is;
 }
 
 // kill -9 of each server in turn, each once its predecessor's partitions are on
 // two servers again.
 TEST(Failover, KillOfEachServerLeavesTheBitsOfAnUndisturbedTraining) {
   const Job job;
-  const auto whole = StartRun(job, job.Path("whole"), {"--epochs=150"});
-  EXPECT_THAT(whole->Wait(kLong), IsOkAndHolds(0)) << whole->output();
   const std::string saved = job.Path("killed");
-  const auto run = StartRun(job, saved, {"--epochs=150"});
+  const auto run = StartRun(job, saved, {kForLong});
   for (int victim = 0; victim < kServers; ++victim) {
     const auto before = Checkpoints(saved);
     ASSERT_TRUE(Becomes([&] { return Checkpoints(saved) != before; }))
         << run->output();
-    const pid_t server = FindWorker(*run, "ps", victim);
-    ASSERT_GT(server, 0) << run->output();
-    const int times = TimesReplicated(run->output());
-    kill(server, SIGKILL);
-    ASSERT_THAT(
-        run->WaitForOutput(absl::StrCat("ps", victim, " has ended"), kLong),
-        IsOk());
-    ASSERT_TRUE(Becomes([&] { return TimesReplicated(run->output()) > times; }))
+    ASSERT_TRUE(Becomes([&] { return IsReplicated(run->output(), 0, false); }))
         << run->output();
+    const size_t begin = run->output().size();
+    KillWorker(*run, "ps", victim);
+    if (HasFatalFailure()) return;
+    ASSERT_TRUE(Becomes([&] {
+      return IsReplicated(run->output(), begin, true);
+    })) << run->output();
   }
-  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
-  EXPECT_EQ(ModelOf(saved), ModelOf(job.Path("whole")));
+  AwaitWholeEpoch(*run, saved, kSteps);
+  Stop(*run);
+  ExpectUndisturbed(job, saved);
   ExpectNothingLeft(job.Path("run"));
 }
 
@@ -105,42 +123,38 @@ TEST(Failover, KillOfEachServerLeavesTheBitsOfAnUndisturbedTraining) {
 TEST(Failover, CheckpointAfterAKillIsResumed) {
   const Job job;
   const std::string saved = job.Path("saved");
-  const auto first = StartRun(job, saved, {"--epochs=100"});
+  const auto first = StartRun(job, saved, {kForLong});
   ASSERT_TRUE(Becomes([&] { return !Checkpoints(saved).empty(); }))
       << first->output();
-  const pid_t server = FindWorker(*first, "ps", 1);
-  ASSERT_GT(server, 0);
-  kill(server, SIGKILL);
-  EXPECT_THAT(first->Wait(kLong), IsOkAndHolds(0)) << first->output();
-  const auto second = StartRun(job, saved, {"--epochs=120", "--resume"});
-  EXPECT_THAT(second->Wait(kLong), IsOkAndHolds(0)) << second->output();
-  EXPECT_THAT(second->output(), HasSubstr("resuming"));
-  const auto whole = StartRun(job, job.Path("whole"), {"--epochs=120"});
-  EXPECT_THAT(whole->Wait(kLong), IsOkAndHolds(0)) << whole->output();
-  EXPECT_EQ(ModelOf(saved), ModelOf(job.Path("whole")));
+  KillWorker(*first, "ps", 1);
+  if (HasFatalFailure()) return;
+  AwaitWholeEpoch(*first, saved, kSteps);
+  Stop(*first);
+  const auto second = StartRun(job, saved, {kForLong, "--resume"});
+  EXPECT_THAT(second->WaitForOutput("resuming", kLong), IsOk());
+  AwaitWholeEpoch(*second, saved, kSteps);
+  Stop(*second);
+  ExpectUndisturbed(job, saved);
 }
 
 // A server and a trainer: the other takes the trainer's part over.
 TEST(Failover, KillOfAServerAndOfATrainerLeavesTheBits) {
   const Job job;
-  const auto whole = StartRun(job, job.Path("whole"), {"--epochs=60"});
-  EXPECT_THAT(whole->Wait(kLong), IsOkAndHolds(0)) << whole->output();
   const std::string saved = job.Path("killed");
-  std::filesystem::create_directory(job.Path("run"));
   Job started = Job();
   started.servers = kServers;
   started.flags = {"--replicas=2"};
   const Processes servers = started.StartServers({"--checkpoint-dir=" + saved});
   const Processes trainers = started.StartTrainers(
-      {"--epochs=60", "--lr=0.001", "--checkpoint-dir=" + saved,
-       absl::StrCat("--batch-size=", Job::kBatch)});
+      {kForLong, kKeepSome, "--lr=0.001", "--checkpoint-dir=" + saved});
   ASSERT_TRUE(Becomes([&] { return !Checkpoints(saved).empty(); }))
       << trainers[0]->output();
   servers[2]->Signal(SIGKILL);
   trainers[1]->Signal(SIGKILL);
-  EXPECT_THAT(trainers[0]->Wait(kLong), IsOkAndHolds(0))
-      << trainers[0]->output();
-  EXPECT_EQ(ModelOf(saved), ModelOf(job.Path("whole")));
+  ASSERT_THAT(trainers[0]->WaitForOutput("a trainer died", kLong), IsOk());
+  AwaitWholeEpoch(*trainers[0], saved, kSteps);
+  Stop(*trainers[0]);
+  ExpectUndisturbed(job, saved);
 }
 
 // `weft servers WORDS` on a job, until it has ended well: what it says.
@@ -157,8 +171,6 @@ std::string Servers(const Job& job, const Flags& words) {
 // Then another process takes its name and its part.
 TEST(Failover, DrainedServerIsStoppedAndTheTrainingEndsWithTheBits) {
   const Job job;
-  const auto whole = StartRun(job, job.Path("whole"), {"--epochs=150"});
-  EXPECT_THAT(whole->Wait(kLong), IsOkAndHolds(0)) << whole->output();
   const std::string saved = job.Path("moved");
   Job started = Job();
   started.servers = kServers;
@@ -166,8 +178,7 @@ TEST(Failover, DrainedServerIsStoppedAndTheTrainingEndsWithTheBits) {
   const Flags serve = {"--checkpoint-dir=" + saved};
   Processes servers = started.StartServers(serve);
   const Processes trainers = started.StartTrainers(
-      {"--epochs=150", "--lr=0.001", "--checkpoint-dir=" + saved,
-       absl::StrCat("--batch-size=", Job::kBatch)});
+      {kForLong, kKeepSome, "--lr=0.001", "--checkpoint-dir=" + saved});
   ASSERT_TRUE(Becomes([&] { return !Checkpoints(saved).empty(); }))
       << trainers[0]->output();
   EXPECT_THAT(Servers(started, {"drain", "ps1", "--wait=60s"}),
@@ -180,10 +191,13 @@ TEST(Failover, DrainedServerIsStoppedAndTheTrainingEndsWithTheBits) {
               AllOf(HasSubstr("\"single\":0"), HasSubstr("\"lost\":0")));
   servers[1] = started.StartServer(1, serve);
   EXPECT_THAT(Servers(started, {"add", "ps1"}), HasSubstr("takes part again"));
+  AwaitWholeEpoch(*trainers[0], saved, kSteps);
+  for (const auto& trainer : trainers) trainer->Signal(SIGTERM);
   for (const auto& trainer : trainers) {
-    EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(0)) << trainer->output();
+    EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(kTerminated))
+        << trainer->output();
   }
-  EXPECT_EQ(ModelOf(saved), ModelOf(job.Path("whole")));
+  ExpectUndisturbed(job, saved);
 }
 
 // Both copies of some partitions are lost: all end, and say why.
