@@ -170,14 +170,8 @@ double Unit(uint64_t bits) {
   return static_cast<double>(bits >> 11) * 0x1.0p-53;
 }
 
-}  // namespace
-
-int64_t SlicesOf(int64_t elements) {
-  const int64_t slice = SliceElements(elements);
-  return (elements + slice - 1) / slice;
-}
-
-absl::StatusOr<TableSpec> CheckedSpec(TableSpec spec) {
+// All of a spec that can be told without its rule.
+absl::StatusOr<TableSpec> CheckedFields(TableSpec spec) {
   if (!IsName(spec.name())) {
     return absl::InvalidArgumentError(
         "a table's name is 1 to 256 characters of [A-Za-z0-9._/-]");
@@ -241,6 +235,19 @@ absl::StatusOr<TableSpec> CheckedSpec(TableSpec spec) {
   return spec;
 }
 
+}  // namespace
+
+int64_t SlicesOf(int64_t elements) {
+  const int64_t slice = SliceElements(elements);
+  return (elements + slice - 1) / slice;
+}
+
+absl::StatusOr<TableSpec> CheckedSpec(TableSpec spec) {
+  WEFT_ASSIGN_OR_RETURN(const auto layout,
+                        TableLayout::Create(std::move(spec)));
+  return layout->spec();
+}
+
 std::string DifferenceOf(const v1::TableSpec& found,
                          const v1::TableSpec& wanted) {
   std::string difference;
@@ -269,7 +276,7 @@ v1::TableSpec WithChanges(v1::TableSpec restored, const v1::TableSpec& wanted) {
 
 absl::StatusOr<std::unique_ptr<TableLayout>> TableLayout::Create(
     TableSpec spec) {
-  WEFT_ASSIGN_OR_RETURN(spec, CheckedSpec(std::move(spec)));
+  WEFT_ASSIGN_OR_RETURN(spec, CheckedFields(std::move(spec)));
   absl::StatusOr<std::unique_ptr<optimizer::UpdateRule>> rule =
       optimizer::MakeRule(spec.rule());
   if (!rule.ok()) {

@@ -41,7 +41,8 @@ int64_t SlicesOf(int64_t elements);
 // sparse table a row is both.
 
 // Fills in defaults (partitions). kInvalidArgument names the field, what was
-// found and what is allowed.
+// found and what is allowed; it is that of TableLayout::Create, so that what
+// passes here can be made.
 absl::StatusOr<v1::TableSpec> CheckedSpec(v1::TableSpec spec);
 
 // In words; empty if they are equal.

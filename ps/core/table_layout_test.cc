@@ -66,6 +66,29 @@ TEST(TableLayout, NamesTheFieldThatIsUnfit) {
       "elements");
 }
 
+// A server that asks CheckedSpec must not take what it cannot make afterwards.
+TEST(TableLayout, CheckedSpecRefusesWhatCreateRefusesWithTheSameWords) {
+  using S = v1::TableSpec;
+  const auto refuses = [](S spec, const char* field) {
+    const absl::Status refused = TableLayout::Create(spec).status();
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, field));
+    EXPECT_EQ(CheckedSpec(spec).status(), refused);
+  };
+  S bounded = Sparse();
+  bounded.set_partitions(16);
+  // A row of 4 floats takes 16 bytes, and some beside them.
+  bounded.mutable_life()->set_max_bytes(16 * 16);
+  refuses(bounded, "life.max_bytes is 256, wanted ");
+  bounded.mutable_life()->set_max_bytes(16 * 1024);
+  EXPECT_THAT(CheckedSpec(bounded), IsOk());
+  S no_rule = Sparse();
+  no_rule.clear_rule();
+  refuses(no_rule, "rule");
+  S by_rows = Dense(5000);
+  by_rows.mutable_rule()->mutable_lamb()->set_lr(0.1);
+  refuses(by_rows, "looks at whole rows");
+}
+
 TEST(TableLayout, TheLastSliceOfADenseTableIsShorter) {
   const auto layout = TableLayout::Create(Dense(2 * kMinSliceElements + 10));
   ASSERT_THAT(layout, IsOk());

@@ -85,6 +85,7 @@ std::vector<std::string> RefusedSpecs() {
     life.set_max_rows(3);
     life.set_max_bytes(5000);
   });
+  add([](auto& life) { life.set_max_bytes(3); });
   add([](auto& life) { life.set_drop_versions(3); });
   add([](auto& life) { life.set_admit_counters(3); });
   add([](auto& life) { life.set_admit_probability(3); });
@@ -156,7 +157,7 @@ void RunSpec(absl::string_view bytes) {
   if (!checked.ok()) return;
   Hold(checked->partitions() >= 1 &&
        checked->partitions() <= ps::kMaxPartitions);
-  Hold(ps::CheckedSpec(*checked).ok());
+  Hold(ps::TableLayout::Create(*checked).ok());
 }
 
 // Parses the rate changes of a checkpoint.
