@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "weft/base/status_macros.h"
 #include "weft/launch/commands/ckpt_commands.h"
@@ -107,6 +108,7 @@ json TableJson(const std::string& name, const ps::SavedTable& table) {
   return out;
 }
 
+// Step and bytes are null if the manifest, which tells them, is damaged.
 json CheckpointJson(const SavedCheckpoint& saved,
                     const std::vector<absl::Status>& problems) {
   int64_t bytes = 0;
@@ -121,9 +123,11 @@ json CheckpointJson(const SavedCheckpoint& saved,
   for (const auto& [name, table] : saved.tables()) {
     tables.push_back(TableJson(name, table));
   }
+  const bool is_known = saved.has_manifest();
   json out = {{"name", saved.name()},
-              {"step", saved.manifest().step},
-              {"bytes", bytes},
+              {"damaged", !problems.empty()},
+              {"step", is_known ? json(saved.manifest().step) : json()},
+              {"bytes", is_known ? json(bytes) : json()},
               {"files", std::move(files)},
               {"tables", std::move(tables)},
               {"problems", json::array()}};
@@ -134,11 +138,16 @@ json CheckpointJson(const SavedCheckpoint& saved,
 }
 
 void PrintCheckpoint(const json& saved) {
-  std::printf("%s  step %lld, %zu files, %lld bytes\n",
-              saved["name"].get<std::string>().c_str(),
-              static_cast<long long>(saved["step"].get<int64_t>()),
-              saved["files"].size(),
-              static_cast<long long>(saved["bytes"].get<int64_t>()));
+  const std::string name = saved["name"];
+  if (saved["step"].is_null()) {
+    std::printf("%s  damaged, its manifest cannot be read\n", name.c_str());
+  } else {
+    std::printf("%s  step %lld, %zu files, %lld bytes%s\n", name.c_str(),
+                static_cast<long long>(saved["step"].get<int64_t>()),
+                saved["files"].size(),
+                static_cast<long long>(saved["bytes"].get<int64_t>()),
+                saved["damaged"].get<bool>() ? ", damaged" : "");
+  }
   for (const json& table : saved["tables"]) {
     const bool is_dense = table["kind"] == "dense";
     std::printf("  %s  %s %s %lld, %lld rows, rule %s, version %lld\n",
@@ -162,26 +171,25 @@ void PrintJson(const json& value) {
       value.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
 }
 
-// Each of the checkpoints, examined as far as `options` say. Returns how many
-// are damaged.
-int Show(const std::string& directory, const std::vector<std::string>& names,
-         const SavedCheckpoint::Options& options, bool as_json) {
-  int damaged = 0;
+// Each of the checkpoints, examined as far as `options` say; as text each is
+// printed once it has been examined.
+json Show(const std::string& directory, const std::vector<std::string>& names,
+          const SavedCheckpoint::Options& options, bool as_json) {
   json all = json::array();
   for (const std::string& name : names) {
     std::vector<absl::Status> problems;
     const auto saved =
         SavedCheckpoint::Examine(directory, name, options, problems);
-    damaged += problems.empty() ? 0 : 1;
-    json described = CheckpointJson(*saved, problems);
-    if (as_json) {
-      all.push_back(std::move(described));
-    } else {
-      PrintCheckpoint(described);
-    }
+    all.push_back(CheckpointJson(*saved, problems));
+    if (!as_json) PrintCheckpoint(all.back());
   }
-  if (as_json) PrintJson({{"checkpoints", std::move(all)}});
-  return damaged;
+  return all;
+}
+
+// "2 whole: A, B".
+void PrintNames(const char* what, const std::vector<std::string>& names) {
+  std::printf("%zu %s%s%s\n", names.size(), what, names.empty() ? "" : ": ",
+              absl::StrJoin(names, ", ").c_str());
 }
 
 absl::StatusOr<int> List(int argc, char** argv) {
@@ -196,8 +204,10 @@ absl::StatusOr<int> List(int argc, char** argv) {
   if (!names.ok()) return Failed(names.status());
   SavedCheckpoint::Options options;
   options.check_digests = options.check_rows = false;
-  Show(words[0], *names, options, as_json);
-  if (names->empty() && !as_json) {
+  json all = Show(words[0], *names, options, as_json);
+  if (as_json) {
+    PrintJson({{"checkpoints", std::move(all)}});
+  } else if (all.empty()) {
     std::printf("%s has no checkpoints\n", words[0].c_str());
   }
   return 0;
@@ -209,8 +219,8 @@ absl::StatusOr<int> Verify(int argc, char** argv) {
       "weft ckpt verify",
       "Reads all checkpoints of a directory, or one: each file's size, hashes "
       "and structure, and of each\ntable that all partitions are there, with "
-      "their own keys in order. Exit code 0 if all are whole, 1 if one is "
-      "not.");
+      "their own keys in order. Says at the end which are whole and which are "
+      "damaged. Exit code 0 if\nall are whole, 1 if one is not.");
   flags.Add("json", &as_json, "as one JSON object");
   WEFT_ASSIGN_OR_RETURN(const auto words,
                         Words(flags, argc, argv, "verify", "DIR [NAME]", 1, 2));
@@ -228,11 +238,22 @@ absl::StatusOr<int> Verify(int argc, char** argv) {
           absl::StrCat(words[0], " has no checkpoints to verify")));
     }
   }
-  const int damaged = Show(words[0], names, {}, as_json);
-  if (!as_json) {
-    std::printf("%zu verified, %d damaged\n", names.size(), damaged);
+  json all = Show(words[0], names, {}, as_json);
+  std::vector<std::string> whole;
+  std::vector<std::string> damaged;
+  for (const json& saved : all) {
+    auto& names_of = saved["damaged"].get<bool>() ? damaged : whole;
+    names_of.push_back(saved["name"].get<std::string>());
   }
-  return damaged == 0 ? 0 : 1;
+  if (as_json) {
+    PrintJson({{"checkpoints", std::move(all)},
+               {"whole", whole},
+               {"damaged", damaged}});
+  } else {
+    PrintNames("whole", whole);
+    PrintNames("damaged", damaged);
+  }
+  return damaged.empty() ? 0 : 1;
 }
 
 absl::StatusOr<int> Diff(int argc, char** argv) {

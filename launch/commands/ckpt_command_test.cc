@@ -114,7 +114,8 @@ TEST_F(CkptCommand, VerifyFindsAFlippedBitAndNamesTheFile) {
   const std::string second = Save({ps::Words(10), ps::Vector(5000)});
   const Ended whole = Ckpt({"verify", saved_});
   EXPECT_EQ(whole.code, 0) << whole.output;
-  EXPECT_THAT(whole.output, HasSubstr("2 verified, 0 damaged\n"));
+  EXPECT_THAT(whole.output, HasSubstr(absl::StrCat("2 whole: ", first, ", ",
+                                                   second, "\n0 damaged\n")));
   // A server's, and the model of a trainer.
   for (const char* file :
        {"shard-00003.safetensors", "shard-99999.safetensors"}) {
@@ -129,6 +130,60 @@ TEST_F(CkptCommand, VerifyFindsAFlippedBitAndNamesTheFile) {
     Damage(second, file);  // back
   }
   EXPECT_EQ(Ckpt({"verify", saved_, "none"}).code, kConfig);
+}
+
+// "Damaged" is no kind of "verified": who reads the last lines alone must see
+// which may be restored.
+TEST_F(CkptCommand, VerifyTellsByNameWhichAreWholeAndWhichAreDamaged) {
+  const std::string first = Save({ps::Words(10)});
+  const std::string second = Save({ps::Words(10)});
+  const std::string third = Save({ps::Words(10)});
+  Damage(first, "shard-00001.safetensors");
+  Damage(third, "manifest.json");
+  const Ended text = Ckpt({"verify", saved_});
+  EXPECT_EQ(text.code, 1);
+  EXPECT_THAT(text.output, HasSubstr(absl::StrCat("\n1 whole: ", second,
+                                                  "\n2 damaged: ", first, ", ",
+                                                  third, "\n")));
+  EXPECT_THAT(text.output, Not(HasSubstr("verified")));
+  const Ended ended = Ckpt({"verify", saved_, "--json"});
+  EXPECT_EQ(ended.code, 1);
+  const json all = json::parse(ended.output);
+  EXPECT_EQ(all["whole"], json::array({second}));
+  EXPECT_EQ(all["damaged"], json::array({first, third}));
+  ASSERT_EQ(all["checkpoints"].size(), 3u);
+  EXPECT_EQ(all["checkpoints"][0]["damaged"], true);
+  EXPECT_EQ(all["checkpoints"][1]["damaged"], false);
+  EXPECT_EQ(Ckpt({"verify", saved_, second}).code, 0);
+  const Ended one = Ckpt({"verify", saved_, first});
+  EXPECT_EQ(one.code, 1);
+  EXPECT_THAT(one.output, HasSubstr("0 whole\n1 damaged: " + first + "\n"));
+}
+
+TEST_F(CkptCommand, ListShowsADamagedManifestAsDamagedAndOfNoStep) {
+  const std::string first = Save({ps::Words(10)});
+  const std::string second = Save({ps::Words(10)});
+  const std::string path = Damage(second, "manifest.json");
+  const Ended text = Ckpt({"list", saved_});
+  EXPECT_EQ(text.code, 0) << text.output;
+  EXPECT_THAT(text.output, AllOf(HasSubstr(first + "  step 1, 3 files, "),
+                                 HasSubstr(second +
+                                           "  damaged, its manifest cannot be "
+                                           "read\n  DAMAGED: " +
+                                           path),
+                                 Not(HasSubstr("step 0"))));
+  const Ended ended = Ckpt({"list", saved_, "--json"});
+  EXPECT_EQ(ended.code, 0) << ended.output;
+  const json all = json::parse(ended.output)["checkpoints"];
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_EQ(all[0]["damaged"], false);
+  EXPECT_EQ(all[0]["step"], 1);
+  EXPECT_EQ(all[1]["name"], second);
+  EXPECT_EQ(all[1]["damaged"], true);
+  EXPECT_TRUE(all[1]["step"].is_null()) << all[1];
+  EXPECT_TRUE(all[1]["bytes"].is_null()) << all[1];
+  ASSERT_EQ(all[1]["problems"].size(), 1u);
+  EXPECT_THAT(all[1]["problems"][0].get<std::string>(), HasSubstr(path));
 }
 
 TEST_F(CkptCommand, DiffCountsRowsAndElements) {
@@ -176,6 +231,12 @@ TEST_F(CkptCommand, MergeAndExportWriteWhatTheOthersRead) {
   EXPECT_THAT(ps::ExportedTable::Open(out), IsOk());
   EXPECT_EQ(Ckpt({"export", saved_, name, "--table=no", "--out=" + out}).code,
             kConfig);
+  const Ended into =
+      Ckpt({"merge", saved_, name, absl::StrCat("--out=", saved_, "/", name)});
+  EXPECT_EQ(into.code, kConfig);
+  EXPECT_THAT(into.output,
+              AllOf(HasSubstr(saved_ + "/" + name), HasSubstr("--out")));
+  EXPECT_EQ(Ckpt({"verify", saved_}).code, 0);
   const std::string path = Damage(name, "shard-00000.safetensors");
   const Ended refused =
       Ckpt({"merge", saved_, name, "--out=" + dir_.Path("merged")});

@@ -154,6 +154,7 @@ absl::StatusOr<const SavedTable*> SavedCheckpoint::Table(
 absl::Status SavedCheckpoint::ReadManifest() {
   WEFT_ASSIGN_OR_RETURN(const auto opened, OpenDirectory(directory_));
   WEFT_ASSIGN_OR_RETURN(manifest_, opened->ReadManifest(name_));
+  has_manifest_ = true;
   for (const checkpoint::FileRecord& record : manifest_.files) {
     File& file = files_.emplace_back();
     file.record = record;

@@ -90,6 +90,9 @@ class SavedCheckpoint {
 
   const std::string& name() const { return name_; }
   const std::string& path() const { return path_; }  // of its directory
+  // False: it could not be read, as the first of the problems says, and nothing
+  // is known of the checkpoint but its name.
+  bool has_manifest() const { return has_manifest_; }
   const checkpoint::Manifest& manifest() const { return manifest_; }
   const std::vector<File>& files() const { return files_; }
   const std::map<std::string, SavedTable>& tables() const { return tables_; }
@@ -107,6 +110,7 @@ class SavedCheckpoint {
   const std::string directory_;
   const std::string name_;
   const std::string path_;
+  bool has_manifest_ = false;
   checkpoint::Manifest manifest_;
   std::vector<File> files_;
   std::map<std::string, SavedTable> tables_;
