@@ -16,6 +16,7 @@
 namespace weft::ps {
 namespace {
 
+namespace fs = std::filesystem;
 using checkpoint::CheckpointDirectory;
 using checkpoint::FileRecord;
 using checkpoint::TensorEntry;
@@ -123,16 +124,39 @@ absl::StatusOr<std::vector<FileRecord>> WriteFiles(
   return records;
 }
 
+// Whether `path`, which has no links in it, is `folder` or lies in it. What
+// does not exist is in no folder but those above it.
+bool IsIn(fs::path path, const fs::path& folder) {
+  std::error_code ignored;
+  while (!fs::equivalent(path, folder, ignored)) {
+    if (!path.has_relative_path()) return false;
+    path = path.parent_path();
+  }
+  return true;
+}
+
 absl::Status CheckIsElsewhere(const SavedCheckpoint& from,
                               const std::string& to) {
+  std::error_code error;
+  fs::path target = fs::absolute(to, error);
+  if (!error) target = fs::weakly_canonical(target, error);
+  if (error) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a merged checkpoint cannot go to ", to, ": ", error.message()));
+  }
+  const fs::path directory = fs::path(from.path()).parent_path();
+  // The checkpoint may be a link to one that lies in another directory.
   std::error_code ignored;
-  const std::filesystem::path source = from.path();
-  if (!std::filesystem::equivalent(source.parent_path(), to, ignored)) {
+  const fs::path own = fs::canonical(from.path(), ignored);
+  if (!IsIn(target, directory) && !IsIn(target, own) &&
+      !fs::equivalent(target, own.parent_path(), ignored)) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "a merged checkpoint goes to another directory than ", to,
-      ", where its servers may be saving one now; give another --out"));
+      "a merged checkpoint goes to another directory than ", to, " (",
+      target.string(), "): ", from.path(),
+      ", which is merged, lies there or above it, and its servers may be "
+      "saving one now; give another --out"));
 }
 
 }  // namespace

@@ -18,7 +18,8 @@ namespace weft::ps {
 // first numbers of files, those of trainers keep theirs. Bytes are copied as
 // they lie in the files, and the result is read back: it needs no memory for
 // tables.
-//   kInvalidArgument   `to` is where `from` is: the servers write there
+//   kInvalidArgument   `to`, links followed, is the directory where `from` is,
+//                      or lies in it: the servers write there. Nothing is made
 //   kResourceExhausted the disk is full; what was written is removed
 absl::StatusOr<std::string> Merge(const SavedCheckpoint& from,
                                   const std::string& to);

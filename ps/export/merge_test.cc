@@ -1,7 +1,9 @@
 #include "weft/ps/export/merge.h"
 
+#include <filesystem>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::weft::testing::IsOk;
+using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::StatusIs;
 
 TEST(Merge, HasAFileForEachTableAndTheSameContent) {
@@ -81,6 +84,63 @@ TEST(Merge, LeavesOtherCheckpointsThereAlone) {
   EXPECT_EQ(names->size(), 5u);
   EXPECT_THAT(Merge(**from, dir.Path("a") + "/."),
               StatusIs(absl::StatusCode::kInvalidArgument, "give another"));
+}
+
+// By whatever name, whether it is there yet or not, and nothing is made there.
+TEST(Merge, IntoTheDirectoryOfItsCheckpointOrBelowIsRefused) {
+  namespace fs = std::filesystem;
+  const testing::TempDir dir;
+  const std::string home = dir.Path("a");
+  const std::string name = SaveTables(home, 5, {Words(20)}, 2);
+  const auto from = SavedCheckpoint::Open(home, name);
+  ASSERT_THAT(from, IsOk());
+  fs::create_directory_symlink(home + "/" + name, dir.Path("link"));
+  const auto all = [&] {
+    std::set<std::string> paths;
+    for (const auto& entry : fs::recursive_directory_iterator(home)) {
+      paths.insert(entry.path());
+    }
+    return paths;
+  };
+  const std::set<std::string> before = all();
+  const std::string relative = fs::relative(home + "/" + name);
+  for (const std::string& to :
+       {home + "/" + name, home + "/" + name + "/", home + "/" + name + "/new",
+        home + "/new", home + "/new/..", home + "/new/../new/deep",
+        dir.Path("none/../a"), dir.Path("link"), dir.Path("link/new/deep"),
+        dir.Path("link/.."), relative, relative + "/new"}) {
+    EXPECT_THAT(Merge(**from, to),
+                StatusIs(absl::StatusCode::kInvalidArgument, to))
+        << to;
+    EXPECT_EQ(all(), before) << to;
+  }
+  EXPECT_FALSE(fs::exists(dir.Path("none")));
+  // Beside it there is room, also under a name that begins alike.
+  EXPECT_THAT(Merge(**from, home + "b"), IsOk());
+  EXPECT_THAT(Merge(**from, dir.Path("link/../../c")), IsOk());
+  EXPECT_EQ(all(), before);
+}
+
+// A directory may have links to checkpoints of others.
+TEST(Merge, IntoTheDirectoryThatALinkOfItsCheckpointLeadsToIsRefused) {
+  namespace fs = std::filesystem;
+  const testing::TempDir dir;
+  const std::string name = SaveTables(dir.Path("real"), 5, {Words(20)}, 2);
+  fs::create_directory(dir.Path("view"));
+  fs::create_directory_symlink(dir.Path("real/" + name),
+                               dir.Path("view/" + name));
+  const auto from = SavedCheckpoint::Open(dir.Path("view"), name);
+  ASSERT_THAT(from, IsOk());
+  for (const std::string& to :
+       {dir.Path("real"), dir.Path("real/" + name),
+        dir.Path("real/" + name + "/new"), dir.Path("view/new")}) {
+    EXPECT_THAT(Merge(**from, to),
+                StatusIs(absl::StatusCode::kInvalidArgument, to))
+        << to;
+  }
+  EXPECT_THAT(SavedCheckpoint::List(dir.Path("real")),
+              IsOkAndHolds(ElementsAre(name)));
+  EXPECT_THAT(Merge(**from, dir.Path("merged")), IsOk());
 }
 
 // What servers saved comes back from the merged one on another number of them,
