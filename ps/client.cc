@@ -103,8 +103,10 @@ Result<T> Client::OnEach(
 
 absl::StatusOr<std::unique_ptr<TableClient>> Client::OpenReplicated(
     std::unique_ptr<TableLayout> layout, uint64_t identity) {
-  // It grows, and from one client of this worker to the next one that begins.
-  const auto opened_at = static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
+  // Compared with other openings of this incarnation of the worker only, which
+  // is one process. The wall clock may be set back between two of them.
+  const auto opened_at =
+      static_cast<uint64_t>(SteadyClock().Now().nanoseconds());
   WEFT_ASSIGN_OR_RETURN(const std::vector<v1::TableStats> stats,
                         by_map_->Open(layout->spec(), identity, opened_at));
   int64_t version = 0;

@@ -10,6 +10,7 @@
 #include "weft/base/clock.h"
 #include "weft/base/driver.h"
 #include "weft/base/status_macros.h"
+#include "weft/ps/core/placement.h"
 #include "weft/ps/replicated/service.h"
 #include "weft/ps/service.h"
 #include "weft/rpc/session/failure.h"
@@ -62,9 +63,16 @@ int IndexOf(WorkerKey key, const PartitionMap& map) {
   return static_cast<int>(smaller.size());
 }
 
-// Grows with the time, so that each is above those before it.
-uint64_t NextGeneration() {
-  return static_cast<uint64_t>(absl::ToUnixMicros(absl::Now()));
+// Above `newest`, that of the restores before. It is the time, unless the wall
+// clock was set back since then: the step beyond `newest` is taken by chance
+// then, for two clients that restore at once must not have the same one.
+uint64_t NextGeneration(uint64_t newest, WorkerKey self) {
+  const auto now = static_cast<uint64_t>(absl::ToUnixMicros(absl::Now()));
+  if (now > newest) return now;
+  constexpr uint64_t kMostSteps = uint64_t{1} << 20;
+  const auto chance = static_cast<uint64_t>(SteadyClock().Now().nanoseconds());
+  return newest + 1 +
+         Mix64(chance ^ Mix64(self.epoch ^ Mix64(self.id))) % kMostSteps;
 }
 
 absl::Duration LeftUntil(Instant give_up) {
@@ -180,7 +188,8 @@ absl::Status ServersByMap::Restore(const std::string& path,
                                    const std::string& name) {
   const Instant give_up = SteadyClock().Now() + options_.timeout;
   WEFT_RETURN_IF_ERROR(Begin());
-  Restoring restoring(NextGeneration());
+  Restoring restoring(
+      NextGeneration(session_->map().generation(), options_.agent->key()));
   Instant found_at = SteadyClock().Now();
   for (;;) {
     const PartitionMap map = session_->map();

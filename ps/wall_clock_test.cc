@@ -1,0 +1,112 @@
+// Tables with two replicas where somebody sets the wall clock back.
+
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/ps/client.h"
+#include "weft/ps/core/openings.h"
+#include "weft/ps/test_job.h"
+#include "weft/tensor/tensor.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+
+namespace {
+
+// How far the wall clock of this process is set back.
+std::atomic<int64_t> set_back_seconds{0};
+
+}  // namespace
+
+// In place of the C library's, in the whole process.
+extern "C" int clock_gettime(clockid_t clock, struct timespec* now) noexcept {
+  const long result = syscall(SYS_clock_gettime, clock, now);
+  if (result == 0 && clock == CLOCK_REALTIME) now->tv_sec -= set_back_seconds;
+  return static_cast<int>(result);
+}
+
+namespace weft::ps {
+namespace {
+
+using ::testing::ElementsAre;
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+
+class WallClock : public ::testing::Test {
+ protected:
+  ~WallClock() override { set_back_seconds = 0; }
+  void SetBackAnHour() {
+    const absl::Time before = absl::Now();
+    set_back_seconds = 3600;
+    ASSERT_LT(absl::Now(), before - absl::Minutes(30));
+  }
+
+  const Tensor key_ = Tensor::FromVector<int64_t>({7});
+  const Tensor gradient_ = Tensor::Ones({1, 2});
+};
+
+TEST_F(WallClock, AnOpeningIsTheNewestOfItsWorkerThoughTheClockWasSetBack) {
+  TestJob job(/*servers=*/2, /*trainers=*/1, nullptr, "", /*replicas=*/2);
+  const auto client = job.MakeClient(0);
+  const v1::TableSpec spec = SparseSpec(v1::TableSpec::ASYNC, 1);
+  std::vector<std::unique_ptr<SparseTable>> tables;
+  for (size_t i = 0; i < Openings::kMostOfAWorker; ++i) {
+    auto table = client->Sparse(spec);
+    ASSERT_THAT(table, IsOk());
+    tables.push_back(*std::move(table));
+  }
+  ASSERT_NO_FATAL_FAILURE(SetBackAnHour());
+  auto newest = client->Sparse(spec);
+  ASSERT_THAT(newest, IsOk());
+  EXPECT_THAT((*newest)->Push(key_, gradient_).Wait(kTimeout), IsOk());
+  EXPECT_THAT(tables[1]->Push(key_, gradient_).Wait(kTimeout), IsOk());
+  EXPECT_THAT(tables[0]->Push(key_, gradient_).Wait(kTimeout),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
+TEST_F(WallClock, ACheckpointIsRestoredAfterAnotherThoughTheClockWasSetBack) {
+  const testing::TempDir dir;
+  TestJob job(/*servers=*/2, /*trainers=*/1, nullptr, dir.path(),
+              /*replicas=*/2);
+  const auto client = job.MakeClient(0);
+  const v1::TableSpec spec = SparseSpec(v1::TableSpec::ASYNC, 1);
+  auto table = client->Sparse(spec);
+  ASSERT_THAT(table, IsOk());
+  ASSERT_THAT((*table)->Push(key_, gradient_).Wait(kTimeout), IsOk());
+  const std::string saved = dir.Path("saved");
+  const auto directory = checkpoint::CheckpointDirectory::Open({saved});
+  ASSERT_THAT(directory, IsOk());
+  const auto attempt = (*directory)->Begin(1);
+  ASSERT_THAT(attempt, IsOk());
+  const auto files = client->Save(saved, *attempt, -1);
+  ASSERT_THAT(files, IsOk());
+  const auto name = (*directory)->Commit(*attempt, *files, {});
+  ASSERT_THAT(name, IsOk());
+  ASSERT_THAT(client->Restore(saved, *name), IsOk());
+  ASSERT_NO_FATAL_FAILURE(SetBackAnHour());
+  for (int i = 0; i < 2; ++i) {
+    auto restored = client->Sparse(spec);
+    ASSERT_THAT(restored, IsOk());
+    ASSERT_THAT((*restored)->Push(key_, gradient_).Wait(kTimeout), IsOk());
+    ASSERT_THAT(client->Restore(saved, *name), IsOk());
+    restored = client->Sparse(spec);
+    ASSERT_THAT(restored, IsOk());
+    const auto row = (*restored)->Pull(key_).Wait(kTimeout);
+    ASSERT_THAT(row, IsOk());
+    EXPECT_THAT(row->ToVector<float>(), ElementsAre(-1, -1)) << i;
+  }
+}
+
+}  // namespace
+}  // namespace weft::ps
