@@ -99,7 +99,7 @@ TEST_F(ParameterServerProgramTest, TrainersFlagsAreTakenAndTheMissingNamed) {
               "--data=/nowhere", "--epochs=3", "--batch-size=many", "--lr=nan",
               "--optimizer=none", "--clip-value=1", "--clip-norm=1",
               "--checkpoint-dir=/nowhere", "--keep=0", "--keep-as=x",
-              "--loss-every=1", "--strategy=ps", "--join-timeout=300ms"}));
+              "--loss-every=1", "--strategy=ps", "--join-timeout=3s"}));
   EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(kTimeout)) << server->output();
   EXPECT_THAT(server->output(), HasSubstr("1/2 joined, missing trainer0"));
 }

@@ -33,8 +33,8 @@ class ServeTablesTest : public ::testing::Test {
     options.servers = 1;
     options.trainers = 2;
     options.configure = [](worker::Options& own) {
-      own.limits.suspect_after = absl::Seconds(1);
-      own.limits.dead_after = absl::Seconds(2);
+      own.limits.suspect_after = absl::Seconds(2);
+      own.limits.dead_after = absl::Seconds(5);
     };
     auto started = worker::TestWorkers::Start(options);
     ASSERT_THAT(started, IsOk());
@@ -138,8 +138,8 @@ TEST(ServeTables, DeathOfAServerEndsNoOtherAndWhoTakesItsPlaceServes) {
   options.trainers = 2;
   options.configure = [](worker::Options& own) {
     own.replicas = 2;
-    own.limits.suspect_after = absl::Seconds(1);
-    own.limits.dead_after = absl::Seconds(2);
+    own.limits.suspect_after = absl::Seconds(2);
+    own.limits.dead_after = absl::Seconds(5);
   };
   ps::Server of_ps0{{0, 3}};
   ps::Server of_ps1{{1, 3}};

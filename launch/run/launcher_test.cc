@@ -138,10 +138,11 @@ TEST(WeftRun, NamesARankThatIsStoppedBeforeThoseThatLostIt) {
   const std::string events = dir.Path("events");
   auto run = Weft(
       {"run", "--events=" + events, Role("ps", 1, "echo pid $$; sleep 1000"),
-       Role("trainer", 1,
-            absl::StrCat("while ! [ -e ", dir.Path("go"),
-                         " ]; do sleep 0.02; done; "
-                         "echo \"error: ps0: is gone (peer lost)\"; exit 10"))});
+       Role(
+           "trainer", 1,
+           absl::StrCat("while ! [ -e ", dir.Path("go"),
+                        " ]; do sleep 0.02; done; "
+                        "echo \"error: ps0: is gone (peer lost)\"; exit 10"))});
   ASSERT_THAT(run->WaitForOutput("[ps0] pid ", kLong), IsOk());
   ASSERT_THAT(run->WaitForOutput("\n", kLong), IsOk());
   kill(PidIn(run->output(), "[ps0] pid "), SIGSTOP);
@@ -167,7 +168,7 @@ class OwnCoordinator : public ::testing::Test {
     options.coordinator = "unix:/d/c.sock";
     options.coordinator_host = "coordinator0";
     options.coordinator_argv = {"sh", "-c", coordinator};
-    options.shutdown_timeout = absl::Seconds(2);
+    options.shutdown_timeout = shutdown_timeout_;
     options.roles = {{"trainer", 1, {"sh", "-c", rank}}};
     options.environment["DIR"] = dir_.Path("");
     options.out = &output_;
@@ -177,6 +178,8 @@ class OwnCoordinator : public ::testing::Test {
     return code.value_or(-1);
   }
   std::string output() const { return output_.str(); }
+
+  absl::Duration shutdown_timeout_ = absl::Seconds(20);
 
  private:
   const testing::TempDir dir_;
@@ -219,6 +222,7 @@ TEST_F(OwnCoordinator, ThatIsConfiguredWronglyIsNotStartedAgain) {
 }
 
 TEST_F(OwnCoordinator, ThatIgnoresItsEndIsKilled) {
+  shutdown_timeout_ = absl::Seconds(2);
   EXPECT_EQ(RunWith("trap '' TERM; touch $DIR/up; while :; do sleep 0.02; done",
                     "while ! [ -e $DIR/up ]; do sleep 0.02; done"),
             0);
@@ -360,7 +364,7 @@ TEST(WeftRun, ReplicasOfTheFlagReachTheRanksAndNoServerIsStartedInAStop) {
 }
 
 TEST(WeftRun, ForwardsSigtermAndKillsRemainingChildren) {
-  auto run = Weft({"run", "--shutdown-timeout=4s",
+  auto run = Weft({"run", "--shutdown-timeout=6s",
                    Role("ps", 1,
                         "trap \"echo bye; exit 0\" TERM; echo ready; "
                         "while :; do sleep 0.05; done"),

@@ -70,9 +70,9 @@ TEST(BadInput, AServerThatIsNotThereIsWaitedForAndNamed) {
 
 TEST(BadInput, TheMissingAreNamed) {
   const Job job;
-  const auto ps0 = job.StartServer(0, {"--join-timeout=20s"});
+  const auto ps0 = job.StartServer(0, {"--join-timeout=30s"});
   ASSERT_THAT(ps0->WaitForOutput("ps0 joined", kLong), IsOk());
-  const auto trainer = job.StartTrainer(1, {"--join-timeout=5s"});
+  const auto trainer = job.StartTrainer(1, {"--join-timeout=10s"});
   ExpectEnd(*trainer, kTimeout, {"2/4 joined, missing ps1, trainer0"});
   ExpectEnd(*ps0, kTimeout, {"missing ps1, trainer0"});
 }

@@ -154,7 +154,7 @@ TEST_P(Programs, ThatFailEndAll) {
   const int who = GetParam() - 1;
   const std::vector<Ended> ended =
       Run(GetParam(),
-          {"--misuse=fail", "--join-timeout=5s", absl::StrCat("--who=", who)});
+          {"--misuse=fail", "--join-timeout=20s", absl::StrCat("--who=", who)});
   EXPECT_THAT(ended.back(), EndedWith(kResource, "out of luck"));
   // One that joins after it has left waits for it.
   EXPECT_THAT(ended,
@@ -287,6 +287,7 @@ TEST_P(Programs, StoppedInAStepSaveAndEnd) {
   AwaitWords(all, "pauses");
   all.back()->Signal(SIGTERM);
   all.back()->Signal(SIGTERM);  // twice is as once
+  EXPECT_THAT(all.back()->WaitForOutput("asked to stop", kPatience), IsOk());
   EndPauses();
   const auto ended = Await(all);
   EXPECT_THAT(ended.back(), EndedWith(kBySigterm, "printed: stopped"));
@@ -303,6 +304,7 @@ TEST_P(Programs, StoppedInASaveSaveAndEnd) {
       Start(GetParam(), Saving({"--misuse=pause in the score", "--keep-best"}));
   AwaitWords(all, "pauses");
   for (const auto& one : all) one->Signal(SIGHUP);
+  AwaitWords(all, "asked to stop");
   EndPauses();
   EXPECT_THAT(Await(all), Each(EndedWith(128 + SIGHUP, "printed: stopped")));
   EXPECT_GE(Checkpoints(), 1);
