@@ -6,7 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <sstream>
 #include <system_error>
 #include <utility>
 
@@ -25,7 +25,10 @@ namespace {
 // Empty for what has ended.
 std::string Proc(pid_t pid, const char* file) {
   std::ifstream in(absl::StrCat("/proc/", pid, "/", file));
-  return {std::istreambuf_iterator<char>(in), {}};
+  // Its iterators would throw where the process ends while it is read.
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
 }
 
 // Whether `entry` is one of the words of `text`, each of which a 0 ends.
