@@ -119,21 +119,20 @@ class ElasticPrograms : public ::testing::Test {
     const auto names = Saved(saved);
     return names.empty() ? "" : ModelIn(job_.Path(saved + "/" + names.back()));
   }
-  // Of one trainer in no elastic job, after so many epochs.
-  std::string Undisturbed(Flags flags) const {
+  // Of one trainer in no elastic job.
+  std::string Undisturbed(const Flags& flags) const {
     const auto run =
-        Start({"--nproc-per-node=1"}, Trainer("undisturbed", std::move(flags)));
+        Start({"--nproc-per-node=1"}, Trainer("undisturbed", flags));
     EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
     return Model("undisturbed");
   }
-  // Stops the training; it has the bits of an undisturbed one, `flags` of which
-  // are as its own.
-  void ExpectUndisturbed(Process& run, Flags flags = {}) const {
+  // Stops the training; it has the bits of one that nobody touched.
+  void ExpectUndisturbed(Process& run) const {
     Stop(run);
     const Epochs trained = WholeEpochs(job_.Path("saved"), kSteps);
     ASSERT_GT(trained.count, 0) << run.output();
-    flags.push_back(trained.flag());
-    EXPECT_EQ(ModelIn(trained.checkpoint) == Undisturbed(flags), true)
+    EXPECT_EQ(ModelIn(trained.checkpoint) == Undisturbed({trained.flag()}),
+              true)
         << trained.checkpoint << "\n"
         << run.output();
   }
@@ -351,7 +350,7 @@ TEST_F(ElasticPrograms, JsonIsThatOfAnUndisturbedTraining) {
   const auto wanted = LossesOf(ResultsOf(calm->output()));
   EXPECT_EQ(static_cast<int64_t>(wanted.size()), trained.count * kSteps / 10)
       << calm->output();
-  auto found = LossesOf(ResultsOf(run->output()));
+  const auto found = LossesOf(ResultsOf(run->output()));
   // The one that was killed may have taken a step and not told its loss.
   int untold = 0;
   for (const auto& [step, loss] : wanted) {
