@@ -139,7 +139,6 @@ void ExpectUndisturbed(
         start) {
   AwaitWholeEpoch(run, saved, steps);
   Stop(run);
-  ExpectNothingLeft(job.Path("run"));
   const Epochs trained = WholeEpochs(saved, steps);
   ASSERT_GT(trained.count, 0) << run.output();
   const std::string whole = job.Path("whole");
@@ -190,6 +189,7 @@ TEST(Chaos, AnyProcessOfAnElasticTrainingMayBeKilledAtAnyTime) {
         return StartRun(
             job, ElasticRun(job, directory, epochs, {"--nproc-per-node=1"}));
       });
+  ExpectNothingLeft(job.Path("run"));
 }
 
 // --- Parameter servers -------------------------------------------------------
@@ -254,6 +254,8 @@ TEST(Chaos, AnyProcessOfReplicatedServersMayBeKilledAtAnyTime) {
       [&](const std::string& directory, const std::string& epochs) {
         return StartRun(job, ServersRun(job, directory, epochs));
       });
+  // Servers of a training that lost a trainer and was not completed leave their
+  // flight recordings.
 }
 
 }  // namespace
