@@ -17,6 +17,7 @@
 #include "weft/ps/client.h"
 #include "weft/ps/core/partition_map.h"
 #include "weft/ps/replicated/replica_session.h"
+#include "weft/ps/replicated/service.h"
 #include "weft/ps/service.h"
 #include "weft/ps/test_job.h"
 #include "weft/tensor/tensor.h"
@@ -265,6 +266,37 @@ TEST(Failover, BackupThatDiesWhileItIsFilledIsFilledAnew) {
   const auto pulled = (*table)->Pull().Wait(kTimeout);
   ASSERT_THAT(pulled.status(), IsOk());
   EXPECT_THAT(ValuesOf(*pulled), Each(3));
+}
+
+// A client sends what a dead server has answered again, with what it was asked
+// since. Where the next server refuses all of it, nobody waits for the first.
+TEST(Failover, PushRefusedTogetherWithAnAnsweredOneEndsAtOnce) {
+  TestJob job(2, 1, nullptr, "", /*replicas=*/2);
+  const auto client = job.MakeClient(0);
+  v1::TableSpec spec = SparseSpec(v1::TableSpec::ASYNC, 1);
+  spec.set_partitions(1);
+  const auto table = client->Sparse(spec);
+  ASSERT_THAT(table.status(), IsOk());
+  ASSERT_TRUE(job.BecomesReplicated());
+  ASSERT_EQ(job.replicated(1).map().entry(0).primary.id, 0u);
+  const Tensor keys = Tensor::Arange(4, DType::kI64);
+  const Tensor steps = Tensor::Full({4, 2}, -1);
+  ASSERT_THAT((*table)->Push(keys, steps).Wait(kTimeout), IsOk());
+  job.SetTelling(false);
+  job.KillServer(0);  // before the client has asked what is stable
+  // The same worker's next 64 openings close the first at the other server.
+  for (uint64_t i = 0; i < 64; ++i) {
+    ASSERT_THAT(
+        rpc::CallAsync(job.trainer(0).To("ps1", kTimeout), &OpenReplicated,
+                       spec, 5000 + i, (uint64_t{1} << 62) + i)
+            .Wait(kTimeout)
+            .status(),
+        IsOk());
+  }
+  const Future<void> push = (*table)->Push(keys, steps);
+  job.SetTelling(true);
+  EXPECT_THAT(push.Wait(kTimeout),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "open it again"));
 }
 
 TEST(Failover, LossOfBothCopiesIsToldAsSuch) {
