@@ -28,6 +28,7 @@
 #include "weft/tests/support/temp_dir.h"
 #include "weft/transport/local_transport.h"
 #include "weft/worker/exit_code.h"
+#include "weft/worker/flight_recording.h"
 #include "weft/worker/status.h"
 #include "weft/worker/test_functions.h"
 #include "weft/worker/worker.h"
@@ -193,8 +194,13 @@ TEST_F(Observed, TheStatusPageHasTheSectionsOfAllPartsAlsoWhileHandlersHang) {
       AskStatusPage((*worker)->agent().To("ps0", kLong), false).Wait(kLong);
   const auto json =
       AskStatusPage((*worker)->agent().To("ps0", kLong), true).Wait(kLong);
+  const auto recording =
+      AskFlightRecording((*worker)->agent().To("ps0", kLong)).Wait(kLong);
   gate.may_leave.Unpark();
   EXPECT_THAT(held.Wait(kLong), IsOk());
+  ASSERT_THAT(recording, IsOk());
+  EXPECT_THAT(*recording, AllOf(::testing::StartsWith("flight recorder: "),
+                                ContainsRegex("rpc.serve [^\n]*PassGate\n")));
   ASSERT_THAT(text, IsOk());
   for (const char* part :
        {"\nmembership\n  worker=ps0\n", "\nnet\n  endpoints=ps0\n",
@@ -248,7 +254,7 @@ TEST_F(Observed, TheHandlerThreadsAreCounted) {
   EXPECT_THAT(held.Wait(kLong), IsOk());
 }
 
-TEST_F(Observed, AnAgentWithoutAWorkerHasNoStatusPage) {
+TEST_F(Observed, AnAgentWithoutAWorkerHasNeitherStatusPageNorRecording) {
   transport::LocalNetwork network;
   rpc::FixedDirectory directory;
   const auto transport = network.MakeTransport("w0").value();
@@ -265,6 +271,9 @@ TEST_F(Observed, AnAgentWithoutAWorkerHasNoStatusPage) {
     EXPECT_THAT(AskStatusPage((*agent)->To("w0", kLong), as_json).Wait(kLong),
                 StatusIs(absl::StatusCode::kUnimplemented, "no status page"));
   }
+  EXPECT_THAT(
+      AskFlightRecording((*agent)->To("w0", kLong)).Wait(kLong),
+      StatusIs(absl::StatusCode::kUnimplemented, "no flight recording"));
 }
 
 }  // namespace

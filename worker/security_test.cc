@@ -314,6 +314,7 @@ TEST_F(SecuredWorker, EachFunctionIsForItsRolesInPlainCallsToo) {
       {"weft::worker::ForAdmins", {"admin"}},  // by Options::access
       {"weft::worker::ForClientsToo", {"client", "trainer"}},
       {"weft::worker::ReadStatusPage", {"ps", "trainer", "admin"}},
+      {"weft::worker::ReadFlightRecording", {"ps", "trainer", "admin"}},
   };
   double refused = 0;
   for (const auto& [function, roles] : table) {
@@ -334,7 +335,7 @@ TEST_F(SecuredWorker, EachFunctionIsForItsRolesInPlainCallsToo) {
       }
     }
   }
-  EXPECT_EQ(refused, 11);
+  EXPECT_EQ(refused, 13);
   EXPECT_THAT(Log(), HasSubstr("kind=function who=visitor0 "
                                "what=weft::worker::ForMembers"));
 }

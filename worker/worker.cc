@@ -22,6 +22,7 @@
 #include "weft/transport/grpc_transport.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flight_dump.h"
+#include "weft/worker/flight_recording.h"
 #include "weft/worker/membership_directory.h"
 #include "weft/worker/process_metrics.h"
 
@@ -321,6 +322,8 @@ absl::Status Worker::MakeAgent() {
   WEFT_ASSIGN_OR_RETURN(agent_, rpc::Agent::Create(std::move(agent)));
   // Before anybody can call it.
   agent_->SetLocal(&status_source_);
+  agent_->SetLocal(std::make_shared<RecordingSource>(
+      RecordingSource{&telemetry_->recorder(), status_executor_.get()}));
   WEFT_RETURN_IF_ERROR(OpenReferencesAndPasses());
   untyped_call_service_->Serve(*agent_);
   follow_ = membership_->OnChange(
