@@ -286,9 +286,9 @@ DataParallelTraining::NextOrEnd() {
   forward_.reset();
   // Each epoch that ends counts, also one without a batch for this rank.
   while (!is_at_end()) {
-    if (passes_ == 0 && at_ == 0) metrics_.BeginStep();
+    if (passes_ == 0 && at_ == 0) metrics_.BeginStep(steps_);
     absl::StatusOr<std::optional<input::Example>> batch = [this] {
-      const auto phase = metrics_.Begin("data");
+      const auto phase = metrics_.Begin(StepPhase::kData);
       return loaders_[at_]->Next();
     }();
     WEFT_RETURN_IF_ERROR(batch.status());
@@ -297,7 +297,7 @@ DataParallelTraining::NextOrEnd() {
         WEFT_RETURN_IF_ERROR(BeginShard());
       }
       step_samples_ += ExamplesOf(**batch);
-      forward_.emplace(metrics_, "forward");
+      forward_.emplace(metrics_, StepPhase::kForward);
       return batch;
     }
     if (at_ != 0) {
@@ -342,7 +342,8 @@ absl::Status DataParallelTraining::Step(const Variable& loss) {
 absl::Status DataParallelTraining::Backward(const Variable& loss) {
   forward_.reset();
   return CatchToStatus([&]() -> absl::Status {
-    const auto phase = metrics_.Begin("backward");  // and all-reduce
+    // Without virtual shards with the all-reduce, which runs beside it.
+    const auto phase = metrics_.Begin(StepPhase::kBackward);
     // Before the pass, which may free what it does not need any more.
     const Tensor value = loss.value();
     loss.Backward();
@@ -408,7 +409,7 @@ absl::StatusOr<bool> DataParallelTraining::AgreeOnLoss() {
 absl::Status DataParallelTraining::Update() {
   bool is_asked_to_stop = false;
   const auto agree = [&]() -> absl::Status {
-    const auto phase = metrics_.Begin("backward");  // its all-reduce
+    const auto phase = metrics_.Begin(StepPhase::kAllReduce);
     if (shards_ != nullptr) WEFT_RETURN_IF_ERROR(shards_->Finish());
     WEFT_ASSIGN_OR_RETURN(is_asked_to_stop, AgreeOnLoss());
     return absl::OkStatus();
@@ -429,7 +430,7 @@ absl::Status DataParallelTraining::Update() {
 
 absl::Status DataParallelTraining::TakeStep() {
   {
-    const auto phase = metrics_.Begin("optimizer");
+    const auto phase = metrics_.Begin(StepPhase::kOptimizer);
     WEFT_RETURN_IF_ERROR(parts_.optimizer->Step());
     parts_.optimizer->ZeroGrad();
   }
@@ -443,7 +444,9 @@ absl::Status DataParallelTraining::TakeStep() {
   }
   ++steps_;
   place_ = loader().state();
-  metrics_.EndStep(mean_loss_, step_samples_);
+  metrics_.EndStep(mean_loss_, step_samples_,
+                   ddp_ == nullptr ? absl::ZeroDuration()
+                                   : ddp_->reducer().timing().last().exposed);
   if (is_first() && options_.on_loss) options_.on_loss(steps_, mean_loss_);
   // The sampler deals every rank, or every shard, as many.
   samples_ += shards_ == nullptr

@@ -250,7 +250,7 @@ absl::StatusOr<double> ServerTraining::Differentiate(
   Variable result;
   double loss = 0;
   {
-    const auto phase = metrics_.Begin("forward");
+    const auto phase = metrics_.Begin(StepPhase::kForward);
     result = task_.loss(batch);
     loss = result.value().item<float>();
   }
@@ -259,7 +259,7 @@ absl::StatusOr<double> ServerTraining::Differentiate(
     WEFT_RETURN_IF_ERROR(
         CheckLoss(loss, step(), worker_.self().name, *task_.model));
   }
-  const auto phase = metrics_.Begin("backward");
+  const auto phase = metrics_.Begin(StepPhase::kBackward);
   result.Backward();
   return loss;
 }
@@ -268,10 +268,10 @@ absl::StatusOr<double> ServerTraining::Step(const input::Example& batch) {
   WEFT_ASSIGN_OR_RETURN(const double loss, Differentiate(batch));
   const int64_t round = table_->round();
   Future<Tensor> next = [&] {
-    const auto phase = metrics_.Begin("push");
+    const auto phase = metrics_.Begin(StepPhase::kPush);
     return table_->PushPull(parameters_.TakeGradient());
   }();
-  const auto phase = metrics_.Begin("pull");
+  const auto phase = metrics_.Begin(StepPhase::kPull);
   WEFT_ASSIGN_OR_RETURN(Tensor values,
                         task_.is_sync ? AwaitRound(std::move(next), round)
                                       : std::move(next).Wait(kRoundTimeout));
@@ -280,8 +280,8 @@ absl::StatusOr<double> ServerTraining::Step(const input::Example& batch) {
 }
 
 absl::StatusOr<std::optional<input::Example>> ServerTraining::NextBatch() {
-  metrics_.BeginStep();
-  const auto phase = metrics_.Begin("data");
+  metrics_.BeginStep(step());
+  const auto phase = metrics_.Begin(StepPhase::kData);
   return loader_->Next();
 }
 
