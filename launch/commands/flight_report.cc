@@ -1,7 +1,9 @@
 #include "weft/launch/commands/flight_report.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -29,6 +31,7 @@ struct Member {
   int64_t finished_code = 0;
   int64_t failed = -1;  // the first that did; later ones may be refused for it
   int64_t failed_code = 0;
+  double age_s = 0;  // of what it did last in this group
 
   int64_t called() const {
     return calls.empty() ? finished : calls.rbegin()->first;
@@ -58,7 +61,7 @@ bool ParseLine(absl::string_view text, Line* line) {
   line->what = std::string(words[2]);
   line->detail = words.size() > 5 ? std::string(words[5]) : "";
   return absl::ConsumePrefix(&age, "-") && absl::ConsumeSuffix(&age, "s") &&
-         absl::SimpleAtod(age, &line->age_s) &&
+         absl::SimpleAtod(age, &line->age_s) && std::isfinite(line->age_s) &&
          absl::ConsumePrefix(&words[3], "a=") &&
          absl::SimpleAtoi(words[3], &line->a) &&
          absl::ConsumePrefix(&words[4], "b=") &&
@@ -73,6 +76,7 @@ void Take(const std::string& worker, const Line& line,
   const size_t space = line.detail.rfind(' ');
   if (space == std::string::npos) return;
   Member& member = (*groups)[line.detail.substr(0, space)][worker];
+  member.age_s = line.age_s;
   if (is_start) {
     member.calls[line.a] = {line.detail.substr(space + 1), line.b, line.age_s};
   } else {
@@ -115,6 +119,19 @@ std::string Describe(const std::string& worker, const Member& member,
   if (called < front)
     absl::StrAppend(&text, "; BEHIND: has not called #", called + 1);
   return absl::StrCat(text, "\n");
+}
+
+// Of the member that did something in it last.
+double AgeOf(const Group& group) {
+  double age_s = std::numeric_limits<double>::infinity();
+  for (const auto& [worker, member] : group) {
+    age_s = std::min(age_s, member.age_s);
+  }
+  return age_s;
+}
+
+std::string NameOf(const FlightFile& file) {
+  return file.worker.empty() ? WorkerOfFile(file.path) : file.worker;
 }
 
 // The first number under which calls differ, if any is left to compare.
@@ -192,16 +209,35 @@ absl::StatusOr<std::string> FlightReport(const std::vector<FlightFile>& files) {
                        " is no flight recorder's: it does not begin "
                        "with \"flight recorder\""));
     }
-    const std::string worker = WorkerOfFile(file.path);
+    const std::string worker = NameOf(file);
     for (const absl::string_view text : absl::StrSplit(file.text, '\n')) {
       Line line;
       if (ParseLine(text, &line)) Take(worker, line, &groups);
     }
   }
   if (groups.empty()) return "no collective operations in these files\n";
-  std::string text;
+  std::vector<std::pair<double, std::string>> newest_first;
   for (const auto& [name, group] : groups) {
-    absl::StrAppend(&text, ReportOf(name, group));
+    newest_first.emplace_back(AgeOf(group), name);
+  }
+  std::sort(newest_first.begin(), newest_first.end());
+  std::string text;
+  for (const auto& [age_s, name] : newest_first) {
+    absl::StrAppend(&text, ReportOf(name, groups[name]));
+  }
+  return text;
+}
+
+std::string NewestEvents(const FlightFile& file, int count) {
+  std::vector<absl::string_view> lines =
+      absl::StrSplit(file.text, '\n', absl::SkipEmpty());
+  if (lines.empty()) return "";
+  std::string text = absl::StrCat(
+      NameOf(file), ", ", absl::StripPrefix(lines[0], "flight recorder: "),
+      ", newest first:\n");
+  const size_t shown = std::min<size_t>(std::max(count, 0), lines.size() - 1);
+  for (size_t i = 1; i <= shown; ++i) {
+    absl::StrAppend(&text, "  ", lines[lines.size() - i], "\n");
   }
   return text;
 }

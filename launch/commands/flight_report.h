@@ -12,20 +12,24 @@
 
 namespace weft::launch {
 
-// A file that a worker has written (worker/flight_dump.h).
+// A file that a worker has written (worker/flight_dump.h), or what it has sent.
 struct FlightFile {
-  std::string path;  // its name says whose it is: WorkerOfFile()
+  std::string path;
   std::string text;
+  std::string worker = "";  // empty: WorkerOfFile(path)
 };
 
 // Whether a text begins as a flight recorder's does.
 bool IsRecording(absl::string_view text);
 
-// For each process group: the operation that each worker is in, or has finished
-// last; who is behind; calls that differ under one number; and the first that
-// failed. Ends with "\n".
+// For each process group, the one that was used last first: the operation that
+// each worker is in, or has finished last; who is behind; calls that differ
+// under one number; and the first that failed. Ends with "\n".
 // kInvalidArgument: a text is no flight recorder's.
 absl::StatusOr<std::string> FlightReport(const std::vector<FlightFile>& files);
+
+// How many entries the recording has, and its last `count`, the newest first.
+std::string NewestEvents(const FlightFile& file, int count);
 
 // The worker of "<job>-<worker>-<pid>-<n>.flight", or the whole name.
 std::string WorkerOfFile(const std::string& path);

@@ -1,5 +1,8 @@
 #include "weft/launch/commands/flight_report.h"
 
+#include <limits>
+#include <string>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/telemetry/flight_recorder.h"
@@ -77,6 +80,52 @@ TEST(FlightReport, NamesTheFirstFailureBeforeWhatWasRefusedForIt) {
                         "#1 with status UNAVAILABLE\n"));
   EXPECT_THAT(*report,
               HasSubstr("the group has failed: first #1, on trainer0\n"));
+}
+
+TEST(FlightReport, TheGroupThatWasUsedLastIsTheFirst) {
+  const std::string head = "flight recorder: 2 of 2 entries, 0 lost\n";
+  const auto report = FlightReport(
+      {{"trainer0", head +
+                        "0 -9.0s collective.start a=0 b=7 a old AllReduce\n"
+                        "1 -0.5s collective.start a=0 b=7 new AllReduce\n"}});
+  ASSERT_THAT(report, IsOk());
+  EXPECT_LT(report->find("group new"), report->find("group a old"));
+}
+
+// They may have come from a peer.
+TEST(FlightReport, LinesThatNoRecorderWritesAreBorne) {
+  const std::string most = std::to_string(std::numeric_limits<int64_t>::max());
+  const std::string least = std::to_string(std::numeric_limits<int64_t>::min());
+  std::string text = "flight recorder: \n";
+  for (const std::string& line :
+       {std::string("0 -nans collective.start a=0 b=0 g AllReduce"),
+        std::string("0 -infs collective.start a=0 b=0 g AllReduce"),
+        "0 -0s collective.start a=" + most + " b=" + most + " g AllReduce",
+        "0 -0s collective.end a=" + least + " b=" + least + " g AllReduce",
+        "0 -0s collective.end a=" + most + " b=-1 h x",
+        std::string("0 -0s collective.start a=1 b=2 word"),
+        std::string("0 -0s collective.start a= b= g AllReduce"),
+        std::string("0 -0s collective.start a=1 b=2  "), std::string(" "),
+        std::string(5, '\0'), std::string(100000, ' ')}) {
+    text += line + "\n";
+  }
+  const auto report = FlightReport({{"trainer0", text}, {"trainer1", text}});
+  ASSERT_THAT(report, IsOk());
+  EXPECT_THAT(*report, HasSubstr("in AllReduce #" + most));
+  EXPECT_THAT(*report, Not(HasSubstr("nan")));
+}
+
+TEST(FlightReport, NewestEventsAreTheLastOnesTheNewestFirst) {
+  FlightFile file = {"/tmp/x-trainer0-1-0.flight", TextOf(1, 2)};
+  const std::string two = NewestEvents(file, 2);
+  EXPECT_THAT(two, HasSubstr("trainer0, 6 of 6 entries, 0 lost, newest first"));
+  EXPECT_LT(two.find(" collective.start a=2 "),
+            two.find(" collective.end a=1 "));
+  EXPECT_THAT(two, Not(HasSubstr(" collective.start a=1 ")));
+  EXPECT_THAT(NewestEvents(file, 100), HasSubstr(" rpc.call a=1 b=2 "));
+  EXPECT_THAT(NewestEvents(file, 0), Not(HasSubstr("collective")));
+  file.worker = "ps0";
+  EXPECT_THAT(NewestEvents(file, 1), HasSubstr("ps0, 6 of 6 entries"));
 }
 
 TEST(FlightReport, TextThatIsNoFlightRecordersIsRefused) {
