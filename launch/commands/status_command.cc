@@ -1,13 +1,11 @@
-// weft status: the members of a job, the calls that wait, and the pages of a
-// worker.
+// weft status: the members of a job, how far its trainers are, the calls that
+// wait, and the pages of a worker.
 
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,13 +13,16 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "weft/base/status_macros.h"
+#include "weft/launch/commands/ask_members.h"
 #include "weft/launch/commands/commands.h"
 #include "weft/launch/commands/question.h"
+#include "weft/launch/commands/training_report.h"
 #include "weft/rendezvous/view.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/client.h"
 #include "weft/rpc/diagnostics/waits_for.h"
 #include "weft/telemetry/field.h"
+#include "weft/train/training_metrics.h"
 #include "weft/worker/flags.h"
 #include "weft/worker/status.h"
 
@@ -30,11 +31,12 @@ namespace {
 
 using nlohmann::json;
 
-// How many workers are asked at a time.
-constexpr size_t kAskers = 8;
-
 bool IsEnding(const rendezvous::Member& member) {
   return member.phase != rendezvous::Phase::kActive;
+}
+
+bool IsTrainer(const rendezvous::Member& member) {
+  return member.role == "trainer";
 }
 
 json ToJson(const rendezvous::View& view, const std::string& job) {
@@ -92,17 +94,6 @@ struct Waiting {
   std::vector<std::string> silent;
 };
 
-absl::StatusOr<std::unique_ptr<rpc::Client>> ConnectTo(
-    const Question& question, const rendezvous::Member& member,
-    const std::string& job) {
-  rpc::ClientOptions options;
-  WEFT_ASSIGN_OR_RETURN(options.credentials, CredentialsOf(question));
-  options.worker = member.name;
-  options.job = job;
-  options.connect_timeout = question.timeout;
-  return rpc::Client::Connect(member.address, options);
-}
-
 absl::StatusOr<std::string> AskPage(const Question& question,
                                     const rendezvous::View& view,
                                     const std::string& job,
@@ -121,65 +112,93 @@ absl::StatusOr<std::string> AskPage(const Question& question,
       .Wait(question.timeout);
 }
 
-absl::StatusOr<std::vector<rpc::PendingCall>> AskWorker(
-    const Question& question, const rendezvous::Member& member,
-    const std::string& job) {
-  WEFT_ASSIGN_OR_RETURN(const auto client, ConnectTo(question, member, job));
-  return rpc::AskPending(client->To(question.timeout)).Wait(question.timeout);
+std::vector<const rendezvous::Member*> MembersOf(const rendezvous::View& view) {
+  std::vector<const rendezvous::Member*> members;
+  for (const rendezvous::Member& member : view.members()) {
+    members.push_back(&member);
+  }
+  return members;
 }
 
 Waiting AskAll(const Question& question, const rendezvous::View& view,
                const std::string& job) {
-  const std::vector<rendezvous::Member>& members = view.members();
-  std::vector<absl::StatusOr<std::vector<rpc::PendingCall>>> answers(
-      members.size());
-  std::atomic<size_t> next{0};
-  std::vector<std::thread> askers;
-  for (size_t i = 0; i < std::min(kAskers, members.size()); ++i) {
-    askers.emplace_back([&] {
-      for (size_t at = next++; at < members.size(); at = next++) {
-        answers[at] = AskWorker(question, members[at], job);
-      }
-    });
-  }
-  for (std::thread& asker : askers) asker.join();
+  using Calls = std::vector<rpc::PendingCall>;
   Waiting waiting;
-  for (size_t i = 0; i < members.size(); ++i) {
-    if (answers[i].ok()) {
-      waiting.calls.Add(members[i].name, *answers[i]);
+  for (const MemberAnswer<Calls>& answer : AskEach<Calls>(
+           question, MembersOf(view), job,
+           [](const rpc::Target& target) { return rpc::AskPending(target); })) {
+    if (answer.said.ok()) {
+      waiting.calls.Add(answer.member->name, *answer.said);
     } else {
-      waiting.silent.push_back(members[i].name);
+      waiting.silent.push_back(answer.member->name);
     }
   }
   return waiting;
 }
 
-// The fields of the section in the page of a worker; null if it has none.
-json SectionOf(const std::string& page, const std::string& name) {
-  const json sections = json::parse(page, nullptr, /*allow_exceptions=*/false);
-  if (!sections.is_object()) return nullptr;
-  for (const json& section : sections.value("sections", json::array())) {
-    if (section.value("name", "") != name) continue;
-    if (section.contains("error")) return {{"error", section["error"]}};
-    return section.value("fields", json::object());
-  }
-  return nullptr;
+using Page = MemberAnswer<std::string>;
+
+std::vector<Page> AskPages(
+    const Question& question,
+    const std::vector<const rendezvous::Member*>& members,
+    const std::string& job) {
+  return AskEach<std::string>(question, members, job,
+                              [](const rpc::Target& target) {
+                                return worker::AskStatusPage(target,
+                                                             /*as_json=*/true);
+                              });
 }
 
-Sections AskSections(const Question& question, const rendezvous::View& view,
-                     const std::string& job, const std::string& name) {
+// The fields of the section in the page of a worker; null if it has none. Of
+// several the one that was made last.
+json SectionOf(const std::string& page, const std::string& name) {
+  // Whatever a peer has sent, what is kept of it is not deep.
+  const json whole = json::parse(
+      page, [](int depth, json::parse_event_t, json&) { return depth < 8; },
+      /*allow_exceptions=*/false);
+  json found;
+  if (!whole.is_object() || !whole.contains("sections")) return found;
+  for (const json& section : whole["sections"]) {
+    if (!section.is_object() || !section.contains("name")) continue;
+    if (section["name"] != json(name)) continue;
+    found = section.value("fields", json::object());
+    if (section.contains("error")) found = {{"error", section["error"]}};
+  }
+  return found;
+}
+
+Sections SectionsIn(const std::vector<Page>& pages, const std::string& name) {
   Sections sections;
   sections.name = name;
-  for (const rendezvous::Member& member : view.members()) {
-    const auto page =
-        AskPage(question, view, job, member.name, /*as_json=*/true);
-    if (page.ok()) {
-      sections.fields.emplace_back(member.name, SectionOf(*page, name));
+  for (const Page& page : pages) {
+    if (page.said.ok()) {
+      sections.fields.emplace_back(page.member->name,
+                                   SectionOf(*page.said, name));
     } else {
-      sections.silent.push_back(member.name);
+      sections.silent.push_back(page.member->name);
     }
   }
   return sections;
+}
+
+TrainingReport TrainingIn(const std::vector<Page>& pages) {
+  TrainingReport report;
+  Instant first = Instant::Infinite();
+  Instant last;
+  for (const Page& page : pages) {
+    if (!IsTrainer(*page.member)) continue;
+    if (!page.said.ok()) {
+      report.silent.emplace_back(page.member->name, page.said.status());
+      continue;
+    }
+    json fields = SectionOf(*page.said, train::kTrainingSection);
+    if (!fields.is_object()) continue;  // it trains in a way of its own
+    report.trainers.emplace_back(page.member->name, std::move(fields));
+    first = std::min(first, page.asked);
+    last = std::max(last, page.answered);
+  }
+  if (!report.trainers.empty()) report.spread = last - first;
+  return report;
 }
 
 json ToJson(const Sections& sections) {
@@ -234,24 +253,87 @@ void PrintText(const Waiting& waiting) {
   std::printf("no answer: %s\n", absl::StrJoin(waiting.silent, ", ").c_str());
 }
 
+// What is shown beside the members.
+struct Wanted {
+  bool calls = false;
+  bool references = false;
+  bool passes = false;
+  bool training = true;
+
+  void AddTo(worker::Flags& flags) {
+    flags.Add(
+        "calls", &calls,
+        "also the calls that have not ended, and which worker waits for which");
+    flags.Add("refs", &references,
+              "also the references, by owner and holder, with their age");
+    flags.Add("passes", &passes,
+              "also which distributed passes are open, and who is waited for");
+    flags.Add("training", &training,
+              "also the step and phase of each trainer, and who is behind");
+  }
+};
+
+struct Shown {
+  Waiting waiting;
+  std::vector<Sections> sections;
+  TrainingReport training;
+};
+
+Shown Ask(const Question& question, const rendezvous::View& view,
+          const std::string& job, const Wanted& wanted) {
+  Shown shown;
+  if (wanted.calls) shown.waiting = AskAll(question, view, job);
+  const bool of_all = wanted.references || wanted.passes;
+  std::vector<const rendezvous::Member*> members;
+  for (const rendezvous::Member& member : view.members()) {
+    const bool is_asked = of_all || (wanted.training && IsTrainer(member));
+    if (is_asked) members.push_back(&member);
+  }
+  const std::vector<Page> pages = AskPages(question, members, job);
+  if (wanted.references) {
+    shown.sections.push_back(SectionsIn(pages, worker::kReferencesSection));
+  }
+  if (wanted.passes) {
+    shown.sections.push_back(SectionsIn(pages, worker::kPassesSection));
+  }
+  if (wanted.training) shown.training = TrainingIn(pages);
+  return shown;
+}
+
+void Print(const rendezvous::View& view, const std::string& job,
+           const Wanted& wanted, const Shown& shown, bool as_json) {
+  if (!as_json) {
+    PrintText(view, job);
+    std::fputs(ToText(shown.training).c_str(), stdout);
+    if (wanted.calls) PrintText(shown.waiting);
+    for (const Sections& sections : shown.sections) PrintText(sections);
+    return;
+  }
+  json answer = ToJson(view, job);
+  if (wanted.training) {
+    answer[train::kTrainingSection] = ToJson(shown.training);
+  }
+  if (wanted.calls) answer["waiting"] = ToJson(shown.waiting);
+  for (const Sections& sections : shown.sections) {
+    answer[sections.name] = ToJson(sections);
+  }
+  std::printf("%s\n", answer
+                          .dump(/*indent=*/-1, ' ', /*ensure_ascii=*/false,
+                                json::error_handler_t::replace)
+                          .c_str());
+}
+
 }  // namespace
 
 absl::StatusOr<int> StatusCommand(int argc, char** argv) {
   Question question;
   Meeting meeting;
+  Wanted wanted;
   bool as_json = false;
-  bool calls = false;
-  worker::Flags flags("weft status", "Shows who is in a job.");
+  worker::Flags flags("weft status",
+                      "Shows who is in a job, and how far its trainers are.");
   meeting.AddTo(flags);
-  flags.Add(
-      "calls", &calls,
-      "also the calls that have not ended, and which worker waits for which");
-  bool references = false;
-  flags.Add("refs", &references,
-            "also the references, by owner and holder, with their age");
-  bool passes = false;
-  flags.Add("passes", &passes,
-            "also which distributed passes are open, and who is waited for");
+  wanted.AddTo(flags);
   std::string page;
   flags.Add("page", &page, "in place of that, what this worker says of itself");
   flags.Add("json", &as_json, "as one JSON object");
@@ -265,29 +347,8 @@ absl::StatusOr<int> StatusCommand(int argc, char** argv) {
     std::printf("%s%s", shown.c_str(), as_json ? "\n" : "");
     return 0;
   }
-  Waiting waiting;
-  if (calls) waiting = AskAll(question, view, meeting.job);
-  std::vector<Sections> all;
-  if (references) {
-    all.push_back(
-        AskSections(question, view, meeting.job, worker::kReferencesSection));
-  }
-  if (passes) {
-    all.push_back(
-        AskSections(question, view, meeting.job, worker::kPassesSection));
-  }
-  if (as_json) {
-    json answer = ToJson(view, meeting.job);
-    if (calls) answer["waiting"] = ToJson(waiting);
-    for (const Sections& sections : all) {
-      answer[sections.name] = ToJson(sections);
-    }
-    std::printf("%s\n", answer.dump().c_str());
-  } else {
-    PrintText(view, meeting.job);
-    if (calls) PrintText(waiting);
-    for (const Sections& sections : all) PrintText(sections);
-  }
+  Print(view, meeting.job, wanted, Ask(question, view, meeting.job, wanted),
+        as_json);
   return 0;
 }
 

@@ -1,7 +1,11 @@
-// weft status and weft health over real workers, in one process.
+// weft status, weft dump --job and weft health over real workers, in one
+// process.
 
 #include <atomic>
+#include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,17 +18,22 @@
 #include "weft/dist_autograd/contexts.h"
 #include "weft/dist_autograd/scope.h"
 #include "weft/launch/commands/commands.h"
+#include "weft/launch/commands/flight_report.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/class.h"
 #include "weft/rpc/function.h"
 #include "weft/rref/rref.h"
+#include "weft/telemetry/flight_recorder.h"
 #include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+#include "weft/train/training_metrics.h"
 #include "weft/worker/test_workers.h"
 
 namespace weft::launch {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::weft::testing::IsOk;
@@ -83,10 +92,11 @@ class StatusCommandTest : public ::testing::Test {
     workers_ = worker::TestWorkers::Start(options).value();
   }
   worker::Worker& Get(const std::string& name) { return workers_->Get(name); }
-  std::vector<std::string> Status(const std::vector<std::string>& more) {
+  std::vector<std::string> Status(const std::vector<std::string>& more,
+                                  const std::string& command = "status") {
     const worker::Options& own = Get("ps0").options();
     std::vector<std::string> arguments = {
-        "status", absl::StrCat("--coordinator=", own.coordinator),
+        command, absl::StrCat("--coordinator=", own.coordinator),
         absl::StrCat("--job=", own.job)};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return arguments;
@@ -153,6 +163,31 @@ TEST_F(StatusCommandTest, PageOfAnUnknownWorkerNamesThoseThatThereAre) {
   for (std::string& a : arguments) argv.push_back(a.data());
   EXPECT_THAT(StatusCommand(static_cast<int>(argv.size()), argv.data()),
               StatusIs(absl::StatusCode::kNotFound, "ps0, trainer0"));
+}
+
+TEST_F(StatusCommandTest, ShowsTheStepAndPhaseOfATrainer) {
+  EXPECT_THAT(OutputOf(StatusCommand, Status({})), Not(HasSubstr("training")));
+  train::TrainingMetrics metrics(Get("trainer0").telemetry());
+  metrics.BeginStep(41);
+  metrics.EndStep(/*loss=*/0.25, /*samples=*/32);
+  const auto phase = metrics.Begin(train::StepPhase::kForward);
+  EXPECT_THAT(
+      OutputOf(StatusCommand, Status({})),
+      ContainsRegex("\ntraining\n  trainer0: step 42, forward for [0-9.]+ "
+                    "s, waits 0 %, loss 0.25, [0-9]+ examples/s\n"));
+  const auto json =
+      nlohmann::json::parse(OutputOf(StatusCommand, Status({"--json"})));
+  const auto& training = json["training"];
+  EXPECT_EQ(training["workers"].size(), 1u) << training;
+  EXPECT_EQ(training["workers"]["trainer0"]["step"], 42);
+  EXPECT_EQ(training["workers"]["trainer0"]["phase"], "forward");
+  EXPECT_EQ(training["workers"]["trainer0"]["steps_behind"], 0);
+  EXPECT_TRUE(training["no_answer"].empty());
+  EXPECT_THAT(OutputOf(StatusCommand, Status({"--no-training"})),
+              Not(HasSubstr("training")));
+  EXPECT_FALSE(nlohmann::json::parse(
+                   OutputOf(StatusCommand, Status({"--no-training", "--json"})))
+                   .contains("training"));
 }
 
 TEST_F(StatusCommandTest, HealthOfAWorkerIsServing) {

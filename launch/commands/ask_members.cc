@@ -1,0 +1,39 @@
+#include "weft/launch/commands/ask_members.h"
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "weft/base/status_macros.h"
+
+namespace weft::launch {
+namespace {
+
+// How many workers are asked at a time.
+constexpr size_t kAskers = 8;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<rpc::Client>> ConnectTo(
+    const Question& question, const rendezvous::Member& member,
+    const std::string& job) {
+  rpc::ClientOptions options;
+  WEFT_ASSIGN_OR_RETURN(options.credentials, CredentialsOf(question));
+  options.worker = member.name;
+  options.job = job;
+  options.connect_timeout = question.timeout;
+  return rpc::Client::Connect(member.address, options);
+}
+
+void RunSeveral(size_t count, absl::FunctionRef<void(size_t)> ask) {
+  std::atomic<size_t> next{0};
+  std::vector<std::thread> askers;
+  for (size_t i = 0; i < std::min(kAskers, count); ++i) {
+    askers.emplace_back([&] {
+      for (size_t at = next++; at < count; at = next++) ask(at);
+    });
+  }
+  for (std::thread& asker : askers) asker.join();
+}
+
+}  // namespace weft::launch

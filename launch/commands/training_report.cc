@@ -1,0 +1,185 @@
+#include "weft/launch/commands/training_report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "weft/telemetry/field.h"
+
+namespace weft::launch {
+namespace {
+
+using nlohmann::json;
+using telemetry::Printable;
+
+constexpr int64_t kMostSteps = int64_t{1} << 53;
+// By how much less than all others the slowest trainer must wait.
+constexpr double kLessWaiting = 0.2;
+
+std::optional<double> NumberIn(const json& fields, const char* key) {
+  if (!fields.is_object() || !fields.contains(key)) return std::nullopt;
+  const json& value = fields[key];
+  if (!value.is_number()) return std::nullopt;
+  const double number = value.get<double>();
+  if (!std::isfinite(number)) return std::nullopt;
+  return number;
+}
+
+std::string TextIn(const json& fields, const char* key) {
+  if (!fields.is_object() || !fields.contains(key)) return "";
+  const json& value = fields[key];
+  return Printable(value.is_string() ? value.get<std::string>() : value.dump());
+}
+
+std::optional<int64_t> StepIn(const json& fields) {
+  const std::optional<double> step = NumberIn(fields, "step");
+  if (!step.has_value() || *step < 0 || *step > kMostSteps) return std::nullopt;
+  return static_cast<int64_t>(*step);
+}
+
+std::optional<int64_t> FurthestOf(const TrainingReport& report) {
+  std::optional<int64_t> furthest;
+  for (const auto& [name, fields] : report.trainers) {
+    const std::optional<int64_t> step = StepIn(fields);
+    if (step.has_value()) furthest = std::max(furthest.value_or(0), *step);
+  }
+  return furthest;
+}
+
+// Nothing for one that has not said its step.
+std::optional<int64_t> StepsBehind(const json& fields,
+                                   std::optional<int64_t> furthest) {
+  const std::optional<int64_t> step = StepIn(fields);
+  if (!step.has_value() || !furthest.has_value()) return std::nullopt;
+  return *furthest - *step;
+}
+
+// Whether it is more than what the others trained while they were asked.
+bool IsBehind(const json& fields, int64_t steps, absl::Duration spread) {
+  if (steps <= 0) return false;
+  const double seconds = absl::ToDoubleSeconds(spread);
+  // It has been at this step all the time.
+  if (NumberIn(fields, "phase_seconds").value_or(0) > seconds) return true;
+  const double each = NumberIn(fields, "step_seconds").value_or(0);
+  return static_cast<double>(steps) * each > seconds;
+}
+
+std::string Percent(double share) {
+  return absl::StrFormat("%.0f %%", 100 * share);
+}
+
+std::string Steps(int64_t steps) {
+  return absl::StrCat(steps, steps == 1 ? " step" : " steps");
+}
+
+std::string Line(const json& fields, std::optional<int64_t> behind) {
+  // The section was busy, or has failed.
+  if (fields.contains("error")) return TextIn(fields, "error");
+  std::vector<std::string> parts;
+  const std::optional<int64_t> step = StepIn(fields);
+  parts.push_back(step.has_value() ? absl::StrCat("step ", *step)
+                                   : "no step yet");
+  if (behind.value_or(0) > 0) parts.push_back(absl::StrCat(*behind, " behind"));
+  std::string phase = TextIn(fields, "phase");
+  if (const auto age = NumberIn(fields, "phase_seconds"); age.has_value()) {
+    absl::StrAppendFormat(&phase, " for %.3f s", *age);
+  }
+  parts.push_back(phase);
+  if (const std::string operation = TextIn(fields, "operation");
+      !operation.empty()) {
+    parts.push_back(
+        absl::StrFormat("in %s for %.3f s", operation,
+                        NumberIn(fields, "operation_seconds").value_or(0)));
+  }
+  if (const auto share = NumberIn(fields, "wait_share"); share.has_value()) {
+    parts.push_back(absl::StrCat("waits ", Percent(*share)));
+  }
+  if (fields.contains("loss")) {
+    const auto loss = NumberIn(fields, "loss");
+    parts.push_back(loss.has_value()
+                        ? absl::StrFormat("loss %.4g", *loss)
+                        : absl::StrCat("loss ", TextIn(fields, "loss")));
+  }
+  if (const auto rate = NumberIn(fields, "examples_per_s"); rate.has_value()) {
+    parts.push_back(absl::StrFormat("%.0f examples/s", *rate));
+  }
+  return absl::StrJoin(parts, ", ");
+}
+
+std::string BehindLine(const TrainingReport& report,
+                       std::optional<int64_t> furthest) {
+  std::vector<std::pair<int64_t, std::string>> behind;
+  for (const auto& [name, fields] : report.trainers) {
+    const int64_t steps = StepsBehind(fields, furthest).value_or(0);
+    if (!IsBehind(fields, steps, report.spread)) continue;
+    behind.emplace_back(-steps, absl::StrCat(name, " (", Steps(steps), ")"));
+  }
+  std::sort(behind.begin(), behind.end());
+  std::vector<std::string> all;
+  for (const auto& [name, why] : report.silent) {
+    all.push_back(absl::StrCat(name, " (no answer)"));
+  }
+  for (const auto& [steps, text] : behind) all.push_back(text);
+  if (all.empty()) return "";
+  return absl::StrCat("  behind: ", absl::StrJoin(all, ", "), "\n");
+}
+
+// Where all keep step, the one for which the others wait does not wait itself.
+std::string SlowestLine(const TrainingReport& report) {
+  std::vector<std::pair<double, std::string>> waits;
+  for (const auto& [name, fields] : report.trainers) {
+    const auto share = NumberIn(fields, "wait_share");
+    if (!share.has_value()) return "";
+    waits.emplace_back(*share, name);
+  }
+  if (waits.size() < 2) return "";
+  std::sort(waits.begin(), waits.end());
+  if (waits[1].first - waits[0].first < kLessWaiting) return "";
+  return absl::StrCat("  slowest: ", waits[0].second, " waits ",
+                      Percent(waits[0].first),
+                      " of its time for others, each other trainer ",
+                      Percent(waits[1].first), " or more\n");
+}
+
+}  // namespace
+
+json ToJson(const TrainingReport& report) {
+  const std::optional<int64_t> furthest = FurthestOf(report);
+  json workers = json::object();
+  for (const auto& [name, fields] : report.trainers) {
+    json& said = workers[name] = fields;
+    const auto behind = StepsBehind(fields, furthest);
+    if (behind.has_value()) said["steps_behind"] = *behind;
+  }
+  json silent = json::array();
+  json reasons = json::object();
+  for (const auto& [name, why] : report.silent) {
+    silent.push_back(name);
+    reasons[name] = Printable(why.ToString());
+  }
+  return {{"workers", std::move(workers)},
+          {"no_answer", std::move(silent)},
+          {"reasons", std::move(reasons)}};
+}
+
+std::string ToText(const TrainingReport& report) {
+  if (report.trainers.empty() && report.silent.empty()) return "";
+  const std::optional<int64_t> furthest = FurthestOf(report);
+  std::string text = "training\n";
+  for (const auto& [name, fields] : report.trainers) {
+    absl::StrAppend(&text, "  ", name, ": ",
+                    Line(fields, StepsBehind(fields, furthest)), "\n");
+  }
+  for (const auto& [name, why] : report.silent) {
+    absl::StrAppend(&text, "  ", name,
+                    ": no answer: ", Printable(why.message()), "\n");
+  }
+  absl::StrAppend(&text, BehindLine(report, furthest), SlowestLine(report));
+  return text;
+}
+
+}  // namespace weft::launch

@@ -1,0 +1,38 @@
+// TrainingReport: what the trainers of a job say of their steps, and which of
+// them the others are ahead of or wait for.
+
+#ifndef WEFT_LAUNCH_COMMANDS_TRAINING_REPORT_H_
+#define WEFT_LAUNCH_COMMANDS_TRAINING_REPORT_H_
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace weft::launch {
+
+// Nothing in it is trusted: it is what others have sent.
+struct TrainingReport {
+  // By worker: the fields of the section (train/training_metrics.h).
+  std::vector<std::pair<std::string, nlohmann::json>> trainers;
+  // Who has not answered, and why.
+  std::vector<std::pair<std::string, absl::Status>> silent;
+  // From the first question to the last answer: steps that are apart by what
+  // is trained in this time say nothing.
+  absl::Duration spread;
+};
+
+// {"workers": {NAME: fields and "steps_behind"}, "no_answer": [NAME],
+// "reasons": {NAME: why}}.
+nlohmann::json ToJson(const TrainingReport& report);
+
+// A line for each trainer, then who is behind and who is slow, if any is. For a
+// terminal. Empty if there is nothing to say.
+std::string ToText(const TrainingReport& report);
+
+}  // namespace weft::launch
+
+#endif  // WEFT_LAUNCH_COMMANDS_TRAINING_REPORT_H_

@@ -1,0 +1,140 @@
+#include "weft/launch/commands/training_report.h"
+
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace weft::launch {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Json = nlohmann::json;
+
+Json At(int64_t step, const std::string& phase, double since) {
+  return {{"step", step},           {"phase", phase},
+          {"phase_seconds", since}, {"loss", 0.3121},
+          {"examples_per_s", 1873}, {"step_seconds", 0.01},
+          {"wait_share", 0.5}};
+}
+
+TEST(TrainingReport, NamesWhoIsBehindAndInWhichPhase) {
+  TrainingReport report;
+  report.trainers = {{"trainer0", At(1204, "pull", 3.1)},
+                     {"trainer1", At(1203, "forward", 3.2)}};
+  report.spread = absl::Milliseconds(30);
+  const std::string text = ToText(report);
+  EXPECT_THAT(text, HasSubstr("training\n  trainer0: step 1204, pull for 3.100 "
+                              "s, waits 50 %, loss 0.3121, 1873 examples/s\n"));
+  EXPECT_THAT(text, HasSubstr("trainer1: step 1203, 1 behind, forward for "
+                              "3.200 s, "));
+  EXPECT_THAT(text, HasSubstr("\n  behind: trainer1 (1 step)\n"));
+  EXPECT_THAT(text, Not(HasSubstr("slowest")));
+  const Json json = ToJson(report);
+  EXPECT_EQ(json["workers"]["trainer0"]["steps_behind"], 0);
+  EXPECT_EQ(json["workers"]["trainer1"]["steps_behind"], 1);
+  EXPECT_EQ(json["workers"]["trainer1"]["phase"], "forward");
+  EXPECT_EQ(json["no_answer"], Json::array());
+}
+
+// They were asked one after the other, and train meanwhile.
+TEST(TrainingReport, StepsThatTheQuestionsTookAreNotBehind) {
+  TrainingReport report;
+  report.trainers = {{"trainer0", At(1204, "pull", 0.001)},
+                     {"trainer1", At(1200, "pull", 0.001)}};
+  report.spread = absl::Milliseconds(50);
+  EXPECT_THAT(ToText(report), Not(HasSubstr("  behind: ")));
+  EXPECT_THAT(ToText(report), HasSubstr("step 1200, 4 behind"));
+  report.spread = absl::Milliseconds(30);
+  EXPECT_THAT(ToText(report), HasSubstr("  behind: trainer1 (4 steps)\n"));
+}
+
+TEST(TrainingReport, NamesWhoDoesNotAnswerAndWhy) {
+  TrainingReport report;
+  report.trainers = {{"trainer0", At(9, "pull", 3)}};
+  report.silent = {{"trainer1", absl::DeadlineExceededError("not \x1b[2J in "
+                                                            "5s")}};
+  const std::string text = ToText(report);
+  EXPECT_THAT(text, HasSubstr("  trainer1: no answer: not \\x1b[2J in 5s\n"));
+  EXPECT_THAT(text, HasSubstr("  behind: trainer1 (no answer)\n"));
+  const Json json = ToJson(report);
+  EXPECT_EQ(json["no_answer"], Json::array({"trainer1"}));
+  EXPECT_THAT(json["reasons"]["trainer1"].get<std::string>(),
+              HasSubstr("DEADLINE_EXCEEDED: not "));
+}
+
+TEST(TrainingReport, TheSlowestIsTheOneThatDoesNotWait) {
+  TrainingReport report;
+  report.trainers = {{"trainer0", At(9, "pull", 0)},
+                     {"trainer1", At(9, "forward", 0)},
+                     {"trainer2", At(9, "pull", 0)}};
+  EXPECT_THAT(ToText(report), Not(HasSubstr("slowest")));
+  report.trainers[1].second["wait_share"] = 0.02;
+  report.trainers[2].second["wait_share"] = 0.61;
+  EXPECT_THAT(ToText(report),
+              HasSubstr("  slowest: trainer1 waits 2 % of its time for others, "
+                        "each other trainer 50 % or more\n"));
+  report.trainers.resize(1);
+  EXPECT_THAT(ToText(report), Not(HasSubstr("slowest")));
+}
+
+TEST(TrainingReport, NamesTheOperationThatATrainerIsIn) {
+  TrainingReport report;
+  Json fields = At(9, "backward", 3);
+  fields["operation"] = "AllReduce #12 of group trainer/world";
+  fields["operation_seconds"] = 2.5;
+  report.trainers = {{"trainer0", fields}};
+  EXPECT_THAT(ToText(report),
+              HasSubstr("backward for 3.000 s, in AllReduce #12 of group "
+                        "trainer/world for 2.500 s, "));
+}
+
+TEST(TrainingReport, NothingIsSaidWhereNobodyTrains) {
+  EXPECT_EQ(ToText({}), "");
+  EXPECT_EQ(ToJson({})["workers"], Json::object());
+}
+
+TEST(TrainingReport, ATrainerWithoutAStepIsNotBehind) {
+  TrainingReport report;
+  report.trainers = {
+      {"trainer0", At(1204, "pull", 3)},
+      {"trainer1", {{"phase", "between phases"}, {"phase_seconds", 40}}}};
+  EXPECT_THAT(
+      ToText(report),
+      HasSubstr("trainer1: no step yet, between phases for 40.000 s\n"));
+  EXPECT_THAT(ToText(report), Not(HasSubstr("behind: ")));
+}
+
+// Whoever is in the job may have sent it.
+TEST(TrainingReport, FieldsThatNoTrainerSendsAreBorne) {
+  const Json values[] = {nullptr,
+                         true,
+                         -1,
+                         std::numeric_limits<int64_t>::min(),
+                         std::numeric_limits<uint64_t>::max(),
+                         1e308,
+                         "\x1b[2J\ntext",
+                         Json::array({1, 2}),
+                         Json::object({{"a", 1}})};
+  for (const char* key : {"step", "phase", "phase_seconds", "loss",
+                          "examples_per_s", "step_seconds", "wait_share",
+                          "operation", "operation_seconds", "error"}) {
+    for (const Json& value : values) {
+      TrainingReport report;
+      Json fields = At(7, "pull", 1);
+      fields[key] = value;
+      report.trainers = {{"trainer0", fields}, {"trainer1", At(8, "pull", 1)}};
+      const std::string text = ToText(report);
+      EXPECT_THAT(text, HasSubstr("  trainer1: step 8, ")) << key << value;
+      EXPECT_THAT(text, Not(HasSubstr("\x1b"))) << key << value;
+      EXPECT_TRUE(ToJson(report)["workers"].contains("trainer0"));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft::launch
