@@ -48,6 +48,12 @@ TEST(Commands, CommandLinesThatMakeNoSenseAreRefusedAsUsage) {
   EXPECT_THAT(UsageError(HealthCommand, {"health", "a:1", "b:2"}),
               HasSubstr("wanted one ADDRESS"));
   EXPECT_THAT(UsageError(DumpCommand, {"dump"}), HasSubstr("*.flight"));
+  EXPECT_THAT(UsageError(DumpCommand, {"dump", "x.flight", "--job=x"}),
+              HasSubstr("wanted one of them"));
+  EXPECT_THAT(UsageError(DumpCommand, {"dump", "x.flight", "--out=x"}),
+              HasSubstr("--out is for what a running job"));
+  EXPECT_THAT(UsageError(DumpCommand, {"dump", "--job=x", "--events=-1"}),
+              HasSubstr("--events"));
   EXPECT_THAT(UsageError(CertsCommand, {"certs"}), HasSubstr("certs init"));
   EXPECT_THAT(UsageError(CertsCommand, {"certs", "revoke"}),
               HasSubstr("--name=NAME"));

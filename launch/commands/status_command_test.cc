@@ -190,6 +190,40 @@ TEST_F(StatusCommandTest, ShowsTheStepAndPhaseOfATrainer) {
                    .contains("training"));
 }
 
+TEST_F(StatusCommandTest, DumpShowsWhatAllWorkersOfARunningJobHaveRecorded) {
+  telemetry::FlightRecorder& recorder = Get("trainer0").telemetry().recorder();
+  recorder.RecordFor("collective.start", "trainer/world", "AllReduce", 4, 7);
+  recorder.Record("test.event", "the newest but for the question");
+  const std::string text =
+      OutputOf(DumpCommand, Status({"--events=4"}, "dump"));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("group trainer/world, 1 worker"),
+                    HasSubstr("  trainer0: in AllReduce #4, called "),
+                    ContainsRegex("\nps0, [0-9]+ of [0-9]+ entries, 0 lost, "
+                                  "newest first:\n"),
+                    ContainsRegex("\ntrainer0, [0-9]+ of [0-9]+ entries"),
+                    HasSubstr(" test.event "), Not(HasSubstr("no answer"))));
+  EXPECT_THAT(OutputOf(DumpCommand, Status({"--events=0"}, "dump")),
+              Not(HasSubstr("entries")));
+}
+
+TEST_F(StatusCommandTest, DumpWritesFilesThatDumpReads) {
+  Get("trainer0")
+      .telemetry()
+      .recorder()
+      .RecordFor("collective.start", "trainer/world", "AllReduce", 4, 7);
+  const testing::TempDir dir;
+  const std::string out = dir.Path("out");
+  OutputOf(DumpCommand, Status({"--out=" + out}, "dump"));
+  EXPECT_THAT(OutputOf(DumpCommand, {"dump", out}),
+              HasSubstr("  trainer0: in AllReduce #4, called "));
+  std::set<std::string> workers;
+  for (const auto& entry : std::filesystem::directory_iterator(out)) {
+    workers.insert(WorkerOfFile(entry.path().string()));
+  }
+  EXPECT_THAT(workers, ::testing::ElementsAre("ps0", "trainer0"));
+}
+
 TEST_F(StatusCommandTest, HealthOfAWorkerIsServing) {
   EXPECT_THAT(OutputOf(HealthCommand, {"health", "--name=trainer0",
                                        Get("trainer0").self().address}),
