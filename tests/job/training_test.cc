@@ -1,5 +1,8 @@
 // The main job as users run it: programs by hand, checkpoints, certificates.
 
+#include <signal.h>
+
+#include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -21,10 +24,14 @@
 namespace weft::testing {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
+
+constexpr int kTimeout = 11;
 
 // The accuracy that the model reaches on these data.
 constexpr double kHigh = 0.9;
@@ -160,6 +167,81 @@ TEST(MainJob, AServersStatusPageIsShownByTheTool) {
   const auto nobody = ask({"--page=ps7"});
   EXPECT_THAT(nobody->Wait(kLong), IsOkAndHolds(3));
   EXPECT_THAT(nobody->output(), HasSubstr("there are: ps0, trainer0"));
+}
+
+// One that is stopped is not taken for dead meanwhile. Asynchronously the other
+// goes on, so that the first is behind once it is back.
+TEST(MainJob, ATrainerThatStandsStillIsNamedByStatusAndDump) {
+  Job job;
+  job.servers = 1;
+  job.flags = {"--limits=dead_after=10m,give_up_after=10m"};
+  const auto server = job.StartServer(0);
+  const Processes trainers = job.StartTrainers({"--async", "--epochs=100000"});
+  const auto weft = [&](const std::string& command, const Flags& more) {
+    Flags flags = {Program("weft"), command, "--job=" + job.name,
+                   "--coordinator=" + job.coordinator};
+    flags.insert(flags.end(), more.begin(), more.end());
+    auto asked = StartProcess(std::move(flags));
+    (void)asked->Wait(kLong);
+    return asked;
+  };
+  const auto training = [&](const Flags& more = {}) {
+    Flags flags = {"--json"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    const auto status =
+        nlohmann::json::parse(weft("status", flags)->output(), nullptr, false);
+    return status.is_object() ? status["training"] : nlohmann::json();
+  };
+  const auto step_of = [](const nlohmann::json& said, const char* trainer) {
+    return said.is_object() && said["workers"].contains(trainer)
+               ? said["workers"][trainer].value("step", int64_t{-1})
+               : -1;
+  };
+  EXPECT_TRUE(Becomes([&] {
+    const auto said = training();
+    return step_of(said, "trainer0") > 0 && step_of(said, "trainer1") > 0;
+  })) << trainers[0]->output();
+
+  trainers[1]->Signal(SIGSTOP);
+  const std::string once = "--timeout=2s";
+  const int64_t before = step_of(training({once}), "trainer0");
+  nlohmann::json said;
+  EXPECT_TRUE(Becomes([&] {
+    said = training({once});
+    return step_of(said, "trainer0") > before + 20;
+  })) << said;
+  EXPECT_EQ(said["no_answer"], nlohmann::json::array({"trainer1"}));
+  const auto status = weft("status", {once});
+  EXPECT_THAT(status->Wait(kLong), IsOkAndHolds(0));
+  EXPECT_THAT(status->output(),
+              AllOf(ContainsRegex("\n  trainer0: step [0-9]+, "),
+                    HasSubstr("\n  trainer1: no answer: "),
+                    HasSubstr("\n  behind: trainer1 (no answer)\n")));
+
+  const std::string out = job.Path("recordings");
+  const auto dump = weft("dump", {once, "--out=" + out});
+  EXPECT_THAT(dump->Wait(kLong), IsOkAndHolds(kTimeout)) << dump->output();
+  EXPECT_THAT(
+      dump->output(),
+      AllOf(HasSubstr("no answer: trainer1: "),
+            ContainsRegex("\nps0, [0-9]+ of [0-9]+ entries, .*newest first:\n"),
+            ContainsRegex("\ntrainer0, [0-9]+ of [0-9]+ entries")));
+  EXPECT_THAT(dump->output(), Not(ContainsRegex("\ntrainer1, [0-9]+ of ")));
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(out)) {
+    EXPECT_THAT(ReadBytes(entry.path()), HasSubstr("weft::ps::Exchange"));
+    ++files;
+  }
+  EXPECT_EQ(files, 2);
+
+  trainers[1]->Signal(SIGCONT);
+  EXPECT_TRUE(Becomes([&] {
+    said = training();
+    return step_of(said, "trainer1") > 0 && step_of(said, "trainer0") > 0;
+  })) << said;
+  EXPECT_GT(said["workers"]["trainer1"]["steps_behind"], 10) << said;
+  EXPECT_EQ(said["workers"]["trainer0"]["steps_behind"], 0) << said;
+  EXPECT_THAT(weft("dump", {"--events=1"})->Wait(kLong), IsOkAndHolds(0));
 }
 
 // The page that Prometheus would read of a worker of this host.
