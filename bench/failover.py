@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""failover.py [--elastic | --refill] [--kills=20] [--every=3] [--data=DIR]: how long a job stands still after a kill.
+"""failover.py [--elastic | --elastic --goodput | --refill] [--kills=20] [--every=3] [--data=DIR]: how long a job stands still after a kill.
 
 Runs `weft run --replicas=2` of 3 servers and 2 synchronous trainers, and kills a random server with SIGKILL every few
 seconds; with --elastic, `weft run --elastic` of 4 data-parallel trainers, and kills a random trainer. For each kill: the
 longest time between two steps within the 2 s after it, in which the process also comes back, and how much longer that is
 than the longest in the second before it. The last line is JSON. Needs bin/ (tools/build.sh).
+
+--goodput: in place of that, the steps that count in the time of --every from a kill to the next, as a share of those in
+as long a time without a kill before it, over all kills. A step that is repeated counts once.
 
 --refill: in place of that, steps a second from the kill of a server until all partitions have two copies again, beside
 those of as long a time before the kill, of bench/refill_trainer with a table of 100 MB; medians of the kills.
@@ -26,6 +29,7 @@ parser.add_argument("--elastic", action="store_true")
 parser.add_argument("--kills", type=int, default=20)
 parser.add_argument("--every", type=float, default=3.0)
 parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist")
+parser.add_argument("--goodput", action="store_true")
 parser.add_argument("--refill", action="store_true")
 parser.add_argument("--refill-trainer", default="")
 parser.add_argument("--bin", default=os.path.join(os.path.dirname(__file__), "..", "bin"))
@@ -42,14 +46,17 @@ if options.elastic:
     command = ["--elastic=2:4", "--role", f"trainer=4:{trainer} --strategy=ddp --virtual-shards=4"]
 run = subprocess.Popen([f"{bin_dir}/weft", "run"] + command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 steps, lines, refilled = [], [], []
+furthest = 0
 
 
 def read():
+    global furthest
     for line in run.stdout:
         lines.append(line)
         # Of the first of them, which with --elastic may be any.
         if "] {\"step\"" in line and (options.elastic or line.startswith("[trainer0]")):
             steps.append(time.monotonic())
+            furthest = max(furthest, json.loads(line.split("] ", 1)[1])["step"])
         elif ", 0 without a backup in sync" in line:
             refilled.append(time.monotonic())
 
@@ -109,6 +116,26 @@ if options.refill:
                       "steps_per_s_refilling": round(sorted(k[1] for k in kills)[middle], 1),
                       "ratio": round(sorted(k[1] / k[0] for k in kills)[middle], 3),
                       "refill_s": round(sorted(k[2] for k in kills)[middle], 2)}))
+    sys.exit(0)
+if options.goodput:
+    quiet, killed = 0, []
+    for _ in range(options.kills):
+        marks = [furthest]
+        for has_kill in (False, True):
+            if run.poll() is not None:
+                sys.exit("".join([line for line in lines if "\"step\"" not in line][-30:]))
+            if has_kill:
+                os.kill(random.choice(victims()), signal.SIGKILL)
+            time.sleep(options.every)
+            marks.append(furthest)
+        quiet += marks[1] - marks[0]
+        killed.append(marks[2] - marks[1])
+    run.send_signal(signal.SIGINT)
+    run.wait(timeout=60)
+    time_of_each = options.kills * options.every
+    print(json.dumps({"kills": options.kills, "every_s": options.every, "steps_per_s_quiet": round(quiet / time_of_each, 1),
+                      "steps_per_s_with_kills": round(sum(killed) / time_of_each, 1),
+                      "goodput": round(sum(killed) / max(quiet, 1), 3)}))
     sys.exit(0)
 stops, usual = [], []
 for _ in range(options.kills):

@@ -1,6 +1,7 @@
-// Any process of a job is killed or stopped at random moments, again and again,
-// also while the last one is being replaced. Nobody helps by hand, and the job
-// ends with the bits of one that nobody touched.
+// Any process of a job with parameter servers is killed or stopped at random
+// moments, again and again, also while the last one is being replaced. Nobody
+// helps by hand, and the job ends with the bits of one that nobody touched.
+// elastic_chaos_test.cc does the same to a data-parallel job.
 //
 //   WEFT_CHAOS_SEED    the moments and the victims; printed, so that a failure
 //                      can be tried again
@@ -149,47 +150,6 @@ void ExpectUndisturbed(
               ReadBytes(absl::StrCat(whole, "/", NewestName(whole), "/", file)))
       << trained.checkpoint << "\n"
       << run.output();
-}
-
-// --- Data-parallel training --------------------------------------------------
-
-Flags ElasticRun(const Job& job, const std::string& saved,
-                 const std::string& epochs, const Flags& run_flags) {
-  Flags argv = {Program("weft"), "run", "--job=chaos"};
-  argv.insert(argv.end(), run_flags.begin(), run_flags.end());
-  for (const std::string& flag :
-       {Program("trainer"), std::string("--strategy=ddp"),
-        std::string("--virtual-shards=8"), "--data=" + job.data,
-        std::string("--batch-size=4"), std::string("--lr=0.001"), epochs,
-        std::string(kKeepSome), "--checkpoint-dir=" + saved}) {
-    argv.push_back(flag);
-  }
-  return argv;
-}
-
-TEST(Chaos, AnyProcessOfAnElasticTrainingMayBeKilledAtAnyTime) {
-  const Job job;
-  const uint64_t seed = NextSeed();
-  SCOPED_TRACE(absl::StrCat("WEFT_CHAOS_SEED=", seed));
-  const std::string saved = job.Path("saved");
-  const auto run =
-      StartRun(job, ElasticRun(job, saved, kForLong,
-                               {"--elastic=1:4", "--nproc-per-node=3"}));
-  AwaitFirstCheckpoint(*run, saved);
-  Storm storm(*run, seed);
-  const int wanted = static_cast<int>(NumberOf("WEFT_CHAOS_FAULTS", 10));
-  const int hits = storm.Rage(
-      {{"trainer", 0}, {"trainer", 1}, {"trainer", 2}, {"coordinator", 0}},
-      wanted, [](const Victim&) { return true; });
-  SCOPED_TRACE(storm.story());
-  EXPECT_GE(hits, wanted / 2);
-  ExpectUndisturbed(
-      *run, job, saved, /*steps=*/8, "shard-00000.safetensors",
-      [&](const std::string& directory, const std::string& epochs) {
-        return StartRun(
-            job, ElasticRun(job, directory, epochs, {"--nproc-per-node=1"}));
-      });
-  ExpectNothingLeft(job.Path("run"));
 }
 
 // --- Parameter servers -------------------------------------------------------
