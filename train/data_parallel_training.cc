@@ -495,9 +495,10 @@ absl::Status DataParallelTraining::SaveOnce(std::optional<double> score,
   WEFT_RETURN_IF_ERROR(CheckFinite(*parts_.model));
   WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
   WEFT_RETURN_IF_ERROR(CheckRun(*directory, run_));
-  checkpoint::Metadata metadata =
-      MetadataOf(options_.settings, loader().state(), score);
-  if (parts_.generator != nullptr && shards_ == nullptr) {
+  // In no group a step may be under way, for which the loader is further.
+  checkpoint::Metadata metadata = MetadataOf(
+      options_.settings, group_ == nullptr ? place_ : loader().state(), score);
+  if (parts_.generator != nullptr && parts_.virtual_shards == 0) {
     metadata[kGenerator] = absl::StrCat(parts_.generator->position());
   }
   AddRun(run_, &metadata);

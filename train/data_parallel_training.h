@@ -141,6 +141,10 @@ class DataParallelTraining {
     // Options::asked_to_stop. Null: none leaves, and a signal stops all.
     std::function<bool()> asked_to_leave = nullptr;
     absl::Duration leave_after = absl::Seconds(1);
+    // Whether the others are enough to go on without this rank; asked where
+    // `join` has ended by a signal (worker::EndedBySignal). If not, this rank
+    // saves what it has done. Null: they are.
+    std::function<bool()> others_go_on = nullptr;
   };
 
   // The same for ranks that may die and come while it trains. Needs
@@ -253,6 +257,10 @@ class DataParallelTraining {
   absl::StatusOr<Result> FinishOnce();
   // At the end: a rank may have been lost that was about to save.
   absl::Status SaveUnlessSaved();
+  // Where this rank is in no group and ends; a failure is logged.
+  void SaveAlone();
+  // Whether the newest checkpoint is of the last step.
+  absl::StatusOr<bool> FindSaved();
   void SetEpoch();
   absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>>
   OpenCheckpoints() const;

@@ -133,6 +133,7 @@ absl::Status DataParallelTraining::Meet() {
     }
     if (!group.ok()) {
       ended_ = group.status();
+      if (worker::SignalOf(ended_).has_value()) SaveAlone();
       return ended_;
     }
     own_group_ = *std::move(group);
@@ -374,21 +375,44 @@ void DataParallelTraining::TakeOver(const TrainingPlace& place, int root) {
       .With("from_rank", root);
 }
 
+absl::StatusOr<bool> DataParallelTraining::FindSaved() {
+  WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
+  WEFT_ASSIGN_OR_RETURN(const auto names, directory->List());
+  if (names.empty()) return false;
+  WEFT_ASSIGN_OR_RETURN(const auto manifest,
+                        directory->ReadManifest(names.back()));
+  if (manifest.step != steps_) return false;
+  checkpoint_ = absl::StrCat(options_.checkpoint_dir, "/", names.back());
+  return true;
+}
+
+// Several ranks that end so may save at once: they are at most one step apart,
+// and one of the checkpoints is whole.
+void DataParallelTraining::SaveAlone() {
+  if (!is_known_ || options_.checkpoint_dir.empty() ||
+      elastic_.others_go_on == nullptr || elastic_.others_go_on()) {
+    return;
+  }
+  const absl::Status saved = CatchToStatus([this]() -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const bool is_saved, FindSaved());
+    if (is_saved) return absl::OkStatus();
+    return SaveOnce(/*score=*/std::nullopt, /*is_last=*/true);
+  });
+  if (saved.ok()) {
+    WEFT_LOG(logger_, Info, "asked to stop, and too few are left to go on")
+        .With("step", steps_)
+        .With("checkpoint", checkpoint_);
+  } else {
+    WEFT_LOG(logger_, Error, "no checkpoint was saved")
+        .With("why", saved.message());
+  }
+}
+
 absl::Status DataParallelTraining::SaveUnlessSaved() {
   // One that could not be saved was tried long enough.
   bool is_saved = options_.checkpoint_dir.empty() || !saved_.ok();
   if (is_first() && !is_saved) {
-    const auto find = [this]() -> absl::StatusOr<bool> {
-      WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
-      WEFT_ASSIGN_OR_RETURN(const auto names, directory->List());
-      if (names.empty()) return false;
-      WEFT_ASSIGN_OR_RETURN(const auto manifest,
-                            directory->ReadManifest(names.back()));
-      if (manifest.step != steps_) return false;
-      checkpoint_ = absl::StrCat(options_.checkpoint_dir, "/", names.back());
-      return true;
-    };
-    is_saved = CatchToStatus(find).value_or(false);
+    is_saved = CatchToStatus([this] { return FindSaved(); }).value_or(false);
   }
   // All save, or none: a score is of all ranks.
   WEFT_ASSIGN_OR_RETURN(const std::string said,

@@ -11,10 +11,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "weft/base/catch_to_status.h"
+#include "weft/base/clock.h"
+#include "weft/base/parker.h"
 #include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/rendezvous/membership.h"
 #include "weft/rendezvous/store.h"
+#include "weft/rendezvous/view.h"
 #include "weft/train/job_outcome.h"
 #include "weft/train/settings.h"
 #include "weft/train/start_unless_stopped.h"
@@ -30,6 +33,10 @@ constexpr absl::Duration kHastyGoodBye = absl::Seconds(3);
 constexpr absl::Duration kAgreement = absl::Minutes(2);
 // Whether others wait to take part: what is not answered is asked again.
 constexpr absl::Duration kToAsk = absl::Seconds(1);
+// Who is asked to stop while the trainers of an elastic job meet, which is soon
+// over where there are enough: it then leaves them after a step, so that what
+// they have done is saved.
+constexpr absl::Duration kToMeet = absl::Seconds(2);
 // The coordinator may be on its way back.
 constexpr absl::Duration kToNote = absl::Seconds(20);
 
@@ -80,6 +87,18 @@ absl::Status Conclude(worker::Worker& worker, const Options& options,
   return WithWayOn(outcome.CauseOf(why), options);
 }
 
+bool HasEnoughOthers(const rendezvous::Membership& membership,
+                     const worker::Options& self) {
+  const auto view = membership.view();
+  const auto trainers = view->Select(absl::StrCat("role=", self.role));
+  if (!trainers.ok()) return true;
+  const auto others = std::count_if(trainers->begin(), trainers->end(),
+                                    [&](const rendezvous::Member* one) {
+                                      return one->key != membership.self().key;
+                                    });
+  return others >= self.min_workers;
+}
+
 worker::ShutdownOptions GoodBye(const worker::Options& options,
                                 bool has_completed) {
   worker::ShutdownOptions good_bye;
@@ -115,8 +134,13 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Job::Join(
   const worker::Options& self = worker_.options();
   absl::Status stopped;
   absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> group;
+  Parker joined;
   {
     const OnStopSignal leave([&] {
+      if (self.is_elastic()) {
+        if (joined.ParkUntil(SteadyClock().Now() + kToMeet)) return;
+        others_go_on_ = HasEnoughOthers(membership, self);
+      }
       stopped = worker::EndedBySignal(
           StopSignal(), absl::StrCat(worker_.self().name,
                                      " was asked to stop while the trainers "
@@ -135,6 +159,7 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Job::Join(
       }
       return worker::JoinGroup(worker_, options);
     }();
+    joined.Unpark();
   }
   if (!stopped.ok()) return stopped;
   return group;
@@ -148,6 +173,7 @@ DataParallelTraining::Elastic Job::MakeElastic(
   DataParallelTraining::Elastic elastic;
   elastic.max_ranks = options.elastic.max;
   elastic.asked_to_leave = AskedToStop;
+  elastic.others_go_on = [this] { return others_go_on_; };
   const std::string& saved = options_.checkpoint_dir;
   elastic.has_trained =
       [this, key = absl::StrCat(
@@ -185,7 +211,10 @@ absl::Status Run(worker::Options worker_options, const Options& options,
   const absl::Status cause = Conclude(*worker, options, result);
   const absl::Status ended =
       worker->Shutdown(GoodBye(worker->options(), result.ok())).status();
-  if (!result.ok() || !ended.ok()) worker->DumpFlightRecorder();
+  // Who was asked to stop while it met the others has not failed.
+  const bool has_failed =
+      !result.ok() && !worker::SignalOf(result.status()).has_value();
+  if (has_failed || !ended.ok()) worker->DumpFlightRecorder();
   if (!result.ok()) return cause;
   const absl::Status printed = CatchToStatus([&] { return print(*result); });
   if (!result->saved.ok()) return result->saved;

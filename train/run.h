@@ -61,6 +61,7 @@ class Job {
 
   worker::Worker& worker_;
   const Options& options_;
+  bool others_go_on_ = true;  // when this one was asked to stop, and left
 };
 
 // Joins the job as a trainer, runs `train`, and leaves the job. From the start
