@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""failover.py [--elastic | --elastic --goodput | --refill] [--kills=20] [--every=3] [--data=DIR]: how long a job stands still after a kill.
+"""failover.py [--elastic [--goodput] | --refill] [--kills=20] [--every=3] [--data=DIR]: what a kill costs a job in time.
 
 Runs `weft run --replicas=2` of 3 servers and 2 synchronous trainers, and kills a random server with SIGKILL every few
 seconds; with --elastic, `weft run --elastic` of 4 data-parallel trainers, and kills a random trainer. For each kill: the
