@@ -151,6 +151,7 @@ class ElasticChaos : public ::testing::Test {
     return *processes_.back().second;
   }
 
+  // Who leaves saves, too: with --keep that pushes no complete epoch out.
   Flags Trainer(const std::string& saved, const std::string& epochs) const {
     return {Program("trainer"),
             "--strategy=ddp",
@@ -159,6 +160,7 @@ class ElasticChaos : public ::testing::Test {
             "--data=" + job_.data,
             "--lr=0.001",
             "--checkpoint-dir=" + job_.Path(saved),
+            "--keep=20",
             epochs};
   }
 
