@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <random>
+#include <sstream>
 #include <system_error>
 
 #include "absl/strings/match.h"
@@ -33,7 +33,10 @@ constexpr int kPauseMicroseconds = 2000;
 // Empty for a process that has ended or is another user's.
 std::string EnvironmentOf(pid_t pid) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/environ"), std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(file), {});
+  // Its iterators would throw where the process ends while it is read.
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
 }
 
 bool HasMark(absl::string_view environment,

@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -426,15 +426,23 @@ std::unique_ptr<Process> RunJob(const Job& job, const std::string& flags,
   return StartProcess(std::move(command));
 }
 
+// Empty for what has ended, or is another user's.
+std::string ReadProc(const std::string& id, const std::string& file) {
+  std::ifstream in("/proc/" + id + "/" + file);
+  // Its iterators would throw where the process ends while it is read.
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
 // The ids of the processes of `job`: what `weft run` starts inherits the mark.
 std::vector<std::string> RunningFor(const Job& job) {
   std::vector<std::string> ids;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-    // Empty for what has ended, unreadable for what is another user's.
-    std::ifstream file(entry.path() / "environ");
-    const std::string environment(std::istreambuf_iterator<char>(file), {});
-    if (!absl::StrContains(environment, MarkOf(job))) continue;
-    ids.push_back(entry.path().filename());
+    const std::string id = entry.path().filename();
+    if (absl::StrContains(ReadProc(id, "environ"), MarkOf(job))) {
+      ids.push_back(id);
+    }
   }
   return ids;
 }
@@ -502,8 +510,7 @@ TEST(WeftRun, ReportsAnExitThatItHasSeenWithoutWaitingForSilence) {
   ASSERT_THAT(run->WaitForOutput("[trainer0] training ", kLong), IsOk());
   pid_t victim = 0;
   for (const std::string& id : RunningFor(job)) {
-    std::ifstream file("/proc/" + id + "/environ");
-    const std::string environment(std::istreambuf_iterator<char>(file), {});
+    const std::string environment = ReadProc(id, "environ");
     if (absl::StrContains(environment, "WEFT_ROLE=trainer") &&
         absl::StrContains(environment, "WEFT_RANK=1")) {
       ASSERT_TRUE(absl::SimpleAtoi(id, &victim));
@@ -521,8 +528,7 @@ TEST(WeftRun, ReportsAnExitThatItHasSeenWithoutWaitingForSilence) {
 pid_t RankOf(const Job& job, const std::string& role, int rank) {
   pid_t found = 0;
   for (const std::string& id : RunningFor(job)) {
-    std::ifstream file("/proc/" + id + "/environ");
-    const std::string environment(std::istreambuf_iterator<char>(file), {});
+    const std::string environment = ReadProc(id, "environ");
     if (absl::StrContains(environment, "WEFT_ROLE=" + role) &&
         absl::StrContains(environment, absl::StrCat("WEFT_RANK=", rank))) {
       EXPECT_TRUE(absl::SimpleAtoi(id, &found));
@@ -568,8 +574,7 @@ TEST(WeftRun, DeathOfTheCoordinatorsServerDelaysNoRestartThoughThereIsALog) {
 // Of the process that hosts the coordinator of `job`; 0: there is none now.
 pid_t CoordinatorOf(const Job& job) {
   for (const std::string& id : RunningFor(job)) {
-    std::ifstream file("/proc/" + id + "/cmdline");
-    const std::string command(std::istreambuf_iterator<char>(file), {});
+    const std::string command = ReadProc(id, "cmdline");
     pid_t found = 0;
     if (absl::StrContains(command, std::string("\0coordinator\0", 13)) &&
         absl::SimpleAtoi(id, &found)) {
