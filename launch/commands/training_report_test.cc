@@ -131,7 +131,10 @@ TEST(TrainingReport, FieldsThatNoTrainerSendsAreBorne) {
       const std::string text = ToText(report);
       EXPECT_THAT(text, HasSubstr("  trainer1: step 8, ")) << key << value;
       EXPECT_THAT(text, Not(HasSubstr("\x1b"))) << key << value;
-      EXPECT_TRUE(ToJson(report)["workers"].contains("trainer0"));
+      const Json workers = ToJson(report)["workers"];
+      EXPECT_TRUE(workers.contains("trainer0")) << key << value;
+      // What is no step moves the furthest nowhere.
+      EXPECT_EQ(workers["trainer1"]["steps_behind"], 0) << key << value;
     }
   }
 }
