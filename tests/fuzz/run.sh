@@ -20,6 +20,11 @@ bazel build --noshow_progress --config=fuzz //tests/fuzz:fuzz_libfuzzer
 work=$(mktemp -d)
 export fuzz=$PWD/bazel-bin/tests/fuzz/fuzz_libfuzzer work how
 LLVM_PROFILE_FILE=/dev/null "$fuzz" --write-corpus="$work/corpus"
+# libFuzzer cuts longer inputs, and a seed that is cut reaches little.
+longest=8192
+too_long=$(find "$work/corpus" -mindepth 2 -type f -size "+${longest}c")
+[ -z "$too_long" ] || { echo "seeds of more than $longest bytes:" "$too_long" >&2; exit 1; }
+export longest
 whole=0
 [ ${#targets[@]} -gt 0 ] || { whole=1; mapfile -t targets < <(cd "$work/corpus" && ls -d */ | tr -d /); }
 
@@ -29,7 +34,7 @@ run_target() {
   local words=()
   [ ! -s "$work/corpus/$1.dict" ] || words=(-dict="$work/corpus/$1.dict")
   # A time-out catches what hangs, not a slow machine; the same seed, so that CI tries the same inputs again.
-  if WEFT_FUZZ_TARGET=$1 LLVM_PROFILE_FILE=$work/$1.profraw "$fuzz" "$how" -seed=1 -max_len=4096 -rss_limit_mb=1024 \
+  if WEFT_FUZZ_TARGET=$1 LLVM_PROFILE_FILE=$work/$1.profraw "$fuzz" "$how" -seed=1 -max_len="$longest" -rss_limit_mb=1024 \
       -timeout=60 -print_final_stats=1 "${words[@]}" found "$work/corpus/$1" >log 2>&1; then
     printf '%-16s %s inputs passed\n' "$1" "$(sed -n 's/.*number_of_executed_units: *//p' log)"
   else
