@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <thread>
+#include <utility>
+#include <vector>
 
+#include "weft/base/start_thread.h"
 #include "weft/base/status_macros.h"
 
 namespace weft::launch {
@@ -27,12 +30,18 @@ absl::StatusOr<std::unique_ptr<rpc::Client>> ConnectTo(
 
 void RunSeveral(size_t count, absl::FunctionRef<void(size_t)> ask) {
   std::atomic<size_t> next{0};
+  const auto run = [&] {
+    for (size_t at = next++; at < count; at = next++) ask(at);
+  };
+  // This thread is one of them, so that all are asked where the system has no
+  // more threads.
   std::vector<std::thread> askers;
-  for (size_t i = 0; i < std::min(kAskers, count); ++i) {
-    askers.emplace_back([&] {
-      for (size_t at = next++; at < count; at = next++) ask(at);
-    });
+  for (size_t i = 1; i < std::min(kAskers, count); ++i) {
+    auto asker = StartThread("weft ask", run);
+    if (!asker.ok()) break;
+    askers.push_back(*std::move(asker));
   }
+  run();
   for (std::thread& asker : askers) asker.join();
 }
 
