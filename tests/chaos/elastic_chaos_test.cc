@@ -1,13 +1,15 @@
 // A data-parallel job of `weft run --elastic` whose trainers and coordinator
-// are killed and stopped at random moments, while others come by hand. Nobody
-// repairs anything, and the job has the bits of one that nobody touched.
+// are killed and stopped at random times, while other trainers are started by
+// hand. The test restarts no process. The final weights equal, bit for bit,
+// those of a job without faults.
 //
-// The job has more epochs than it can train meanwhile. Once all faults are done
-// it is asked to stop, goes on to the end of its epoch, and an undisturbed job
-// trains as many epochs: no fault comes too late, however fast the machine is.
+// The job has more epochs than it can train during the test. After the last
+// fault it is stopped, resumed until the end of its epoch, and compared with a
+// job without faults of the same number of epochs. So the speed of the machine
+// does not matter.
 //
-//   WEFT_CHAOS_SEED    the faults, their order and their moments
-//   WEFT_CHAOS_FAULTS  how many of them
+//   WEFT_CHAOS_SEED    determines the faults, their order and their times
+//   WEFT_CHAOS_FAULTS  the number of faults
 
 #include <signal.h>
 #include <stdlib.h>
@@ -40,25 +42,25 @@
 namespace weft::testing {
 namespace {
 
-constexpr int kTrainers = 3;  // of `weft run`; a fourth may come by hand
+constexpr int kTrainers = 3;  // of `weft run`; a fourth is started by hand
 constexpr int kShards = 8;
 constexpr int kBatch = 4;
 constexpr int64_t kStepsOfEpoch = Job::kTrainImages / (kShards * kBatch);
 constexpr char kEndless[] = "--epochs=1000000";
 
-// A process that ends within 2 s of its start three times in a row is not
-// started again. Here one is hit so soon once at most, its replacement never.
-constexpr absl::Duration kSpared = absl::Milliseconds(2500);
-constexpr absl::Duration kLook = absl::Milliseconds(10);
+// `weft run` does not restart a process that ends within 2 s of its start three
+// times in a row. So a fault waits until its victim is older than that.
+constexpr absl::Duration kMinLifetime = absl::Milliseconds(2500);
+constexpr absl::Duration kPollInterval = absl::Milliseconds(10);
 
-uint64_t NumberOf(const char* variable, uint64_t otherwise) {
+uint64_t NumberOf(const char* variable, uint64_t default_value) {
   const char* const value = getenv(variable);
   uint64_t number = 0;
   return value != nullptr && absl::SimpleAtoi(value, &number) ? number
-                                                              : otherwise;
+                                                              : default_value;
 }
 
-// Another one each time, so that repeats try other faults.
+// A different seed on each call, so that --gtest_repeat tries other faults.
 uint64_t NextSeed() {
   static uint64_t seed = NumberOf("WEFT_CHAOS_SEED", 1);
   return seed++;
@@ -75,37 +77,37 @@ enum class Kind {
   kStopForAWhile,
   kStopAndKillAnother,
   kAskToLeave,
-  kComeByHand,
-  kComeByHandAndDie,
+  kStartByHand,
+  kStartByHandAndKill,
 };
 constexpr int kKinds = 10;
 
-// All of it is drawn before the job begins: what happens meanwhile changes no
-// later fault.
+// Drawn completely before the job begins, so that a seed gives the same faults
+// whatever the job does.
 struct Fault {
   Kind kind = Kind::kKill;
   absl::Duration pause;  // before it
-  int victim = 0;        // of `weft run`
-  int other = 0;         // another one
-  bool chance = false;   // in which order; or whether of the one by hand
-  double part = 0;       // [0, 1] of the longest time
+  int victim = 0;        // rank of a trainer of `weft run`
+  int other = 0;         // another such rank
+  bool chance = false;   // chooses between two variants of the fault
+  double part = 0;       // [0, 1], fraction of the longest duration
 };
 
-// Each kind once before one comes again.
+// Uses each kind once before it repeats one.
 std::vector<Fault> DrawFaults(uint64_t seed, int count) {
   sim::Random random(seed);
   std::vector<Fault> faults;
-  std::vector<Kind> deck;
+  std::vector<Kind> remaining;
   while (static_cast<int>(faults.size()) < count) {
-    if (deck.empty()) {
+    if (remaining.empty()) {
       for (int kind = 0; kind < kKinds; ++kind) {
-        deck.push_back(static_cast<Kind>(kind));
+        remaining.push_back(static_cast<Kind>(kind));
       }
     }
     Fault fault;
-    const auto at = deck.begin() + random.Below(deck.size());
+    const auto at = remaining.begin() + random.Below(remaining.size());
     fault.kind = *at;
-    deck.erase(at);
+    remaining.erase(at);
     fault.pause =
         random.Between(absl::Milliseconds(50), absl::Milliseconds(600));
     fault.victim = static_cast<int>(random.Below(kTrainers));
@@ -113,7 +115,7 @@ std::vector<Fault> DrawFaults(uint64_t seed, int count) {
         (fault.victim + 1 + static_cast<int>(random.Below(kTrainers - 1))) %
         kTrainers;
     fault.chance = random.Chance(0.5);
-    // Some at once, some after little, some after long.
+    // More short durations than long ones.
     fault.part = static_cast<double>(random.Below(1001)) / 1000;
     if (random.Chance(0.3)) fault.part *= fault.part * fault.part;
     faults.push_back(fault);
@@ -130,12 +132,12 @@ class ElasticChaos : public ::testing::Test {
  protected:
   ElasticChaos() { std::filesystem::create_directory(job_.Path("run")); }
 
-  // All that is needed to see what has happened.
+  // Prints the seed, the faults and the output of all processes.
   void TearDown() override {
     if (!HasFailure()) return;
     std::cerr << "WEFT_CHAOS_SEED=" << seed_ << " WEFT_CHAOS_FAULTS=" << wanted_
               << "\n"
-              << absl::StrJoin(story_, "\n") << "\n";
+              << absl::StrJoin(events_, "\n") << "\n";
     for (const auto& [name, process] : processes_) {
       std::cerr << "--- " << name << "\n" << process->output() << "\n";
     }
@@ -151,7 +153,8 @@ class ElasticChaos : public ::testing::Test {
     return *processes_.back().second;
   }
 
-  // Who leaves saves, too: with --keep that pushes no complete epoch out.
+  // A trainer that leaves saves a checkpoint too, so --keep is large enough for
+  // those of complete epochs to remain.
   Flags Trainer(const std::string& saved, const std::string& epochs) const {
     return {Program("trainer"),
             "--strategy=ddp",
@@ -190,14 +193,14 @@ class ElasticChaos : public ::testing::Test {
               job_.Path("run/weft/chaos/coordinator.sock")}) {
       argv.push_back(flag);
     }
-    Note(absl::StrCat("trainer", rank, " comes by hand"));
+    Note(absl::StrCat("trainer", rank, " is started by hand"));
     return Start(absl::StrCat("trainer", rank), std::move(argv));
   }
 
-  // --- What happens. ---
+  // --- Faults. ---
 
   void Note(const std::string& what) {
-    story_.push_back(absl::StrCat(
+    events_.push_back(absl::StrCat(
         absl::FormatTime("%H:%M:%E3S", absl::Now(), absl::LocalTimeZone()),
         absl::StrFormat(" (%7.3f s) ",
                         absl::ToDoubleSeconds(SteadyClock().Now() - begin_)),
@@ -208,31 +211,32 @@ class ElasticChaos : public ::testing::Test {
     return kill(process.pid(), 0) == 0;
   }
 
-  // Whether `condition` comes to hold while the job runs. It does not take the
-  // cores from the job.
+  // Waits until `condition` holds; false after kLong, or once the job has
+  // ended.
   bool Awaits(const std::string& what, absl::FunctionRef<bool()> condition) {
     const Instant deadline = SteadyClock().Now() + kLong;
     while (!condition()) {
       if (!IsRunning(*run_) || SteadyClock().Now() > deadline) {
-        Note(absl::StrCat("waited in vain: ", what));
+        Note(absl::StrCat("timed out waiting for ", what));
         return false;
       }
-      absl::SleepFor(kLook);
+      absl::SleepFor(kPollInterval);
     }
     return true;
   }
 
-  // The processes of these, once all of them have lived for long enough to be
-  // hit; none if that does not come.
+  // The processes of these workers, once all are older than kMinLifetime; empty
+  // if that does not happen in time.
   std::vector<pid_t> AwaitVictims(const std::vector<std::string>& names) {
     std::vector<pid_t> found;
     const bool all =
-        Awaits(absl::StrJoin(names, ", ") + " live for a while", [&] {
+        Awaits(absl::StrJoin(names, ", ") + " to be older than 2.5 s", [&] {
           NoteStarts();
           found.clear();
           for (const std::string& name : names) {
             const auto& [pid, since] = since_[name];
-            if (pid <= 0 || SteadyClock().Now() - since < kSpared) return false;
+            if (pid <= 0 || SteadyClock().Now() - since < kMinLifetime)
+              return false;
             found.push_back(pid);
           }
           return true;
@@ -240,7 +244,7 @@ class ElasticChaos : public ::testing::Test {
     return all ? found : std::vector<pid_t>();
   }
 
-  // When each process has been seen first.
+  // Records when each process was first seen.
   void NoteStarts() {
     const auto note = [&](const std::string& name, pid_t pid) {
       auto& [known, since] = since_[name];
@@ -253,7 +257,7 @@ class ElasticChaos : public ::testing::Test {
     note(kCoordinator, FindWorker(*run_, "coordinator", 0));
   }
 
-  // All at once.
+  // Kills all of them at once.
   bool Kill(const std::vector<std::string>& names) {
     const std::vector<pid_t> victims = AwaitVictims(names);
     for (const pid_t victim : victims) kill(victim, SIGKILL);
@@ -307,18 +311,20 @@ class ElasticChaos : public ::testing::Test {
     return true;
   }
 
-  // One that is by hand there already is killed before: there is room for one.
-  bool ComeByHand() {
+  // Kills the previous trainer that was started by hand: the job has room for
+  // one.
+  bool StartNewcomer() {
     KillNewcomer();
     newcomer_ = &StartByHand();
     const absl::Status takes_part =
         newcomer_->WaitForOutput("taking part", kLong);
     if (takes_part.ok()) return true;
-    Note(absl::StrCat("waited in vain: ", takes_part.message()));
+    Note(absl::StrCat("timed out waiting for the new trainer: ",
+                      takes_part.message()));
     return false;
   }
 
-  bool ComeByHandAndDie(const Fault& fault) {
+  bool StartByHandAndKill(const Fault& fault) {
     KillNewcomer();
     newcomer_ = &StartByHand();
     absl::SleepFor(fault.part * absl::Seconds(1));
@@ -328,10 +334,10 @@ class ElasticChaos : public ::testing::Test {
 
   void KillNewcomer() {
     if (newcomer_ == nullptr) return;
-    Note("kill the trainer that came by hand");
+    Note("killed the trainer that was started by hand");
     newcomer_->Signal(SIGKILL);
     EXPECT_THAT(newcomer_->Wait(kLong), IsOkAndHolds(128 + SIGKILL))
-        << "it has ended before";
+        << "it ended before it was killed";
     newcomer_ = nullptr;
   }
 
@@ -357,21 +363,21 @@ class ElasticChaos : public ::testing::Test {
         return Stop(fault, /*kills_another=*/true);
       case Kind::kAskToLeave:
         return AskToLeave(fault);
-      case Kind::kComeByHand:
-        return ComeByHand();
-      case Kind::kComeByHandAndDie:
-        return ComeByHandAndDie(fault);
+      case Kind::kStartByHand:
+        return StartNewcomer();
+      case Kind::kStartByHandAndKill:
+        return StartByHandAndKill(fault);
     }
     return false;
   }
 
-  // --- What is left. ---
+  // --- Results. ---
 
   std::vector<std::string> Saved() const {
     return Checkpoints(job_.Path("saved"));
   }
 
-  // The bytes that were saved in the folder after so many steps.
+  // The bytes of the model that was saved in this folder after `step` steps.
   std::string Model(const std::string& saved, int64_t step) const {
     for (const std::string& name : Checkpoints(job_.Path(saved))) {
       if (absl::EndsWith(name, absl::StrCat("-step-", step))) {
@@ -388,11 +394,11 @@ class ElasticChaos : public ::testing::Test {
   const uint64_t seed_ = NextSeed();
   const int wanted_ = static_cast<int>(NumberOf("WEFT_CHAOS_FAULTS", kKinds));
   const Instant begin_ = SteadyClock().Now();
-  std::vector<std::string> story_;
+  std::vector<std::string> events_;
   std::vector<std::pair<std::string, std::unique_ptr<Process>>> processes_;
   std::map<std::string, std::pair<pid_t, Instant>> since_;
   Process* run_ = nullptr;
-  Process* newcomer_ = nullptr;  // that lives
+  Process* newcomer_ = nullptr;  // null: none runs
   int newcomers_ = 0;
 };
 
