@@ -24,6 +24,43 @@ Bytes Alone(const Bytes& bytes) {
   return Bytes::Own(std::move(words)).subspan(0, bytes.size());
 }
 
+// Of a part that the round's gate did not take; `missing`: what the open round
+// waits for.
+std::string WhyRefused(const RoundGate<RoundPayload>& gate, int shard,
+                       RoundGate<RoundPayload>::Answer given,
+                       const std::string& missing) {
+  using Given = RoundGate<RoundPayload>::Answer;
+  switch (given) {
+    case Given::kDuplicate:
+      return " was given by another client; each worker needs a rank of its "
+             "own, and a table that is opened again goes on with the next "
+             "round";
+    case Given::kMissed:
+      return absl::StrCat(
+          " came after the round had closed without it: the rank had been "
+          "declared dead; pull and go on with round ",
+          gate.open());
+    case Given::kTooFar:
+      return absl::StrCat(" is too far ahead: round ", gate.open(),
+                          " is open, and waits for ", missing);
+    case Given::kNotOwner:
+      return absl::StrCat(
+          ": rank ", gate.OwnerOf(shard),
+          " serves this shard; leave it to that one, or take it over if that "
+          "one died");
+    case Given::kUnknown:
+      return absl::StrCat(
+          ": no such shard, or its rank was declared dead; the table was made "
+          "for ",
+          gate.shards(), " shards, ", gate.counted(), " of them count");
+    case Given::kKept:
+    case Given::kInherited:
+    case Given::kApplied:
+      break;
+  }
+  return "";
+}
+
 }  // namespace
 
 absl::Status ReplicatedTable::StatusNow() const {
@@ -218,12 +255,6 @@ void ReplicatedTable::GivePart(Cell& cell, const v1::PushRequest& request,
               work.End(pushing.call);
             }
           };
-  const auto refuse = [&](const auto&... why) {
-    answer(Code::kOk,
-           absl::FailedPreconditionError(absl::StrCat(
-               "table '", spec().name(), "': part of shard ", request.shard(),
-               " by rank ", request.rank(), " in round ", round, why...)));
-  };
   const absl::Status filled = CheckFilled(cell);
   if (!filled.ok()) return answer(Code::kOk, filled);
   RoundPayload part;
@@ -246,39 +277,20 @@ void ReplicatedTable::GivePart(Cell& cell, const v1::PushRequest& request,
     if (!rows.ok()) return answer(Code::kOk, rows.status());
     part.rows = *std::move(rows);
   }
-  switch (cell.gate.Give(request.shard(), request.rank(), round,
-                         std::move(part), request.take_over())) {
-    case Given::kKept:
-    case Given::kInherited:
-    case Given::kApplied:
-      return cell.replica.AnswerPart(push, now);
-    case Given::kDuplicate:
-      if (cell.gate.Find(request.shard(), round)->opening ==
-          request.opening()) {
-        return cell.replica.AnswerPart(push, now);
-      }
-      return refuse(
-          " was given by another client; each worker needs a rank of its own, "
-          "and a table that is opened again goes on with the next round");
-    case Given::kMissed:
-      return refuse(
-          " came after the round had closed without it: the rank had been "
-          "declared dead; pull and go on with round ",
-          cell.gate.open());
-    case Given::kTooFar:
-      return refuse(" is too far ahead: round ", cell.gate.open(),
-                    " is open, and waits for ", MissingParts(cell));
-    case Given::kNotOwner:
-      return refuse(": rank ", cell.gate.OwnerOf(request.shard()),
-                    " serves this shard; leave it to that one, or take it over "
-                    "if that one died");
-    case Given::kUnknown:
-      return refuse(
-          ": no such shard, or its rank was declared dead; the table was made "
-          "for ",
-          cell.gate.shards(), " shards, ", cell.gate.counted(),
-          " of them count");
+  const Given given = cell.gate.Give(request.shard(), request.rank(), round,
+                                     std::move(part), request.take_over());
+  if (given == Given::kKept || given == Given::kInherited ||
+      given == Given::kApplied ||
+      (given == Given::kDuplicate &&
+       cell.gate.Find(request.shard(), round)->opening == request.opening())) {
+    return cell.replica.AnswerPart(push, now);
   }
+  answer(
+      Code::kOk,
+      absl::FailedPreconditionError(absl::StrCat(
+          "table '", spec().name(), "': part of shard ", request.shard(),
+          " by rank ", request.rank(), " in round ", round,
+          WhyRefused(cell.gate, request.shard(), given, MissingParts(cell)))));
 }
 
 // --- Pulls -------------------------------------------------------------------
