@@ -119,6 +119,44 @@ absl::Status CheckReplicas(const Options& options) {
   return absl::OkStatus();
 }
 
+absl::Status CheckListen(const Options& options) {
+  const absl::Status read = net::ParseAddress(options.listen).status();
+  if (read.ok()) return read;
+  if (!options.listens_by_default) {
+    return Usage(absl::StrCat("--listen: ", read.message()));
+  }
+  return Config(absl::StrCat("--listen: ", read.message(),
+                             " (chosen from --job, --role and --rank: shorten "
+                             "them, or say --listen=)"));
+}
+
+// Whether the job has room for a worker of this role and rank.
+absl::Status CheckPlace(const Options& options) {
+  const rendezvous::World world = options.world();
+  if (const absl::Status fit = world.Validate(); !fit.ok()) {
+    return Config(absl::StrCat("--servers, --trainers: ", fit.message()));
+  }
+  const std::string& role = options.role;
+  if (role == rendezvous::kAdminRole || role == kCoordinatorRole ||
+      options.is_elastic()) {
+    return absl::OkStatus();
+  }
+  if (role != "ps" && role != "trainer") {
+    return Usage(
+        absl::StrCat("--role=", role, ": wanted ps, trainer or admin"));
+  }
+  if (world.Place(role, options.rank).has_value()) return absl::OkStatus();
+  const bool has_none =
+      (role == "ps" ? options.servers : options.trainers) == 0;
+  return Config(absl::StrCat(
+      "--rank=", options.rank, " (or WEFT_RANK, RANK): there is no ",
+      options.name(), " in a job of ", options.servers, " servers and ",
+      options.trainers, " trainers; ",
+      has_none ? absl::StrCat("say how many there are by --",
+                              role == "ps" ? "servers" : "trainers", "=N")
+               : "ranks count from 0"));
+}
+
 absl::Status CheckLimits(const Options& options) {
   if (options.ranks_on_host < 1) {
     return Usage(absl::StrCat("--ranks-on-host=", options.ranks_on_host,
@@ -334,6 +372,31 @@ void Options::AddTo(Flags& flags) {
 }
 
 absl::Status Options::Resolve() {
+  WEFT_RETURN_IF_ERROR(ReadEnvironment());
+  WEFT_RETURN_IF_ERROR(ResolveSize());
+  WEFT_RETURN_IF_ERROR(CheckReplicas(*this));
+  // A wrong name would be refused by the first part that uses it; say it once
+  // and here.
+  if (const absl::Status named = net::ValidateIdentity({job, role, rank});
+      !named.ok()) {
+    return Usage(absl::StrCat("--job, --role or --rank: ", named.message()));
+  }
+  WEFT_RETURN_IF_ERROR(CheckPlace(*this));
+  WEFT_RETURN_IF_ERROR(CheckDevice(*this));
+  WEFT_RETURN_IF_ERROR(ResolveMetrics());
+  WEFT_RETURN_IF_ERROR(CheckLimits(*this));
+  WEFT_RETURN_IF_ERROR(CheckTrust(certs, insecure));
+  WEFT_RETURN_IF_ERROR(ResolveInit());
+  WEFT_RETURN_IF_ERROR(ResolveCoordinator());
+  if (!advertise.empty()) {
+    const absl::Status read = net::ParseAddress(advertise).status();
+    if (!read.ok()) return Usage(absl::StrCat("--advertise: ", read.message()));
+  }
+  if (listen.empty()) WEFT_RETURN_IF_ERROR(ResolveListen());
+  return CheckListen(*this);
+}
+
+absl::Status Options::ReadEnvironment() {
   // The environment names the host of the address there, not of another one.
   if (role != kCoordinatorRole &&
       coordinator_host == Environment("WEFT_COORDINATOR_HOST") &&
@@ -354,6 +417,10 @@ absl::Status Options::Resolve() {
     if (absl::StrCat(servers) == Environment("WEFT_SERVERS")) servers = 0;
     if (absl::StrCat(trainers) == Environment("WEFT_TRAINERS")) trainers = 0;
   }
+  return absl::OkStatus();
+}
+
+absl::Status Options::ResolveSize() {
   if (is_elastic() && (servers > 0 || trainers > 0)) {
     return Usage(absl::StrCat(
         "--workers=", min_workers, ":", max_workers,
@@ -364,71 +431,31 @@ absl::Status Options::Resolve() {
     return Usage(absl::StrCat("--servers=", servers, ", --trainers=", trainers,
                               ": wanted numbers from 0 on"));
   }
-  if (!is_elastic() && servers == 0 && trainers == 0) {
-    int size = rank + 1;
-    const std::string world_size = Environment("WORLD_SIZE");
-    if (!world_size.empty() && !absl::SimpleAtoi(world_size, &size)) {
-      return Config(absl::StrCat("environment WORLD_SIZE = ", world_size,
-                                 ": wanted an integer"));
-    }
-    (role == "ps" ? servers : trainers) = size;
+  if (is_elastic() || servers > 0 || trainers > 0) return absl::OkStatus();
+  int size = rank + 1;
+  const std::string world_size = Environment("WORLD_SIZE");
+  if (!world_size.empty() && !absl::SimpleAtoi(world_size, &size)) {
+    return Config(absl::StrCat("environment WORLD_SIZE = ", world_size,
+                               ": wanted an integer"));
   }
-  WEFT_RETURN_IF_ERROR(CheckReplicas(*this));
-  // A wrong name would be refused by the first part that uses it; say it once
-  // and here.
-  if (const absl::Status named = net::ValidateIdentity({job, role, rank});
-      !named.ok()) {
-    return Usage(absl::StrCat("--job, --role or --rank: ", named.message()));
-  }
-  if (const absl::Status fit = world().Validate(); !fit.ok()) {
-    return Config(absl::StrCat("--servers, --trainers: ", fit.message()));
-  }
-  const bool is_of_world =
-      role != rendezvous::kAdminRole && role != kCoordinatorRole;
-  if (is_of_world && role != "ps" && role != "trainer" && !is_elastic()) {
-    return Usage(
-        absl::StrCat("--role=", role, ": wanted ps, trainer or admin"));
-  }
-  if (is_of_world && !is_elastic() && !world().Place(role, rank).has_value()) {
-    const bool has_none = (role == "ps" ? servers : trainers) == 0;
-    return Config(absl::StrCat(
-        "--rank=", rank, " (or WEFT_RANK, RANK): there is no ", name(),
-        " in a job of ", servers, " servers and ", trainers, " trainers; ",
-        has_none ? absl::StrCat("say how many there are by --",
-                                role == "ps" ? "servers" : "trainers", "=N")
-                 : "ranks count from 0"));
-  }
-  WEFT_RETURN_IF_ERROR(CheckDevice(*this));
+  (role == "ps" ? servers : trainers) = size;
+  return absl::OkStatus();
+}
+
+absl::Status Options::ResolveMetrics() {
   if (metrics_port < 0 || metrics_port > 65535) {
     return Usage(
         absl::StrCat("--metrics-port=", metrics_port,
                      ": wanted a port from 1 to 65535, or 0 for none"));
   }
-  if (metrics_port != 0) {
-    if (!metrics_listen.empty()) {
-      return Usage(absl::StrCat("--metrics-port=", metrics_port,
-                                " and --metrics-listen=", metrics_listen,
-                                ": wanted one of them"));
-    }
-    metrics_listen = absl::StrCat("127.0.0.1:", metrics_port);
+  if (metrics_port == 0) return absl::OkStatus();
+  if (!metrics_listen.empty()) {
+    return Usage(absl::StrCat("--metrics-port=", metrics_port,
+                              " and --metrics-listen=", metrics_listen,
+                              ": wanted one of them"));
   }
-  WEFT_RETURN_IF_ERROR(CheckLimits(*this));
-  WEFT_RETURN_IF_ERROR(CheckTrust(certs, insecure));
-  WEFT_RETURN_IF_ERROR(ResolveInit());
-  WEFT_RETURN_IF_ERROR(ResolveCoordinator());
-  if (!advertise.empty()) {
-    const absl::Status read = net::ParseAddress(advertise).status();
-    if (!read.ok()) return Usage(absl::StrCat("--advertise: ", read.message()));
-  }
-  if (listen.empty()) WEFT_RETURN_IF_ERROR(ResolveListen());
-  const absl::Status read = net::ParseAddress(listen).status();
-  if (read.ok()) return read;
-  if (!listens_by_default) {
-    return Usage(absl::StrCat("--listen: ", read.message()));
-  }
-  return Config(absl::StrCat("--listen: ", read.message(),
-                             " (chosen from --job, --role and --rank: shorten "
-                             "them, or say --listen=)"));
+  metrics_listen = absl::StrCat("127.0.0.1:", metrics_port);
+  return absl::OkStatus();
 }
 
 absl::Status Options::ResolveInit() {

@@ -203,6 +203,9 @@ struct Options {
  private:
   static Options Read(const char* program,
                       absl::FunctionRef<absl::Status(Flags&)> parse);
+  absl::Status ReadEnvironment();
+  absl::Status ResolveSize();
+  absl::Status ResolveMetrics();
   absl::Status ResolveInit();
   absl::Status ResolveCoordinator();
   absl::Status ResolveListen();
