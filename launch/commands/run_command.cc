@@ -290,6 +290,7 @@ void TellOfRecordings(const std::vector<std::string>& paths) {
 void Sweep(const std::string& directory, bool is_own_job) {
   if (directory.empty()) return;
   RemoveOldRecordings(directory, absl::Now());
+  if (!net::CheckSocketDirectory(directory).ok()) return;
   if (!is_own_job) return SweepJobDirectory(directory);
   const std::vector<std::string> recordings = SweepRunDirectory(directory);
   TellOfRecordings(recordings);
@@ -509,16 +510,21 @@ absl::Status CompleteOptions(Arguments& arguments) {
     options.environment["WEFT_CERTS"] = reporting.certs;
   }
   if (reporting.insecure) options.environment["WEFT_INSECURE"] = "true";
-  const absl::StatusOr<std::string> directory =
-      net::DefaultSocketDirectory(options.job);
-  arguments.directory = directory.value_or("");
+  WEFT_ASSIGN_OR_RETURN(arguments.directory,
+                        net::SocketDirectoryPath(options.job));
   arguments.is_own_job = is_own_job;
-  options.directory = arguments.directory;
-  if (arguments.init.empty() && options.coordinator.empty()) {
-    WEFT_RETURN_IF_ERROR(directory.status());
+  const bool meets_there =
+      arguments.init.empty() && options.coordinator.empty();
+  if (meets_there) {
     options.coordinator =
-        absl::StrCat("unix:", *directory, "/coordinator.sock");
+        absl::StrCat("unix:", arguments.directory, "/coordinator.sock");
   }
+  options.make_directory = [job = options.job,
+                            meets_there]() -> absl::StatusOr<std::string> {
+    absl::StatusOr<std::string> made = net::DefaultSocketDirectory(job);
+    // Ranks that meet elsewhere do without.
+    return made.ok() || meets_there ? std::move(made) : "";
+  };
   if (!arguments.init.empty()) arguments.has_own_coordinator = false;
   if (arguments.has_own_coordinator) {
     WEFT_RETURN_IF_ERROR(PlanOwnCoordinator(reporting.certs, options));

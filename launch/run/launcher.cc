@@ -14,13 +14,16 @@
 
 namespace weft::launch {
 
-absl::StatusOr<int> Run(const LaunchOptions& options) {
+absl::StatusOr<int> Run(LaunchOptions options) {
   // Both outlive each start of the ranks: no signal is lost between two, and
   // the keeper is forked before anything here may start a thread.
   SignalScope signals;
   const std::string launcher = DrawLauncherId();
   WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<Keeper> keeper,
                         Keeper::Start(launcher, options.sweep));
+  if (options.make_directory) {
+    WEFT_ASSIGN_OR_RETURN(options.directory, options.make_directory());
+  }
   EventLog events(options.job, options.node);
   if (!options.events_file.empty()) {
     WEFT_RETURN_IF_ERROR(events.Open(options.events_file));

@@ -63,6 +63,10 @@ struct LaunchOptions {
   std::string log_dir;
   // A file for the events of the job (event_log.h); empty: none.
   std::string events_file;
+  // Makes `directory`, which it returns; empty: there is none. Runs once, when
+  // `sweep` will run however the launcher ends. Its error is Run's. Null: the
+  // directory is there.
+  std::function<absl::StatusOr<std::string>()> make_directory;
   // Removes what the ranks leave (run_directory.h): runs in the end, however
   // the launcher ends, in a process of its own; null: nothing.
   std::function<void()> sweep;
@@ -93,7 +97,7 @@ struct LaunchOptions {
 // what a rank that failed before says. SIGUSR2 is passed on and ends nothing
 // here. Must be called on a process's only thread; leaves signal handling as it
 // was.
-absl::StatusOr<int> Run(const LaunchOptions& options);
+absl::StatusOr<int> Run(LaunchOptions options);
 
 }  // namespace weft::launch
 

@@ -15,6 +15,14 @@
 namespace weft::net {
 namespace {
 
+// Of the directories of this user's jobs.
+std::string Base() {
+  const char* runtime = getenv("XDG_RUNTIME_DIR");
+  return runtime != nullptr && runtime[0] == '/' && access(runtime, W_OK) == 0
+             ? absl::StrCat(runtime, "/weft")
+             : absl::StrCat("/tmp/weft-", geteuid());
+}
+
 absl::Status MakePrivateDirectory(const std::string& path) {
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -50,15 +58,14 @@ absl::Status CheckSocketDirectory(const std::string& directory) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> DefaultSocketDirectory(absl::string_view job) {
+absl::StatusOr<std::string> SocketDirectoryPath(absl::string_view job) {
   WEFT_RETURN_IF_ERROR(ValidateJob(job));
-  const char* runtime = getenv("XDG_RUNTIME_DIR");
-  const std::string base =
-      runtime != nullptr && runtime[0] == '/' && access(runtime, W_OK) == 0
-          ? absl::StrCat(runtime, "/weft")
-          : absl::StrCat("/tmp/weft-", geteuid());
-  WEFT_RETURN_IF_ERROR(MakePrivateDirectory(base));
-  const std::string directory = absl::StrCat(base, "/", job);
+  return absl::StrCat(Base(), "/", job);
+}
+
+absl::StatusOr<std::string> DefaultSocketDirectory(absl::string_view job) {
+  WEFT_ASSIGN_OR_RETURN(std::string directory, SocketDirectoryPath(job));
+  WEFT_RETURN_IF_ERROR(MakePrivateDirectory(Base()));
   WEFT_RETURN_IF_ERROR(MakePrivateDirectory(directory));
   return directory;
 }

@@ -12,6 +12,9 @@
 
 namespace weft::net {
 
+// The path that DefaultSocketDirectory makes; nothing is made.
+absl::StatusOr<std::string> SocketDirectoryPath(absl::string_view job);
+
 // $XDG_RUNTIME_DIR/weft/<job>, else /tmp/weft-<uid>/<job>: made with mode 0700
 // if absent. kFailedPrecondition if it is not ours alone; kInvalidArgument as
 // ValidateJob.
