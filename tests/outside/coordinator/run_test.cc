@@ -8,13 +8,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -39,13 +37,6 @@ using ::testing::Not;
 
 // Longer than a coordinator waits for its workers in the end.
 constexpr absl::Duration kGrace = absl::Seconds(30);
-
-// A launcher that ends by a signal after it has made its directory, and before
-// it has its keeper and listens for signals, leaves the directory, empty.
-bool HoldsNothing(const std::string& directory) {
-  std::error_code error;
-  return std::filesystem::is_empty(directory, error) && !error;
-}
 
 class OwnCoordinator : public JobOfRanks {
  protected:
@@ -89,9 +80,7 @@ TEST_F(OwnCoordinator, EndsWithASignalThatComesAtAnyMoment) {
     EXPECT_LT(ended.took, kGrace);
     EXPECT_THAT(ended.output, Not(HasSubstr("failed first")));
   }
-  for (const std::string& left : Left()) {
-    EXPECT_TRUE(left == Path("run/weft") || HoldsNothing(left)) << left;
-  }
+  for (const std::string& left : Left()) EXPECT_EQ(left, Path("run/weft"));
 }
 
 // "if `weft run` itself is killed, all groups are"; the directory is removed
@@ -103,21 +92,12 @@ TEST_F(OwnCoordinator, EndsWithALauncherThatIsKilledAtAnyMoment) {
     run->Signal(SIGKILL);
     EXPECT_EQ(Finish(*run).code, 128 + SIGKILL);
   }
-  // Of launchers that were killed before they had their keepers.
-  const Words of_the_killed = Left();
   const auto run = Run({}, {"await:" + Path("never")});
   AwaitOutput(*run, "[trainer1] joined");
   run->Signal(SIGKILL);
   EXPECT_TRUE(Becomes([&] { return Running().empty(); }));
   EXPECT_TRUE(Becomes([&] {
-    for (const std::string& left : Left()) {
-      const bool is_early =
-          std::count(of_the_killed.begin(), of_the_killed.end(), left) > 0;
-      if (left != Path("run/weft") && !(is_early && HoldsNothing(left))) {
-        return false;
-      }
-    }
-    return true;
+    return Left().empty() || Left() == Words{Path("run/weft")};
   })) << ::testing::PrintToString(Left());
 }
 
