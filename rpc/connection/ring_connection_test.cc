@@ -1,5 +1,6 @@
 #include "weft/transport/shm/ring_connection.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -139,11 +140,25 @@ class RingConnectionTest : public ::testing::Test {
                                transport::SharedRings::kCapacity),
           transport::SharedRings::kCapacity);
     }
-  } words_{std::make_shared<memory::Segment>(*memory::Segment::FromFd(
-      dup(pair_.caller.memory->fd()), transport::SharedRings::kBytes))};
+  } words_{std::make_shared<memory::Segment>(
+      *transport::SharedRings::MapMemory(dup(pair_.caller.memory->fd())))};
   End caller_{std::move(pair_.caller), true};
   End callee_{std::move(pair_.callee), false};
 };
+
+// Workers that meet many others say little to most of them.
+TEST_F(RingConnectionTest, ConnectionOfFewMessagesHasFewPages) {
+  GoOver();
+  EXPECT_EQ(caller_.Write("one"), Written::kDone);
+  callee_.Poll();
+  EXPECT_EQ(callee_.Write("two"), Written::kDone);
+  caller_.Poll();
+  EXPECT_THAT(callee_.ears->texts, ElementsAre("one"));
+  EXPECT_THAT(caller_.ears->texts, ElementsAre("two"));
+  struct stat memory;
+  ASSERT_EQ(fstat(words_.memory->fd(), &memory), 0);
+  EXPECT_LE(memory.st_blocks * 512, 32 << 10);
+}
 
 TEST_F(RingConnectionTest, GoesOverInOrderAndWritesAtOnceFromThenOn) {
   EXPECT_THAT(callee_.stream->written, ElementsAre(""));

@@ -18,6 +18,9 @@ constexpr uint64_t kUnit = 8;  // of lengths and positions
 // A long message is shown to its reader in parts, so that both copy at once.
 constexpr uint64_t kPartBytes = 32 << 10;
 
+// Of a ring that gets its pages as it is used.
+constexpr uint64_t kFirstPages = 8 << 10;
+
 uint64_t RoundUp(uint64_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }
 
 // A writer that waits for room continues when half of the ring is free.
@@ -57,6 +60,16 @@ RingMemory RingMemory::At(std::byte* begin, uint64_t capacity) {
           capacity};
 }
 
+// Twice as many each time, so that neither a ring of few messages has many nor
+// a busy one asks often.
+absl::Status RingPages::Grow(uint64_t position) {
+  const uint64_t end =
+      std::min(capacity_, std::max({position, 2 * has_, kFirstPages}));
+  WEFT_RETURN_IF_ERROR(allocate_(has_, end));
+  has_ = end == capacity_ ? kAll : end;
+  return absl::OkStatus();
+}
+
 // ------------------------------------------------------------------- writing
 
 void MessageWriter::Begin(Slices message) {
@@ -74,6 +87,7 @@ absl::Status MessageWriter::Go() {
     WEFT_ASSIGN_OR_RETURN(const uint64_t room, Room());
     if (room == 0) return absl::OkStatus();
     const uint64_t part = std::min({room, left_, kPartBytes});
+    WEFT_RETURN_IF_ERROR(pages_.Reach(written_ + part));
     uint64_t body = part;
     if (!begun_) {
       const uint64_t size = TotalSize(message_);
@@ -171,6 +185,8 @@ absl::StatusOr<std::optional<Bytes>> MessageReader::Read() {
                       read + memory_.capacity);
   }
   if (available == 0) return std::nullopt;
+  // Whoever wrote there has given them pages, or lies.
+  WEFT_RETURN_IF_ERROR(pages_.Reach(read + available));
   if (!begun_) {
     WEFT_RETURN_IF_ERROR(Begin(read % memory_.capacity));
     read += kUnit;

@@ -21,7 +21,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <optional>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -56,20 +59,53 @@ struct RingMemory {
   static RingMemory At(std::byte* begin, uint64_t capacity);
 };
 
+// The pages of a ring that gets them as its first lap goes on, as one end sees
+// them: most rings carry little, and pages cost more than a connection.
+//
+// Thread-safety: one thread at a time.
+class RingPages {
+ public:
+  // Gives the bytes from `begin` to `end` of the ring their pages; those that
+  // have some keep them.
+  using Allocate = std::function<absl::Status(uint64_t begin, uint64_t end)>;
+
+  // All are there.
+  RingPages() : has_(kAll) {}
+  RingPages(uint64_t capacity, Allocate allocate)
+      : capacity_(capacity), allocate_(std::move(allocate)) {}
+
+  // Before anything up to `position`, counted from the first byte of the first
+  // lap, is touched. Errors are Allocate's.
+  absl::Status Reach(uint64_t position) {
+    return position <= has_ ? absl::OkStatus() : Grow(position);
+  }
+
+ private:
+  static constexpr uint64_t kAll = std::numeric_limits<uint64_t>::max();
+
+  absl::Status Grow(uint64_t position);
+
+  uint64_t capacity_ = 0;
+  Allocate allocate_;
+  uint64_t has_ = 0;
+};
+
 // No message is longer.
 inline constexpr uint64_t kMaxRingMessageBytes = uint64_t{16} << 20;
 
 // Thread-safety: one thread at a time, but for EndSleep: one more.
 class MessageWriter {
  public:
-  explicit MessageWriter(RingMemory memory) : memory_(memory) {}
+  explicit MessageWriter(RingMemory memory, RingPages pages = {})
+      : memory_(memory), pages_(std::move(pages)) {}
 
   // What is to be written next. REQUIRES: is_idle(), and the message is not
   // longer than kMaxRingMessageBytes.
   void Begin(Slices message);
   // Copies into the memory what there is room for. Ok: the whole message or, if
   // !is_idle(), until the reader has read more. kInvalidArgument: the reader
-  // says to have read what it cannot.
+  // says to have read what it cannot. kResourceExhausted: the ring gets no more
+  // pages.
   absl::Status Go();
   bool is_idle() const { return left_ == 0; }
   // Whether Go() would get on.
@@ -90,6 +126,7 @@ class MessageWriter {
   void CopyMessage(uint64_t bytes);
 
   const RingMemory memory_;
+  RingPages pages_;
   uint64_t written_ = 0;
   uint64_t seen_read_ = 0;  // when room was last short
   Slices message_;
@@ -103,14 +140,16 @@ class MessageWriter {
 // EndSleep: one more.
 class MessageReader {
  public:
-  explicit MessageReader(RingMemory memory) : memory_(memory) {}
+  explicit MessageReader(RingMemory memory, RingPages pages = {})
+      : memory_(memory), pages_(std::move(pages)) {}
 
   // Whether Read() would get on.
   bool HasMore() const {
     return memory_.words->written.load(std::memory_order_acquire) != read();
   }
   // The next message; null: not all of it is there. kInvalidArgument: what is
-  // there cannot have been written by a MessageWriter.
+  // there cannot have been written by a MessageWriter. kResourceExhausted: the
+  // ring gets no more pages.
   absl::StatusOr<std::optional<Bytes>> Read();
   // From now on nothing that is written later is read.
   void StopAtWritten();
@@ -127,6 +166,7 @@ class MessageReader {
   uint64_t read() const { return read_.load(std::memory_order_relaxed); }
 
   const RingMemory memory_;
+  RingPages pages_;
   std::atomic<uint64_t> read_{0};
   std::optional<uint64_t> end_;
   // The message that is being read, and how much of it was.

@@ -24,6 +24,7 @@
 namespace weft::transport {
 namespace {
 
+using ::testing::ElementsAre;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
@@ -121,6 +122,79 @@ TEST(MessageRing, MessagesAfterTheStopAreNotRead) {
   EXPECT_EQ((*ring.reader.Read())->view(), "one");
   EXPECT_EQ((*ring.reader.Read())->view(), "two");
   EXPECT_FALSE(ring.reader.Read()->has_value());
+}
+
+// ---------------------------------------------------------------------- pages
+
+// The ends of a ring of 64 KiB whose pages come as they are asked for; `fails`:
+// from which byte on there are none.
+class RingInPart : public ::testing::Test {
+ protected:
+  static constexpr uint64_t kCapacity = 64 << 10;
+  using Range = std::pair<uint64_t, uint64_t>;
+
+  RingPages Pages(std::vector<Range>& asked) {
+    return RingPages(kCapacity, [&](uint64_t begin, uint64_t end) {
+      asked.emplace_back(begin, end);
+      return end <= fails_ ? absl::OkStatus()
+                           : absl::ResourceExhaustedError("no pages");
+    });
+  }
+  absl::Status Write(size_t size) {
+    writer_.Begin({Bytes::Copy(Text(size, 1))});
+    return writer_.Go();
+  }
+
+  uint64_t fails_ = ~uint64_t{0};
+  std::vector<Range> of_writer_, of_reader_;
+  const std::unique_ptr<Ring<kCapacity>> ring_ =
+      std::make_unique<Ring<kCapacity>>();
+  MessageWriter writer_{ring_->memory, Pages(of_writer_)};
+  MessageReader reader_{ring_->memory, Pages(of_reader_)};
+};
+
+TEST_F(RingInPart, GetsPagesAsTheFirstLapGoesOnAndNoneAfterIt) {
+  for (int i = 0; i < 300; ++i) {  // six laps
+    ASSERT_THAT(Write(1000), IsOk());
+    EXPECT_EQ((*reader_.Read())->view(), Text(1000, 1));
+    if (i > 0) continue;
+    EXPECT_THAT(of_writer_, ElementsAre(Range{0, 8 << 10}));
+  }
+  EXPECT_THAT(
+      of_writer_,
+      ElementsAre(Range{0, 8 << 10}, Range{8 << 10, 16 << 10},
+                  Range{16 << 10, 32 << 10}, Range{32 << 10, 64 << 10}));
+  EXPECT_EQ(of_reader_, of_writer_);
+}
+
+TEST_F(RingInPart, MessageThatIsLongerThanTheRingGetsThemAll) {
+  ASSERT_THAT(Write(3 * kCapacity), IsOk());
+  std::optional<Bytes> message;
+  while (!message.has_value()) {
+    ASSERT_THAT(writer_.Go(), IsOk());
+    message = *reader_.Read();
+  }
+  EXPECT_EQ(message->view(), Text(3 * kCapacity, 1));
+  EXPECT_EQ(of_writer_.back().second, kCapacity);
+  EXPECT_EQ(of_reader_.back().second, kCapacity);
+}
+
+TEST_F(RingInPart, WriterForWhichThereAreNoPagesSaysSoAndShowsNothing) {
+  ASSERT_THAT(Write(1000), IsOk());
+  fails_ = 16 << 10;
+  EXPECT_THAT(Write(20'000),
+              StatusIs(absl::StatusCode::kResourceExhausted, "no pages"));
+  EXPECT_EQ((*reader_.Read())->view(), Text(1000, 1));
+  EXPECT_FALSE(reader_.HasMore());
+}
+
+// A peer that writes into memory without pages may see them, and we must not
+// touch what the system cannot give.
+TEST_F(RingInPart, ReaderForWhichThereAreNoPagesSaysSo) {
+  ASSERT_THAT(Write(20'000), IsOk());
+  fails_ = 16 << 10;
+  EXPECT_THAT(reader_.Read(),
+              StatusIs(absl::StatusCode::kResourceExhausted, "no pages"));
 }
 
 // ------------------------------------------------------------- a hostile peer

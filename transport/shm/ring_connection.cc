@@ -8,25 +8,60 @@
 
 namespace weft::transport {
 
+namespace {
+
+// Of a ring, in the memory.
+int64_t OffsetOf(int direction) {
+  return direction *
+         static_cast<int64_t>(RingMemory::BytesFor(SharedRings::kCapacity));
+}
+
+}  // namespace
+
 RingMemory SharedRings::Ring(int direction) const {
-  return RingMemory::At(
-      memory->data() + direction * RingMemory::BytesFor(kCapacity), kCapacity);
+  return RingMemory::At(memory->data() + OffsetOf(direction), kCapacity);
+}
+
+RingPages SharedRings::Pages(int direction) const {
+  const uint64_t first = OffsetOf(direction) + sizeof(RingWords);
+  return RingPages(
+      kCapacity, [memory = memory.get(), first](uint64_t begin, uint64_t end) {
+        return memory->Allocate(first + begin, end - begin);
+      });
+}
+
+MessageWriter SharedRings::MakeWriter() const {
+  const int direction = is_offerer ? 0 : 1;
+  return MessageWriter(Ring(direction), Pages(direction));
+}
+
+MessageReader SharedRings::MakeReader() const {
+  const int direction = is_offerer ? 1 : 0;
+  return MessageReader(Ring(direction), Pages(direction));
 }
 
 absl::StatusOr<memory::Segment> SharedRings::CreateMemory() {
-  return memory::Segment::CreateInPart(kBytes, kRingBytes, "weft-rings");
+  WEFT_ASSIGN_OR_RETURN(
+      memory::Segment memory,
+      memory::Segment::CreateInPart(kBytes, sizeof(RingWords), "weft-rings"));
+  WEFT_RETURN_IF_ERROR(memory.Allocate(OffsetOf(1), sizeof(RingWords)));
+  return memory;
 }
 
 absl::StatusOr<memory::Segment> SharedRings::MapMemory(int fd) {
-  return memory::Segment::FromFdInPart(fd, kBytes, kRingBytes);
+  WEFT_ASSIGN_OR_RETURN(
+      memory::Segment memory,
+      memory::Segment::FromFdInPart(fd, kBytes, sizeof(RingWords)));
+  WEFT_RETURN_IF_ERROR(memory.Allocate(OffsetOf(1), sizeof(RingWords)));
+  return memory;
 }
 
 RingConnection::RingConnection(SharedRings rings,
                                std::shared_ptr<net::MemoryWatch> watch)
     : rings_(std::move(rings)),
       watch_(std::move(watch)),
-      reader_(rings_.in()),
-      writer_(rings_.out()) {}
+      reader_(rings_.MakeReader()),
+      writer_(rings_.MakeWriter()) {}
 
 absl::Status RingConnection::Start() {
   return watch_->AddMemory(shared_from_this());
@@ -88,8 +123,8 @@ absl::StatusOr<BodyMemory> RingConnection::UseBodyMemory() {
     if (rings_.reserve_bodies != nullptr) {
       WEFT_ASSIGN_OR_RETURN(reserved, rings_.reserve_bodies());
     }
-    WEFT_RETURN_IF_ERROR(
-        memory->Allocate(SharedRings::kRingBytes, 2 * BodyMemory::kBytes));
+    // The rest of the rings' too: by that the other end sees that it is done.
+    WEFT_RETURN_IF_ERROR(memory->Allocate(0, SharedRings::kBytes));
     MutexLock lock(mu_);
     reserved_bodies_ = std::move(reserved);
   }

@@ -39,7 +39,7 @@
 namespace weft::transport {
 
 // What the two ends of a connection share, as one of them holds it: two rings,
-// and behind them memory for bodies, which has no pages at first.
+// and behind them memory for bodies. The memory gets its pages as it is used.
 struct SharedRings {
   static constexpr uint64_t kCapacity = 256 << 10;  // of each direction
   // The bytes of the rings, up to a page's end.
@@ -60,11 +60,13 @@ struct SharedRings {
   // Owns `fd`, also when it fails.
   static absl::StatusOr<memory::Segment> MapMemory(int fd);
 
-  RingMemory out() const { return Ring(is_offerer ? 0 : 1); }
-  RingMemory in() const { return Ring(is_offerer ? 1 : 0); }
+  // Neither may outlive `memory`.
+  MessageWriter MakeWriter() const;
+  MessageReader MakeReader() const;
 
  private:
   RingMemory Ring(int direction) const;
+  RingPages Pages(int direction) const;
 };
 
 // Thread-safety: thread-safe; what it hears, one event at a time, those of
