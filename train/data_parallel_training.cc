@@ -40,6 +40,12 @@ Options WithShards(Options options, int shards) {
   return options;
 }
 
+// The CPU for a model without parameters.
+Device DeviceOf(const nn::Module& model) {
+  const std::vector<Variable> parameters = model.Parameters();
+  return parameters.empty() ? Device::Cpu() : parameters[0].value().device();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DataParallelTraining>>
@@ -78,7 +84,7 @@ DataParallelTraining::DataParallelTraining(collectives::ProcessGroup* group,
       logger_(telemetry.logger()),
       parts_(std::move(parts)),
       options_(WithShards(std::move(options), parts_.virtual_shards)),
-      metrics_(telemetry) {}
+      metrics_(telemetry, DeviceOf(*parts_.model)) {}
 
 DataParallelTraining::~DataParallelTraining() = default;
 

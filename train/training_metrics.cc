@@ -81,8 +81,11 @@ const char* NameOf(StepPhase phase) {
   return kNames[static_cast<size_t>(phase)];
 }
 
-TrainingMetrics::TrainingMetrics(telemetry::Telemetry& telemetry)
+TrainingMetrics::TrainingMetrics(telemetry::Telemetry& telemetry, Device device)
     : telemetry_(telemetry),
+      device_(device.id()),
+      devices_(device.is_cpu() ? nullptr
+                               : device.context()->shared_from_this()),
       loss_(telemetry.metrics().GaugeFor(
           "weft_training_last_loss", {},
           "Mean loss of the last step of this trainer, in nats")),
@@ -160,6 +163,13 @@ telemetry::Fields TrainingMetrics::Describe() const {
     fields.emplace_back("wait_share", last_wait_share_.load(relaxed));
   }
   DescribeOperation(telemetry_.recorder(), now, &fields);
+  if (devices_ != nullptr) {
+    const auto memory = devices_->allocator(device_.index).statistics();
+    fields.emplace_back("device", device::Name(device_));
+    fields.emplace_back("device_used_bytes", memory.active_bytes);
+    fields.emplace_back("device_reserved_bytes", memory.reserved_bytes);
+    fields.emplace_back("device_peak_bytes", memory.peak_active_bytes);
+  }
   return fields;
 }
 

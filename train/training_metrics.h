@@ -8,15 +8,18 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
+#include "weft/device/context.h"
 #include "weft/input/dataset.h"
 #include "weft/telemetry/field.h"
 #include "weft/telemetry/metrics.h"
 #include "weft/telemetry/spans.h"
 #include "weft/telemetry/status_page.h"
 #include "weft/telemetry/telemetry.h"
+#include "weft/tensor/device.h"
 
 namespace weft::train {
 
@@ -31,6 +34,9 @@ namespace weft::train {
 //                     of the time in which this trainer waited for others
 //   operation, operation_seconds
 //                     a collective operation that has begun and not ended
+//   device, device_used_bytes, device_reserved_bytes, device_peak_bytes
+//                     where the model is on a device: its name, the memory in
+//                     use, what was taken from it, the most that was in use
 inline constexpr char kTrainingSection[] = "training";
 
 // The examples of a batch: its first tensor's first dimension.
@@ -58,8 +64,9 @@ const char* NameOf(StepPhase phase);
 // Thread-safety: one thread at a time; the status page reads beside it.
 class TrainingMetrics {
  public:
-  // `telemetry` must outlive it.
-  explicit TrainingMetrics(telemetry::Telemetry& telemetry);
+  // `telemetry` must outlive it. `device`: where the model is.
+  explicit TrainingMetrics(telemetry::Telemetry& telemetry,
+                           Device device = Device::Cpu());
   TrainingMetrics(const TrainingMetrics&) = delete;
   TrainingMetrics& operator=(const TrainingMetrics&) = delete;
 
@@ -94,6 +101,8 @@ class TrainingMetrics {
   telemetry::Fields Describe() const;
 
   telemetry::Telemetry& telemetry_;
+  const device::Device device_;
+  const std::shared_ptr<device::Context> devices_;  // null for the CPU
   telemetry::Gauge& loss_;
   telemetry::Counter& samples_;
   telemetry::Counter& steps_;

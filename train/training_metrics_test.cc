@@ -11,7 +11,10 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/device/testing/simulated_context.h"
 #include "weft/telemetry/telemetry.h"
+#include "weft/tensor/device.h"
+#include "weft/tensor/tensor.h"
 #include "weft/tests/support/patience.h"
 
 namespace weft::train {
@@ -160,6 +163,32 @@ TEST(TrainingMetrics, AnOpenCollectiveOperationIsNamed) {
 }
 
 // A reader sees no phase with the begin of another one.
+TEST(TrainingMetrics, TheMemoryOfTheDeviceIsShown) {
+  telemetry::Telemetry telemetry{telemetry::Telemetry::Options()};
+  auto devices = std::make_unique<device::testing::SimulatedDevices>(1, 2);
+  const Device second(devices->context(), 1);
+  const TrainingMetrics metrics(telemetry, second);
+  Tensor kept = Tensor::Zeros({1024}, DType::kF32, second);
+  { const Tensor gone = Tensor::Zeros({4096}, DType::kF32, second); }
+  const Json fields = Section(telemetry);
+  EXPECT_EQ(fields["device"], "simulated:1");
+  const auto now = devices->context().allocator(1).statistics();
+  EXPECT_GE(now.active_bytes, 4096);
+  EXPECT_EQ(fields["device_used_bytes"], now.active_bytes);
+  EXPECT_EQ(fields["device_reserved_bytes"], now.reserved_bytes);
+  EXPECT_GE(fields["device_peak_bytes"], 4096 + 4 * 4096);
+  // The page may be asked for after the last tensor.
+  kept = Tensor();
+  devices.reset();
+  EXPECT_EQ(Section(telemetry)["device_used_bytes"], 0);
+}
+
+TEST(TrainingMetrics, OnTheCpuNoDeviceIsShown) {
+  telemetry::Telemetry telemetry{telemetry::Telemetry::Options()};
+  const TrainingMetrics metrics(telemetry);
+  EXPECT_FALSE(Section(telemetry).contains("device"));
+}
+
 TEST(TrainingMetrics, TheSectionMayBeReadWhileStepsAreTaken) {
   telemetry::Telemetry telemetry{telemetry::Telemetry::Options()};
   std::atomic<bool> ends{false};

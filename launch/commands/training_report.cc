@@ -76,6 +76,22 @@ std::string Steps(int64_t steps) {
   return absl::StrCat(steps, steps == 1 ? " step" : " steps");
 }
 
+std::string Mebibytes(double bytes) {
+  return absl::StrFormat("%.1f", bytes / (1 << 20));
+}
+
+// "cuda:0 812.0 MiB in use of 1024.0, at most 980.5"; nothing of a trainer that
+// uses no device.
+std::string DeviceMemory(const json& fields) {
+  const auto used = NumberIn(fields, "device_used_bytes");
+  if (!used.has_value()) return "";
+  return absl::StrCat(
+      TextIn(fields, "device"), " ", Mebibytes(*used), " MiB in use of ",
+      Mebibytes(NumberIn(fields, "device_reserved_bytes").value_or(0)),
+      ", at most ",
+      Mebibytes(NumberIn(fields, "device_peak_bytes").value_or(0)));
+}
+
 std::string Line(const json& fields, std::optional<int64_t> behind) {
   // The section was busy, or has failed.
   if (fields.contains("error")) return TextIn(fields, "error");
@@ -106,6 +122,9 @@ std::string Line(const json& fields, std::optional<int64_t> behind) {
   }
   if (const auto rate = NumberIn(fields, "examples_per_s"); rate.has_value()) {
     parts.push_back(absl::StrFormat("%.0f examples/s", *rate));
+  }
+  if (const std::string memory = DeviceMemory(fields); !memory.empty()) {
+    parts.push_back(memory);
   }
   return absl::StrJoin(parts, ", ");
 }

@@ -41,6 +41,22 @@ TEST(TrainingReport, NamesWhoIsBehindAndInWhichPhase) {
   EXPECT_EQ(json["no_answer"], Json::array());
 }
 
+TEST(TrainingReport, ShowsTheMemoryOfADevice) {
+  TrainingReport report;
+  Json fields = At(7, "backward", 0.1);
+  fields["device"] = "cuda:1";
+  fields["device_used_bytes"] = 3 << 20;
+  fields["device_reserved_bytes"] = 16 << 20;
+  fields["device_peak_bytes"] = 5 << 19;
+  report.trainers = {{"trainer0", fields}};
+  EXPECT_THAT(ToText(report),
+              HasSubstr(", 1873 examples/s, cuda:1 3.0 MiB in use of 16.0, at "
+                        "most 2.5\n"));
+  fields["device_used_bytes"] = "much";  // of a hostile one
+  report.trainers = {{"trainer0", fields}};
+  EXPECT_THAT(ToText(report), Not(HasSubstr("MiB")));
+}
+
 // They were asked one after the other, and train meanwhile.
 TEST(TrainingReport, StepsThatTheQuestionsTookAreNotBehind) {
   TrainingReport report;
