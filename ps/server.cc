@@ -77,7 +77,7 @@ absl::StatusOr<std::shared_ptr<TableShard>> Server::CreateTable(
   if (!shut_down_.ok()) return shut_down_;
   const auto it = tables_.find(wanted.name());
   if (it != tables_.end()) {
-    const bool is_unused = unused_.erase(wanted.name()) != 0;
+    const bool is_unused = unused_.count(wanted.name()) != 0;
     const std::string difference =
         DifferenceOf(is_unused ? WithChanges(it->second->spec(), wanted)
                                : it->second->spec(),
@@ -90,8 +90,10 @@ absl::StatusOr<std::shared_ptr<TableShard>> Server::CreateTable(
                       "shards, reduction, orphans and life)"
                     : ""));
     }
-    if (DifferenceOf(it->second->spec(), wanted).empty()) return it->second;
-    WEFT_ASSIGN_OR_RETURN(it->second, Changed(*it->second, wanted));
+    if (!DifferenceOf(it->second->spec(), wanted).empty()) {
+      WEFT_ASSIGN_OR_RETURN(it->second, Changed(*it->second, wanted));
+    }
+    unused_.erase(wanted.name());
     return it->second;
   }
   WEFT_RETURN_IF_ERROR(CheckRoom(wanted));

@@ -281,6 +281,8 @@ TEST(PsService, RestoredTableTakesItsWorkersAndRatesFromTheNewSpec) {
   EXPECT_THAT(client->Dense(other),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        "a restored table may change its rule's numbers"));
+  // What was refused has not used it.
+  EXPECT_THAT(client->Dense(changed), IsOk());
 }
 
 // A table smaller than a slice is on one server; the others have no part in it.

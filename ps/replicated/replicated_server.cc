@@ -442,7 +442,7 @@ absl::StatusOr<v1::TableStats> ReplicatedServer::OpenTable(
       tables_[wanted.name()] = table;
     } else {
       table = it->second;
-      const bool is_unused = unused_.erase(wanted.name()) != 0;
+      const bool is_unused = unused_.count(wanted.name()) != 0;
       const std::string difference = DifferenceOf(
           is_unused ? WithChanges(table->spec(), wanted) : table->spec(),
           wanted);
@@ -464,6 +464,7 @@ absl::StatusOr<v1::TableStats> ReplicatedServer::OpenTable(
         replaced = std::exchange(table, std::move(changed));
         it->second = table;
       }
+      unused_.erase(wanted.name());
     }
   }
   if (replaced != nullptr) {
