@@ -29,11 +29,6 @@ namespace {
 constexpr int kChain = 100;
 constexpr int kRounds = 5;
 
-double Quantile(std::vector<double> values, double q) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<size_t>(q * (values.size() - 1))];
-}
-
 class Chain {
  public:
   Chain() : x_(Tensor::Ones({1}), /*requires_grad=*/true) {

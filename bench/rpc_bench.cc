@@ -99,11 +99,6 @@ struct Options {
   int shared_memories = 64;  // 0: unix sockets go by gRPC alone
 };
 
-double Quantile(std::vector<double> values, double q) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<size_t>(q * (values.size() - 1))];
-}
-
 // ------------------------------------------------------------ the two sides
 
 // As in their certificates.
