@@ -18,16 +18,11 @@
 // keys" sends the same ones each time, as ps-lite's driver did, "other keys" a
 // different set.
 
-#include <signal.h>
-#include <sys/prctl.h>
-
 #include <cstdint>
 #include <cstdio>
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,396 +30,22 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "weft/autograd/ops/elementwise.h"
-#include "weft/autograd/ops/loss.h"
 #include "weft/base/check.h"
 #include "weft/bench/goals.h"
-#include "weft/bench/many_tables.h"
 #include "weft/bench/measure.h"
 #include "weft/bench/programs.h"
+#include "weft/bench/ps_sides.h"
 #include "weft/bench/redis_rows.h"
 #include "weft/bench/rivals.h"
-#include "weft/net/endpoint.h"
-#include "weft/net/loop/loop.h"
-#include "weft/net/tls/credentials.h"
-#include "weft/nn/layers.h"
-#include "weft/optimizer/optimizer.h"
-#include "weft/ps/client.h"
-#include "weft/ps/flat_parameters.h"
-#include "weft/ps/replicated/replicated_server.h"
-#include "weft/ps/server.h"
-#include "weft/rendezvous/memory_store.h"
-#include "weft/rpc/agent.h"
-#include "weft/rpc/session/directory.h"
-#include "weft/transport/grpc_transport.h"
 
 namespace weft::bench {
 namespace {
-
-constexpr absl::Duration kTimeout = absl::Seconds(60);
-constexpr int kWorkerCore = 0;
-constexpr int kServerCore = 1;
-constexpr int kKeySets = 4;
-constexpr int kManyTables = 26;
-
-struct Options {
-  std::string self;
-  int rounds = 3;
-  double seconds = 1;  // of one measurement
-  // The main process sets these for those that it starts.
-  std::string serve;    // an address to listen at
-  std::string call;     // an address to call
-  std::string measure;  // "sparse", "dense", "loop"
-  int64_t keys = 0;
-  int64_t dim = 1;
-  int out = 1;  // operations under way
-  bool other_keys = false;
-  int servers = 1;
-  int replicas = 1;
-  int durability = 0;  // ps::v1::TableSpec::Durability
-};
-
-// ------------------------------------------------------------ the two sides
-
-struct Rank {
-  Rank(const std::string& name, uint32_t id, const std::string& listen) {
-    net::LoopOptions loop_options;
-    loop_options.credentials = net::Credentials::Insecure();
-    loop = *net::Loop::Create(loop_options);
-    net::EndpointOptions endpoint_options;
-    endpoint_options.name = name;
-    endpoint_options.listen = listen;
-    endpoint = *net::Endpoint::Open(*loop, endpoint_options);
-    transport = transport::MakeGrpcTransport(*loop, *endpoint, {});
-    rpc::AgentOptions agent_options;
-    agent_options.job = "bench";
-    agent_options.name = name;
-    agent_options.key = rpc::WorkerKey{id, 1};
-    agent_options.transport = transport.get();
-    agent_options.directory = &directory;
-    agent = *rpc::Agent::Create(agent_options);
-    const absl::Status started = endpoint->Start();
-    WEFT_CHECK(started.ok()) << started.ToString();
-  }
-
-  rpc::FixedDirectory directory;
-  std::unique_ptr<net::Loop> loop;
-  std::unique_ptr<net::Endpoint> endpoint;
-  std::unique_ptr<transport::Transport> transport;
-  std::unique_ptr<rpc::Agent> agent;
-};
-
-std::string ServerName(int i) { return absl::StrCat("ps", i); }
-rpc::WorkerKey ServerKey(int i) { return {static_cast<uint32_t>(i + 1), 1}; }
-std::string ServerAddress(const std::string& first, int i) {
-  return i == 0 ? first : absl::StrCat(first, ".", i);
-}
-
-// All servers are in one process, on one core.
-int Serve(const Options& options) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  Pin(kServerCore);
-  rendezvous::MemoryStore store;
-  std::vector<std::unique_ptr<ps::Server>> servers;
-  std::vector<std::unique_ptr<Rank>> ranks;
-  std::vector<std::shared_ptr<ps::ReplicatedServer>> replicas;
-  std::vector<ps::PartitionMap::Server> live;
-  for (int i = 0; i < options.servers; ++i) {
-    servers.push_back(
-        std::make_unique<ps::Server>(ps::ServerOptions{i, options.servers}));
-    ranks.push_back(std::make_unique<Rank>(ServerName(i), ServerKey(i).id,
-                                           ServerAddress(options.serve, i)));
-    live.push_back({ServerKey(i), static_cast<uint32_t>(i),
-                    ps::PartitionMap::State::kLive});
-  }
-  for (int i = 0; i < options.servers; ++i) {
-    for (int j = 0; j < options.servers; ++j) {
-      ranks[i]->directory.Put(
-          {ServerName(j), ServerKey(j), ranks[j]->endpoint->address()});
-    }
-    ranks[i]->agent->SetLocal(servers[i].get());
-    if (options.replicas == 1) continue;
-    ps::ReplicatedServer::Options replicated;
-    replicated.agent = ranks[i]->agent.get();
-    replicated.store = &store;
-    replicated.self = ServerKey(i);
-    replicas.push_back(std::make_shared<ps::ReplicatedServer>(replicated));
-    servers[i]->SetReplicated(replicas.back());
-    ranks[i]->agent->SetLocal(replicas.back());
-  }
-  for (const auto& replica : replicas) {
-    replica->OnServers(live, {}, options.servers);
-  }
-  std::printf("%s\n", ranks[0]->endpoint->address().c_str());
-  std::fflush(stdout);
-  Promise<void> never(ranks[0]->loop->driver());
-  (void)never.future().Wait(absl::Minutes(10));
-  return 0;
-}
-
-ps::v1::TableSpec Spec(const std::string& name, const Options& options) {
-  ps::v1::TableSpec spec;
-  spec.set_name(name);
-  spec.set_mode(ps::v1::TableSpec::ASYNC);
-  spec.set_durability(
-      static_cast<ps::v1::TableSpec::Durability>(options.durability));
-  spec.mutable_rule()->mutable_sgd()->set_lr(1.0);
-  return spec;
-}
-
-// Calls a second of `start`, whose Futures are waited for `out` at a time.
-template <typename Start>
-double Rate(Start start, int out, double seconds) {
-  std::deque<decltype(start())> under_way;
-  const auto finish = [&] {
-    const auto result = under_way.front().Wait(kTimeout);
-    WEFT_CHECK(result.ok());
-    under_way.pop_front();
-  };
-  int64_t calls = 0;
-  double begin = Now();
-  const double warm = begin + seconds / 5;
-  bool is_warm = false;
-  while (Now() < warm + seconds) {
-    if (!is_warm && Now() >= warm) {
-      is_warm = true;
-      calls = 0;
-      begin = Now();
-    }
-    while (static_cast<int>(under_way.size()) < out) {
-      under_way.push_back(start());
-    }
-    finish();
-    ++calls;
-  }
-  const double rate = static_cast<double>(calls) / (Now() - begin);
-  while (!under_way.empty()) finish();
-  return rate;
-}
-
-void Print(const std::string& name, double value) {
-  std::printf("%s\t%.6g\n", name.c_str(), value);
-}
-
-std::vector<int64_t> RandomKeys(int64_t n, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::vector<int64_t> keys(n);
-  for (int64_t& key : keys) key = static_cast<int64_t>(random());
-  return keys;
-}
-
-void MeasureSparse(ps::Client& client, const Options& options) {
-  ps::v1::TableSpec spec = Spec("sparse", options);
-  spec.set_kind(ps::v1::TableSpec::SPARSE);
-  spec.set_dim(options.dim);
-  auto table = *client.Sparse(spec);
-  std::vector<Tensor> keys;
-  for (int i = 0; i < (options.other_keys ? kKeySets : 1); ++i) {
-    keys.push_back(Tensor::FromVector(RandomKeys(options.keys, i + 1)));
-  }
-  const Tensor ones = Tensor::Ones({options.keys, options.dim});
-  // Checked before it is timed: each row is what was pushed.
-  for (const Tensor& set : keys) {
-    WEFT_CHECK(table->Push(set, ones).Wait(kTimeout).ok());
-    const auto rows = table->Pull(set).Wait(kTimeout);
-    WEFT_CHECK(rows.ok()) << rows.status().ToString();
-    for (float x : rows->span<float>()) WEFT_CHECK_EQ(x, -1.0f);
-  }
-  size_t next = 0;
-  const auto set = [&]() -> const Tensor& {
-    return keys[next++ % keys.size()];
-  };
-  const double n = static_cast<double>(options.keys);
-  const double bytes = n * static_cast<double>(options.dim) * sizeof(float);
-  const double pushes = Rate([&] { return table->Push(set(), ones); },
-                             options.out, options.seconds);
-  const double pulls =
-      Rate([&] { return table->Pull(set()); }, options.out, options.seconds);
-  Print("push_keys_per_s", n * pushes);
-  Print("pull_keys_per_s", n * pulls);
-  Print("push_gb_per_s", bytes * pushes / 1e9);
-  Print("pull_gb_per_s", bytes * pulls / 1e9);
-}
-
-void MeasureDense(ps::Client& client, const Options& options) {
-  const int64_t n = options.keys;
-  ps::v1::TableSpec spec = Spec("dense", options);
-  spec.set_kind(ps::v1::TableSpec::DENSE);
-  spec.set_elements(n);
-  auto table = *client.Dense(spec);
-  const Tensor ones = Tensor::Ones({n});
-  WEFT_CHECK(table->Initialize(ones).Wait(kTimeout).ok());
-  WEFT_CHECK(table->Push(ones).Wait(kTimeout).ok());
-  const auto values = table->Pull().Wait(kTimeout);
-  WEFT_CHECK(values.ok()) << values.status().ToString();
-  for (float x : values->span<float>()) WEFT_CHECK_EQ(x, 0.0f);
-  const double bytes = static_cast<double>(n) * sizeof(float);
-  Print("push_gb_per_s", bytes / 1e9 *
-                             Rate([&] { return table->Push(ones); },
-                                  options.out, options.seconds));
-  Print("pull_gb_per_s",
-        bytes / 1e9 *
-            Rate([&] { return table->Pull(); }, options.out, options.seconds));
-}
-
-// The MLP of GOAL-P1: 784-128-10, batches of 32.
-class Mlp final : public nn::Module {
- public:
-  Mlp()
-      : generator_(1),
-        hidden_(784, 128, generator_),
-        out_(128, 10, generator_) {
-    AddModule("hidden", hidden_);
-    AddModule("out", out_);
-    std::vector<int64_t> labels(32);
-    for (int64_t i = 0; i < 32; ++i) labels[i] = i % 10;
-    labels_ = Tensor::FromVector(labels);
-    std::vector<float> images(32 * 784);
-    for (size_t i = 0; i < images.size(); ++i)
-      images[i] = (i * 37 % 101) / 101.f;
-    images_ = Tensor::FromVector(images, {32, 784});
-  }
-  double Backward() {
-    const Variable loss = CrossEntropy(
-        out_.Forward(Relu(hidden_.Forward(Variable(images_)))), labels_);
-    loss.Backward();
-    return loss.value().item<float>();
-  }
-
- private:
-  Generator generator_;
-  nn::Linear hidden_;
-  nn::Linear out_;
-  Tensor labels_, images_;
-};
-
-template <typename Step>
-double StepsPerSecond(Step step, double seconds) {
-  for (const double end = Now() + seconds / 5; Now() < end;) step();
-  int64_t steps = 0;
-  const double begin = Now();
-  while (Now() < begin + seconds) {
-    step();
-    ++steps;
-  }
-  return static_cast<double>(steps) / (Now() - begin);
-}
-
-void MeasureLoop(ps::Client& client, const Options& options) {
-  constexpr double kLr = 0.01;
-  Mlp local_model, model;
-  optimizer::SgdOptions sgd;
-  sgd.lr = kLr;
-  auto local =
-      *optimizer::Optimizer::Create({{sgd, local_model.NamedParameters()}});
-  double local_loss = 0, loss = 0;
-  const auto local_step = [&] {
-    local->ZeroGrad();
-    local_loss = local_model.Backward();
-    WEFT_CHECK(local->Step().ok());
-  };
-  ps::FlatParameters parameters(model);
-  ps::v1::TableSpec spec = Spec("mlp", options);
-  spec.set_kind(ps::v1::TableSpec::DENSE);
-  spec.set_elements(parameters.elements());
-  spec.set_mode(ps::v1::TableSpec::SYNC);
-  spec.set_shards(1);
-  spec.mutable_rule()->mutable_sgd()->set_lr(kLr);
-  auto table = *client.Dense(spec);
-  WEFT_CHECK(table->Initialize(parameters.Values()).Wait(kTimeout).ok());
-  const auto step = [&] {
-    parameters.ClearGradient();
-    loss = model.Backward();
-    auto values = table->PushPull(parameters.TakeGradient()).Wait(kTimeout);
-    WEFT_CHECK(values.ok()) << values.status().ToString();
-    WEFT_CHECK(parameters.AdoptValues(*std::move(values)).ok());
-  };
-  for (int i = 0; i < 20; ++i) {  // the same steps give the same bits
-    local_step();
-    step();
-    WEFT_CHECK_EQ(loss, local_loss);
-  }
-  Print("local_steps_per_s", StepsPerSecond(local_step, options.seconds));
-  Print("steps_per_s", StepsPerSecond(step, options.seconds));
-}
-
-// Rounds of a synchronous table of which one worker has all the data.
-void MeasureRounds(ps::Client& client, const Options& options) {
-  const int64_t n = options.keys;
-  ps::v1::TableSpec spec = Spec("rounds", options);
-  spec.set_kind(ps::v1::TableSpec::DENSE);
-  spec.set_elements(n);
-  spec.set_mode(ps::v1::TableSpec::SYNC);
-  spec.set_shards(1);
-  auto table = *client.Dense(spec);
-  const Tensor ones = Tensor::Ones({n});
-  WEFT_CHECK(table->Initialize(ones).Wait(kTimeout).ok());
-  const auto values = table->PushPull(ones).Wait(kTimeout);
-  WEFT_CHECK(values.ok()) << values.status().ToString();
-  for (float x : values->span<float>()) WEFT_CHECK_EQ(x, 0.0f);
-  Print("rounds_per_s",
-        Rate([&] { return table->PushPull(ones); }, 1, options.seconds));
-}
-
-// Bytes of a row of one float with Adam, a million of them.
-void MeasureMemory(ps::Client& client, const Options& options) {
-  constexpr int64_t kRows = 1'000'000;
-  constexpr int64_t kPart = 100'000;
-  ps::v1::TableSpec spec = Spec("adam", options);
-  spec.set_kind(ps::v1::TableSpec::SPARSE);
-  spec.set_dim(1);
-  spec.mutable_rule()->mutable_adam()->set_lr(0.001);
-  auto table = *client.Sparse(spec);
-  for (int64_t begin = 0; begin < kRows; begin += kPart) {
-    const Tensor keys = Tensor::FromVector(RandomKeys(kPart, begin + 1));
-    WEFT_CHECK(table->Push(keys, Tensor::Ones({kPart, 1})).Wait(kTimeout).ok());
-  }
-  const auto stats = client.Describe();
-  WEFT_CHECK(stats.ok()) << stats.status().ToString();
-  for (const ps::v1::TableStats& t : (*stats)[0].tables()) {
-    if (t.spec().name() != "adam") continue;
-    Print("bytes_per_row", static_cast<double>(t.memory_bytes()) /
-                               static_cast<double>(t.rows()));
-  }
-}
-
-void MeasureMany(ps::Client& client, const Options& options) {
-  ps::v1::TableSpec spec = Spec("field", options);
-  spec.set_kind(ps::v1::TableSpec::SPARSE);
-  spec.set_dim(options.dim);
-  for (const auto& [name, us] : MeasureManyTables(
-           client, spec, kManyTables, options.keys, options.seconds)) {
-    Print(name, us);
-  }
-}
-
-int CallServer(const Options& options) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  Pin(kWorkerCore);
-  Rank rank("trainer0", 100, options.call + "c");
-  std::vector<std::string> names;
-  for (int i = 0; i < options.servers; ++i) {
-    names.push_back(ServerName(i));
-    rank.directory.Put(
-        {names[i], ServerKey(i), ServerAddress(options.call, i)});
-  }
-  ps::Client client(
-      {rank.agent.get(), names, 7, 0, kTimeout, options.replicas});
-  if (options.measure == "sparse") MeasureSparse(client, options);
-  if (options.measure == "dense") MeasureDense(client, options);
-  if (options.measure == "rounds") MeasureRounds(client, options);
-  if (options.measure == "loop") MeasureLoop(client, options);
-  if (options.measure == "memory") MeasureMemory(client, options);
-  if (options.measure == "many") MeasureMany(client, options);
-  std::fflush(stdout);
-  return 0;
-}
 
 // ---------------------------------------------------------- the main process
 
 class Runner {
  public:
-  explicit Runner(const Options& options) : options_(options) {}
+  explicit Runner(const PsOptions& options) : options_(options) {}
 
   const std::string& directory() const { return directory_.path(); }
   int rounds() const { return options_.rounds; }
@@ -477,7 +98,7 @@ class Runner {
   const std::string& redis_version() const { return redis_version_; }
 
  private:
-  const Options& options_;
+  const PsOptions& options_;
   ScratchDirectory directory_;
   std::string redis_version_;
 };
@@ -736,7 +357,7 @@ void PrintFigures(Runner& runner) {
 }  // namespace weft::bench
 
 int main(int argc, char** argv) {
-  weft::bench::Options options;
+  weft::bench::PsOptions options;
   std::string goals;
   bool quick = false;
   CLI::App app("What the parameter server costs between two processes.");
@@ -758,8 +379,8 @@ int main(int argc, char** argv) {
   app.add_option("--seconds", options.seconds, "Of one measurement");
   app.add_flag("--other-keys", options.other_keys, "")->group("");
   CLI11_PARSE(app, argc, argv);
-  if (!options.serve.empty()) return weft::bench::Serve(options);
-  if (!options.call.empty()) return weft::bench::CallServer(options);
+  if (!options.serve.empty()) return weft::bench::ServeTables(options);
+  if (!options.call.empty()) return weft::bench::CallTables(options);
   options.self = weft::bench::OwnPath();
   if (quick) {
     options.rounds = 1;
