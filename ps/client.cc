@@ -10,6 +10,7 @@
 #include "weft/base/clock.h"
 #include "weft/base/driver.h"
 #include "weft/base/status_macros.h"
+#include "weft/ps/core/wire_values.h"
 #include "weft/ps/pinned_servers.h"
 #include "weft/ps/replicated/replica_session.h"
 #include "weft/ps/replicated/table_client.h"
@@ -28,6 +29,22 @@ using internal::TableClient;
 constexpr int kShardsOfServer = 1024;
 
 constexpr absl::Duration kServingPause = absl::Milliseconds(20);
+
+// Whether a server takes and sends values as `spec` has them.
+absl::Status CheckWire(const v1::TableSpec& spec,
+                       const v1::TableStats& server) {
+  const v1::WireValues& wanted = spec.wire();
+  const v1::WireValues& found = server.wire();
+  if (wanted.push() == found.push() && wanted.pull() == found.pull()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "table '", spec.name(), "': wanted pushes in ", WireName(wanted.push()),
+      " and pulls in ", WireName(wanted.pull()), ", found a server that has ",
+      WireName(found.push()), " and ", WireName(found.pull()),
+      " of it, as one of an older build does; start servers of this build, or "
+      "leave TableSpec.wire out"));
+}
 
 }  // namespace
 
@@ -111,6 +128,7 @@ absl::StatusOr<std::unique_ptr<TableClient>> Client::OpenReplicated(
                         by_map_->Open(layout->spec(), identity, opened_at));
   int64_t version = 0;
   for (const v1::TableStats& s : stats) {
+    WEFT_RETURN_IF_ERROR(CheckWire(layout->spec(), s));
     version = std::max(version, s.version());
   }
   ReplicatedTableClient::Options opened;
@@ -144,6 +162,7 @@ absl::StatusOr<std::unique_ptr<TableClient>> Client::Open(v1::TableSpec spec) {
       }));
   int64_t version = 0;
   for (const v1::TableStats& s : stats) {
+    WEFT_RETURN_IF_ERROR(CheckWire(layout->spec(), s));
     version = std::max(version, s.version());
   }
   return std::make_unique<TableClient>(options_, servers_, std::move(layout),

@@ -5,6 +5,7 @@
 #include "absl/strings/string_view.h"
 #include "weft/base/status_macros.h"
 #include "weft/ps/client.h"
+#include "weft/ps/core/wire_values.h"
 #include "weft/ps/operation.h"
 #include "weft/ps/replicated/frame.h"
 #include "weft/ps/table_client.h"
@@ -14,9 +15,8 @@
 namespace weft::ps {
 namespace {
 
-using internal::CheckFloats;
-using internal::CheckReply;
 using internal::Message;
+using internal::RowsOf;
 using internal::TableClient;
 using internal::Unfit;
 using internal::WatchPush;
@@ -74,6 +74,35 @@ Pieces DensePieces(Frame::Kind kind, const DensePart& cut,
   return pieces;
 }
 
+// The same of a gradient, as it is pushed.
+Pieces GradientPieces(TableClient& table, const RoundPart& of,
+                      const DensePart& cut, const Tensor& flat) {
+  const TableLayout& layout = table.layout();
+  const WireDtype dtype = layout.spec().wire().push();
+  if (dtype == v1::WireValues::F32) {
+    return DensePieces(Frame::Kind::kGradient, cut, layout, flat);
+  }
+  Pieces pieces;
+  for (const DensePart::Group& group : cut.groups) {
+    Tensor values = Tensor::Empty({group.elements});
+    float* to = values.data<float>();
+    for (const uint64_t slice : group.slices) {
+      const int64_t length = layout.RowLength(slice);
+      to = std::copy_n(
+          flat.data<float>() + static_cast<int64_t>(slice) * layout.dim(),
+          length, to);
+    }
+    const Tensor encoded = table.encoder().Encode(
+        of.shard, of.round, group.slices, std::move(values));
+    pieces.push_back(
+        {group.partition,
+         EncodeGradient(dtype, group.slices,
+                        {reinterpret_cast<const char*>(encoded.data<uint8_t>()),
+                         static_cast<size_t>(encoded.numel())})});
+  }
+  return pieces;
+}
+
 Pieces DenseKeys(const DensePart& cut) {
   Pieces pieces;
   for (const DensePart::Group& group : cut.groups) {
@@ -86,10 +115,12 @@ absl::StatusOr<Tensor> AssembleDense(const DensePart& cut,
                                      const TableLayout& layout,
                                      const std::vector<Bytes>& values) {
   Tensor out = Tensor::Empty({layout.spec().elements()});
+  std::vector<float> memory;
   for (size_t i = 0; i < cut.groups.size(); ++i) {
     const DensePart::Group& group = cut.groups[i];
-    WEFT_RETURN_IF_ERROR(CheckFloats(values[i], group.elements));
-    const float* from = reinterpret_cast<const float*>(values[i].data());
+    WEFT_ASSIGN_OR_RETURN(
+        const float* from,
+        internal::FloatsOf(values[i], layout, group.slices, memory));
     for (uint64_t slice : group.slices) {
       const int64_t length = layout.RowLength(slice);
       std::copy_n(
@@ -107,8 +138,8 @@ absl::StatusOr<Tensor> Assemble(const std::vector<DensePart>& cut,
                                 const Replies& replies) {
   for (const DensePart& part : cut) {
     if (!part.is_whole) continue;
-    WEFT_RETURN_IF_ERROR(CheckReply(replies.front(), {part.elements}));
-    return std::get<1>(replies.front())->values;
+    return RowsOf(replies.front(), layout, SlicesOf(part.groups),
+                  {part.elements});
   }
   Tensor out = Tensor::Empty({layout.spec().elements()});
   float* to = out.data<float>();
@@ -116,8 +147,10 @@ absl::StatusOr<Tensor> Assemble(const std::vector<DensePart>& cut,
   for (const DensePart& part : cut) {
     if (part.groups.empty()) continue;
     const ExchangeReply& reply = replies[next++];
-    WEFT_RETURN_IF_ERROR(CheckReply(reply, {part.elements}));
-    const float* from = std::get<1>(reply)->values.data<float>();
+    WEFT_ASSIGN_OR_RETURN(
+        const Tensor values,
+        RowsOf(reply, layout, SlicesOf(part.groups), {part.elements}));
+    const float* from = values.data<float>();
     for (const DensePart::Group& group : part.groups) {
       for (uint64_t slice : group.slices) {
         const int64_t begin = static_cast<int64_t>(slice) * layout.dim();
@@ -175,7 +208,8 @@ Future<void> DenseTable::Initialize(const Tensor& values) {
 
 absl::Status DenseTable::CheckGradient(const Tensor& gradient) const {
   WEFT_RETURN_IF_ERROR(table_->status());
-  return CheckFlat(table_->layout(), "gradient:", gradient);
+  WEFT_RETURN_IF_ERROR(CheckFlat(table_->layout(), "gradient:", gradient));
+  return table_->encoder().Check(gradient);
 }
 
 absl::Status DenseTable::Check(const Tensor* gradient) const {
@@ -198,9 +232,15 @@ std::vector<internal::Message> DenseTable::MessagesOf(
       for (const DensePart::Group& group : part.groups) {
         table_->AddSpan(message.request, group.partition, group.slices.size());
       }
-      message.push_values = Gather(*gradient, table_->layout(), part);
+      message.push_values =
+          table_->encoder().Encode(of.shard, of.round, SlicesOf(part.groups),
+                                   Gather(*gradient, table_->layout(), part));
     }
-    if (pull) message.pulled_bytes = part.elements * int64_t{sizeof(float)};
+    if (pull) {
+      message.pulled_bytes =
+          WireBytes(table_->layout(), table_->layout().spec().wire().pull(),
+                    SlicesOf(part.groups));
+    }
   }
   return messages;
 }
@@ -248,9 +288,8 @@ Future<void> DenseTable::PushShard(const RoundPart& part, Tensor gradient) {
   if (!fit.ok()) return MakeReady<void>(fit);
   if (table_->replicated() != nullptr) {
     return table_->PushPieces(
-        DensePieces(Frame::Kind::kGradient, (*cut_)[0], table_->layout(),
-                    gradient.Contiguous()),
-        part, /*closes=*/false);
+        GradientPieces(*table_, part, (*cut_)[0], gradient.Contiguous()), part,
+        /*closes=*/false);
   }
   return table_
       ->Watch(WhenAllOk(Send(std::move(gradient), /*pull=*/false, part)))
@@ -271,10 +310,10 @@ Future<Tensor> DenseTable::ExchangeReplicated(std::optional<Tensor> gradient,
   if (!fit.ok()) return MakeReady<Tensor>(fit);
   std::optional<Future<void>> pushed;
   if (gradient.has_value()) {
-    pushed = table_->PushPieces(
-        DensePieces(Frame::Kind::kGradient, (*cut_)[0], table_->layout(),
-                    gradient->Contiguous()),
-        table_->OwnPart(), /*closes=*/true);
+    pushed =
+        table_->PushPieces(GradientPieces(*table_, table_->OwnPart(),
+                                          (*cut_)[0], gradient->Contiguous()),
+                           table_->OwnPart(), /*closes=*/true);
     table_->EndRound();
   }
   if (!pull) return pushed->Then([] { return Tensor(); });

@@ -6,6 +6,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/ps/client.h"
 #include "weft/ps/core/copy_row.h"
+#include "weft/ps/core/wire_values.h"
 #include "weft/ps/operation.h"
 #include "weft/ps/replicated/frame.h"
 #include "weft/ps/table_client.h"
@@ -15,9 +16,8 @@
 namespace weft::ps {
 namespace {
 
-using internal::CheckFloats;
-using internal::CheckReply;
 using internal::Message;
+using internal::RowsOf;
 using internal::TableClient;
 using internal::Unfit;
 using internal::WatchPush;
@@ -119,13 +119,15 @@ std::vector<Message> MessagesOf(TableClient& table, const SparseCut* pushed,
                       group.end - group.begin);
       }
       message.push_keys = KeyTensor(pushed->KeysOf(server));
-      message.push_values =
-          SumByKey(*pushed, gradients, part.begin, part.size());
+      message.push_values = table.encoder().Encode(
+          of.shard, of.round, pushed->KeysOf(server),
+          SumByKey(*pushed, gradients, part.begin, part.size()));
     }
     if (pull_here) {
       message.pull_keys = KeyTensor(pulled->KeysOf(server));
-      message.pulled_bytes = pulled->parts[server].size() *
-                             table.layout().dim() * int64_t{sizeof(float)};
+      message.pulled_bytes =
+          WireBytes(table.layout(), table.layout().spec().wire().pull(),
+                    pulled->KeysOf(server));
     }
   }
   return messages;
@@ -186,11 +188,13 @@ class CutPieces {
   void SendGroups(const SparseCut& cut, size_t begin, size_t end) {
     const SparsePart& part = cut.parts[server_];
     const bool push = gradients_ != nullptr;
-    v1::Request request = table_.NewRequest(push, !push, table_.OwnPart());
+    const RoundPart of = table_.OwnPart();
+    v1::Request request = table_.NewRequest(push, !push, of);
     request.set_continues(begin > 0);
     const int64_t first = part.begin + part.groups[begin].begin;
     const int64_t rows = part.groups[end - 1].end - part.groups[begin].begin;
-    Tensor keys = KeyTensor(absl::MakeConstSpan(cut.keys).subspan(first, rows));
+    const auto span = absl::MakeConstSpan(cut.keys).subspan(first, rows);
+    Tensor keys = KeyTensor(span);
     std::optional<Tensor> pushed, values, pulled;
     if (push) {
       for (size_t g = begin; g < end; ++g) {
@@ -198,7 +202,8 @@ class CutPieces {
                        part.groups[g].end - part.groups[g].begin);
       }
       pushed = std::move(keys);
-      values = SumByKey(cut, *gradients_, first, rows);
+      values = table_.encoder().Encode(of.shard, of.round, span,
+                                       SumByKey(cut, *gradients_, first, rows));
     } else {
       pulled = std::move(keys);
     }
@@ -236,11 +241,15 @@ void Place(const SparseCut& cut, int64_t first, int64_t rows, const float* from,
   }
 }
 
-absl::Status Scatter(const SparseCut& cut, int64_t first, int64_t rows,
-                     const ExchangeReply& reply, Tensor& out) {
+absl::Status Scatter(const TableLayout& layout, const SparseCut& cut,
+                     int64_t first, int64_t rows, const ExchangeReply& reply,
+                     Tensor& out) {
   if (rows == 0) return absl::OkStatus();  // it was a push
-  WEFT_RETURN_IF_ERROR(CheckReply(reply, {rows, out.size(1)}));
-  Place(cut, first, rows, std::get<1>(reply)->values.data<float>(), out);
+  WEFT_ASSIGN_OR_RETURN(
+      const Tensor values,
+      RowsOf(reply, layout, absl::MakeConstSpan(cut.keys).subspan(first, rows),
+             {rows, out.size(1)}));
+  Place(cut, first, rows, values.data<float>(), out);
   return absl::OkStatus();
 }
 
@@ -265,9 +274,9 @@ Future<Tensor> Finish(const std::shared_ptr<TableClient>& table, bool push,
   for (Call& call : calls) {
     placed.push_back(
         std::move(call.reply)
-            .Then([pulled, out, first = call.first,
+            .Then([table, pulled, out, first = call.first,
                    rows = call.rows](const ExchangeReply& reply) mutable {
-              return Scatter(*pulled, first, rows, reply, out);
+              return Scatter(table->layout(), *pulled, first, rows, reply, out);
             }));
   }
   Future<void> all = table->Watch(WhenAllOk(std::move(placed)));
@@ -277,43 +286,54 @@ Future<Tensor> Finish(const std::shared_ptr<TableClient>& table, bool push,
 
 // The rows of a cut by one server, in one memory; SYNC: a piece for each
 // partition.
-Pieces SparsePieces(const SparseCut& cut, const Tensor& gradients,
-                    const TableLayout& layout, bool all) {
+Pieces SparsePieces(TableClient& table, const SparseCut& cut,
+                    const Tensor& gradients, const RoundPart& of, bool all) {
+  const TableLayout& layout = table.layout();
+  const WireDtype dtype = layout.spec().wire().push();
   const SparsePart& part = cut.parts[0];
-  const int64_t dim = gradients.size(1);
-  const auto words_of = [&](const SparsePart::Group& group) {
-    const int64_t rows = group.end - group.begin;
-    return FrameWords(static_cast<size_t>(rows), rows * dim);
-  };
+  const int64_t row_bytes = WireBytes(dtype, layout.dim());
+  Tensor encoded;  // F32: they are summed where they are to be
+  if (dtype != v1::WireValues::F32) {
+    encoded = table.encoder().Encode(
+        of.shard, of.round, cut.KeysOf(0),
+        SumByKey(cut, gradients, part.begin, part.size()));
+  }
   size_t words = 0;
-  for (const SparsePart::Group& group : part.groups) words += words_of(group);
+  for (const SparsePart::Group& group : part.groups) {
+    const int64_t rows = group.end - group.begin;
+    words += FrameWords(static_cast<size_t>(rows), rows * row_bytes);
+  }
   std::vector<uint64_t> frames(words);
+  std::vector<bool> has_rows(layout.spec().partitions(), false);
+  std::vector<size_t> begins;
   size_t at = 0;
   for (const SparsePart::Group& group : part.groups) {
     const int64_t first = part.begin + group.begin;
     const int64_t rows = group.end - group.begin;
-    float* const values = WriteFrame(
-        Frame::Kind::kGradient,
-        absl::MakeConstSpan(cut.keys).subspan(first, rows), frames.data() + at);
-    SumByKey(cut, gradients, first, rows, values);
-    at += words_of(group);
+    char* const values =
+        WriteFrame(dtype, absl::MakeConstSpan(cut.keys).subspan(first, rows),
+                   frames.data() + at);
+    if (encoded.defined()) {
+      std::copy_n(encoded.data<uint8_t>() + group.begin * row_bytes,
+                  rows * row_bytes, values);
+    } else {
+      SumByKey(cut, gradients, first, rows, reinterpret_cast<float*>(values));
+    }
+    has_rows[group.partition] = true;
+    begins.push_back(at);
+    at += FrameWords(static_cast<size_t>(rows), rows * row_bytes);
   }
   const Bytes memory = Bytes::Own(std::move(frames));
   Pieces pieces;
-  std::vector<bool> has_rows(layout.spec().partitions(), false);
-  at = 0;
-  for (const SparsePart::Group& group : part.groups) {
-    const int64_t rows = group.end - group.begin;
-    pieces.push_back(
-        {group.partition,
-         memory.subspan(at * sizeof(uint64_t),
-                        FrameBytes(static_cast<size_t>(rows), rows * dim))});
-    has_rows[group.partition] = true;
-    at += words_of(group);
+  for (size_t g = 0; g < part.groups.size(); ++g) {
+    const int64_t rows = part.groups[g].end - part.groups[g].begin;
+    pieces.push_back({part.groups[g].partition,
+                      memory.subspan(begins[g] * sizeof(uint64_t),
+                                     FrameBytes(static_cast<size_t>(rows),
+                                                rows * row_bytes))});
   }
   for (int i = 0; all && i < layout.spec().partitions(); ++i) {
-    if (has_rows[i]) continue;
-    pieces.push_back({i, EncodeRows(Frame::Kind::kGradient, {}, {})});
+    if (!has_rows[i]) pieces.push_back({i, EncodeGradient(dtype, {}, {})});
   }
   return pieces;
 }
@@ -344,7 +364,8 @@ absl::Status SparseTable::CheckPush(const Tensor& keys,
                                     const Tensor& gradients) const {
   WEFT_RETURN_IF_ERROR(table_->status());
   WEFT_RETURN_IF_ERROR(CheckKeys(table_->layout(), keys));
-  return CheckRows(table_->layout(), keys, gradients);
+  WEFT_RETURN_IF_ERROR(CheckRows(table_->layout(), keys, gradients));
+  return table_->encoder().Check(gradients);
 }
 
 Future<Tensor> SparseTable::ExchangeReplicated(const Tensor* push_keys,
@@ -359,24 +380,29 @@ Future<Tensor> SparseTable::ExchangeReplicated(const Tensor* push_keys,
   std::optional<Future<void>> pushed;
   if (push_keys != nullptr) {
     pushed = table_->PushPieces(
-        SparsePieces(*table_->Cut(*push_keys), gradients->Contiguous(),
-                     table_->layout(), table_->is_sync()),
+        SparsePieces(*table_, *table_->Cut(*push_keys), gradients->Contiguous(),
+                     table_->OwnPart(), table_->is_sync()),
         table_->OwnPart(), /*closes=*/true);
     table_->EndRound();
   }
   if (pull_keys == nullptr) return pushed->Then([] { return Tensor(); });
   const auto cut = table_->Cut(*pull_keys);
   return table_->PullPieces(pushed, SparseKeys(*cut))
-      .Then([cut, dim = dim(), n = pull_keys->numel()](
+      .Then([cut, table = table_, n = pull_keys->numel()](
                 const std::vector<Bytes>& values) -> absl::StatusOr<Tensor> {
-        Tensor out = Tensor::Empty({n, dim});
+        Tensor out = Tensor::Empty({n, table->layout().dim()});
         const SparsePart& part = cut->parts[0];
+        std::vector<float> memory;
         for (size_t g = 0; g < part.groups.size(); ++g) {
           const SparsePart::Group& group = part.groups[g];
           const int64_t rows = group.end - group.begin;
-          WEFT_RETURN_IF_ERROR(CheckFloats(values[g], rows * dim));
-          Place(*cut, part.begin + group.begin, rows,
-                reinterpret_cast<const float*>(values[g].data()), out);
+          const int64_t first = part.begin + group.begin;
+          WEFT_ASSIGN_OR_RETURN(
+              const float* const floats,
+              internal::FloatsOf(
+                  values[g], table->layout(),
+                  absl::MakeConstSpan(cut->keys).subspan(first, rows), memory));
+          Place(*cut, first, rows, floats, out);
         }
         return out;
       });
@@ -459,8 +485,8 @@ Future<void> SparseTable::PushShard(const RoundPart& part, const Tensor& keys,
   if (!fit.ok()) return MakeReady<void>(fit);
   if (table_->replicated() != nullptr) {
     return table_->PushPieces(
-        SparsePieces(*table_->Cut(keys), gradients.Contiguous(),
-                     table_->layout(), /*all=*/true),
+        SparsePieces(*table_, *table_->Cut(keys), gradients.Contiguous(), part,
+                     /*all=*/true),
         part, /*closes=*/false);
   }
   std::vector<Future<ExchangeReply>> replies;

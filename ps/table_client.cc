@@ -184,26 +184,68 @@ absl::Status Unfit(const TableLayout& layout, absl::string_view what,
       ", found ", found.defined() ? found.Describe() : "no tensor"));
 }
 
-absl::Status CheckReply(const ExchangeReply& reply, const Shape& wanted) {
-  const std::optional<Pulled>& pulled = std::get<1>(reply);
-  const Tensor values = pulled.has_value() ? pulled->values : Tensor();
-  if (values.defined() && values.dtype() == DType::kF32 &&
-      values.shape() == wanted && values.is_contiguous()) {
-    return absl::OkStatus();
-  }
+namespace {
+
+absl::Status WrongAnswer(const TableLayout& layout, absl::string_view wanted,
+                         absl::string_view found) {
   return absl::InternalError(
-      absl::StrCat("a server answered a pull with ",
-                   values.defined() ? values.Describe() : "no values",
+      absl::StrCat("a server answered a pull from table '",
+                   layout.spec().name(), "' with ", found, ", wanted ", wanted,
                    "; are client and server built from the same sources?"));
 }
 
-absl::Status CheckFloats(const Bytes& values, int64_t wanted) {
-  if (values.size() == static_cast<size_t>(wanted) * sizeof(float)) {
-    return absl::OkStatus();
+int64_t FloatsOfRows(const TableLayout& layout,
+                     absl::Span<const uint64_t> keys) {
+  return WireBytes(layout, v1::WireValues::F32, keys) /
+         static_cast<int64_t>(sizeof(float));
+}
+
+}  // namespace
+
+absl::StatusOr<Tensor> RowsOf(const ExchangeReply& reply,
+                              const TableLayout& layout,
+                              absl::Span<const uint64_t> keys,
+                              const Shape& wanted) {
+  const std::optional<Pulled>& pulled = std::get<1>(reply);
+  const Tensor values = pulled.has_value() ? pulled->values : Tensor();
+  const WireDtype dtype = layout.spec().wire().pull();
+  const bool is_f32 = dtype == v1::WireValues::F32;
+  const Shape shape = is_f32 ? wanted : Shape{WireBytes(layout, dtype, keys)};
+  if (!values.defined() || !values.is_contiguous() ||
+      values.dtype() != (is_f32 ? DType::kF32 : DType::kU8) ||
+      values.shape() != shape) {
+    return WrongAnswer(
+        layout,
+        is_f32 ? absl::StrCat(FloatsOfRows(layout, keys), " values f32")
+               : absl::StrCat(shape[0], " bytes of ", WireName(dtype)),
+        values.defined() ? values.Describe() : "no values");
   }
-  return absl::InternalError(absl::StrCat(
-      "a server answered a pull with ", values.size(), " bytes, wanted ",
-      wanted, " floats; are client and server built from the same sources?"));
+  if (is_f32) return values;
+  Tensor rows = Tensor::Empty(wanted);
+  ReadWire(layout, dtype, keys,
+           reinterpret_cast<const char*>(values.data<uint8_t>()),
+           rows.data<float>());
+  return rows;
+}
+
+absl::StatusOr<const float*> FloatsOf(const Bytes& values,
+                                      const TableLayout& layout,
+                                      absl::Span<const uint64_t> keys,
+                                      std::vector<float>& memory) {
+  const WireDtype dtype = layout.spec().wire().pull();
+  const int64_t wanted = WireBytes(layout, dtype, keys);
+  if (static_cast<int64_t>(values.size()) != wanted) {
+    return WrongAnswer(layout,
+                       absl::StrCat(wanted, " of ", WireName(dtype), " for ",
+                                    keys.size(), " rows"),
+                       absl::StrCat(values.size(), " bytes"));
+  }
+  if (dtype == v1::WireValues::F32) {
+    return reinterpret_cast<const float*>(values.data());
+  }
+  memory.resize(FloatsOfRows(layout, keys));
+  ReadWire(layout, dtype, keys, values.view().data(), memory.data());
+  return memory.data();
 }
 
 }  // namespace weft::ps::internal

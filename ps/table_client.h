@@ -17,7 +17,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "weft/base/bytes.h"
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
@@ -27,6 +29,7 @@
 #include "weft/ps/core/placement.h"
 #include "weft/ps/core/table_layout.h"
 #include "weft/ps/pinned_servers.h"
+#include "weft/ps/push_encoder.h"
 #include "weft/ps/replicated/replica_session.h"
 #include "weft/ps/replicated/table_client.h"
 #include "weft/ps/service.h"
@@ -46,6 +49,7 @@ class TableClient {
         layout_(std::move(layout)),
         placement_(layout_->spec().name(), layout_->spec().partitions(),
                    static_cast<int>(options.servers.size())),
+        encoder_(*layout_),
         identity_(identity),
         round_(version),
         pushed_(layout_->spec().partitions(), 0) {}
@@ -63,6 +67,7 @@ class TableClient {
                                                 std::move(replicated))),
         layout_(std::move(layout)),
         placement_(layout_->spec().name(), layout_->spec().partitions(), 1),
+        encoder_(*layout_),
         identity_(identity),
         round_(version) {}
 
@@ -103,6 +108,11 @@ class TableClient {
   Future<T> Watch(Future<T> result) const {
     return PinnedServers::Watch(servers_, std::move(result));
   }
+
+  // Of what it pushes. The bytes that are made are those that are sent, also
+  // where they are sent again.
+  PushEncoder& encoder() { return encoder_; }
+  const PushEncoder& encoder() const { return encoder_; }
 
   // The part of this worker's own shard in the round that is its next. A worker
   // that was thought dead, or came back, takes its shard back.
@@ -176,6 +186,7 @@ class TableClient {
   const std::shared_ptr<ReplicatedTableClient> replicated_;
   const std::unique_ptr<TableLayout> layout_;
   const Placement placement_;
+  PushEncoder encoder_;
   const uint64_t identity_;
   int64_t round_;
   std::vector<uint64_t> pushed_;  // by partition: the last number given
@@ -196,10 +207,19 @@ void WatchPush(const Future<std::vector<ExchangeReply>>& replies,
 absl::Status Unfit(const TableLayout& layout, absl::string_view what,
                    absl::string_view wanted, const Tensor& found);
 
-// Servers are not trusted to send tensors of the right shape, ...
-absl::Status CheckReply(const ExchangeReply& reply, const Shape& wanted);
-// ... nor as many floats as were asked for.
-absl::Status CheckFloats(const Bytes& values, int64_t wanted);
+// The rows that were pulled, those of `keys` or slices, in f32: the tensor of
+// the answer if that has them so. Servers are not trusted to send tensors of
+// the right dtype and shape, ...
+absl::StatusOr<Tensor> RowsOf(const ExchangeReply& reply,
+                              const TableLayout& layout,
+                              absl::Span<const uint64_t> keys,
+                              const Shape& wanted);
+// ... nor as many bytes as were asked for. The floats are in `values`, or read
+// into `memory`.
+absl::StatusOr<const float*> FloatsOf(const Bytes& values,
+                                      const TableLayout& layout,
+                                      absl::Span<const uint64_t> keys,
+                                      std::vector<float>& memory);
 
 }  // namespace weft::ps::internal
 

@@ -200,10 +200,11 @@ Future<ShardReply> TableShard::Handle(const v1::Request& request,
         {request.partitions(i), request.rows(i),
          is_sync() ? PushSpan::kUnnumbered : request.sequences(i)});
   }
+  if (request.push()) {
+    metrics_.Pushed(BytesOf(push_keys) + BytesOf(push_values));
+    part.values = FloatsOf(request, push_keys, std::move(push_values));
+  }
   part.keys = std::move(push_keys);
-  part.values = std::move(push_values);
-  if (request.push())
-    metrics_.Pushed(BytesOf(part.keys) + BytesOf(part.values));
   return is_sync()
              ? HandleInRound(request, std::move(part), pull_keys, deadline)
              : HandleAtOnce(request, part, pull_keys);
@@ -304,18 +305,33 @@ absl::StatusOr<ShardReply> TableShard::Read(const Tensor& keys,
                                             int64_t version) const {
   ShardReply result;
   result.reply.set_version(version);
+  result.values = ReadFloats(keys);
+  const WireDtype dtype = spec().wire().pull();
+  if (dtype == v1::WireValues::F32) return result;
+  const std::vector<uint64_t> slices = SlicesOf(dense_.groups);
+  const absl::Span<const uint64_t> rows =
+      layout_->is_dense() ? slices : KeysOf(keys);
+  Tensor encoded =
+      Tensor::Empty({WireBytes(*layout_, dtype, rows)}, DType::kU8);
+  WriteWire(*layout_, dtype, rows, result.values.data<float>(),
+            reinterpret_cast<char*>(encoded.data<uint8_t>()));
+  result.values = std::move(encoded);
+  return result;
+}
+
+Tensor TableShard::ReadFloats(const Tensor& keys) const {
   if (layout_->is_dense()) {
-    result.values = Tensor::Empty({dense_.elements});
-    float* out = result.values.data<float>();
+    Tensor values = Tensor::Empty({dense_.elements});
+    float* out = values.data<float>();
     for (const DensePart::Group& group : dense_.groups) {
       out = partitions_[group.partition]->Read(group.slices, out);
     }
-    return result;
+    return values;
   }
   const absl::Span<const uint64_t> all = KeysOf(keys);
-  result.values =
+  Tensor values =
       Tensor::Empty({static_cast<int64_t>(all.size()), layout_->dim()});
-  float* out = result.values.data<float>();
+  float* out = values.data<float>();
   size_t begin = 0;
   while (begin < all.size()) {  // a lock for each run of one partition
     const int partition = placement_.PartitionOfKey(all[begin]);
@@ -327,7 +343,7 @@ absl::StatusOr<ShardReply> TableShard::Read(const Tensor& keys,
     out = partitions_[partition]->Read(all.subspan(begin, end - begin), out);
     begin = end;
   }
-  return result;
+  return values;
 }
 
 int64_t TableShard::VersionLocked() const {
@@ -375,6 +391,7 @@ void TableShard::Shutdown(const absl::Status& reason) {
 v1::TableStats TableShard::Stats() const {
   v1::TableStats stats;
   *stats.mutable_spec() = spec();
+  *stats.mutable_wire() = spec().wire();
   for (const auto& partition : partitions_) {
     if (partition == nullptr) continue;
     stats.set_rows(stats.rows() + partition->rows());

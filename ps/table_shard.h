@@ -55,6 +55,7 @@
 #include "weft/ps/core/rate_changes.h"
 #include "weft/ps/core/round_gate.h"
 #include "weft/ps/core/table_layout.h"
+#include "weft/ps/core/wire_values.h"
 #include "weft/ps/table_metrics.h"
 #include "weft/tensor/tensor.h"
 
@@ -65,7 +66,9 @@ inline constexpr size_t kMostParked = 65536;
 
 struct ShardReply {
   v1::Reply reply;
-  Tensor values;  // f32 [m, dim], or [elements of this server]; if pulled
+  // If pulled: f32 [m, dim], or [elements of this server]; where the table's
+  // pulls are in another dtype, u8 of the bytes of these rows.
+  Tensor values;
 };
 
 class TableShard {
@@ -164,6 +167,14 @@ class TableShard {
 
   absl::Status CheckPush(const v1::Request& request, const Tensor& keys,
                          const Tensor& values) const;
+  // Whether the values are those of the rows of `keys`, or slices.
+  absl::Status CheckValues(absl::Span<const uint64_t> keys,
+                           const Tensor& values) const;
+  // Those of a push that was checked, in f32.
+  Tensor FloatsOf(const v1::Request& request, const Tensor& keys,
+                  Tensor values) const;
+  // The slices of a push to a dense table.
+  std::vector<uint64_t> PushedSlices(const v1::Request& request) const;
   absl::Status CheckSpan(uint32_t partition,
                          absl::Span<const uint64_t> keys) const;
   absl::Status CheckPull(const Tensor& keys) const;
@@ -205,6 +216,7 @@ class TableShard {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Answer(std::vector<Parked> released) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<ShardReply> Read(const Tensor& keys, int64_t version) const;
+  Tensor ReadFloats(const Tensor& keys) const;
   std::vector<PushSpan> SpansOf(const Part& part) const;
   int64_t VersionLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::string MissingParts() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -1,4 +1,7 @@
 #include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "weft/ps/shard_tensors.h"
@@ -65,7 +68,6 @@ absl::Status TableShard::CheckPush(const v1::Request& request,
   }
   const absl::Span<const uint64_t> all = KeysOf(keys);
   size_t at = 0;
-  int64_t elements = 0;
   int64_t previous = -1;
   for (int i = 0; i < spans; ++i) {
     const uint32_t partition = request.partitions(i);
@@ -87,7 +89,6 @@ absl::Status TableShard::CheckPush(const v1::Request& request,
         return refuse("partition ", partition, " has ", group->slices.size(),
                       " slices, ", rows, " were sent");
       }
-      elements += group->elements;
       continue;
     }
     if (rows > all.size() - at) {
@@ -96,28 +97,78 @@ absl::Status TableShard::CheckPush(const v1::Request& request,
     const absl::Status checked = CheckSpan(partition, all.subspan(at, rows));
     if (!checked.ok()) return refuse(checked.message());
     at += rows;
-    elements += static_cast<int64_t>(rows) * layout_->dim();
   }
   if (at != all.size()) {
     return refuse(all.size(), " keys were sent, spans name ", at);
   }
-  const int dims = layout_->is_dense() ? 1 : 2;
-  const bool fits = IsFlat(values, DType::kF32, dims) &&
-                    values.numel() == elements &&
-                    (dims == 1 || values.size(1) == layout_->dim());
-  if (!fits) {
-    const std::string wanted =
-        dims == 1 ? absl::StrCat("f32[", elements, "]")
-                  : absl::StrCat("f32[", at, ", ", layout_->dim(), "]");
-    return refuse("wanted values ", wanted, ", found ", Found(values));
+  const std::vector<uint64_t> slices = PushedSlices(request);
+  const absl::Status fit =
+      CheckValues(layout_->is_dense() ? slices : all, values);
+  return fit.ok() ? fit : refuse(fit.message());
+}
+
+absl::Status TableShard::CheckValues(absl::Span<const uint64_t> keys,
+                                     const Tensor& values) const {
+  const auto refuse = [&](const std::string& wanted) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("wanted values ", wanted, ", found ", Found(values)));
+  };
+  const WireDtype dtype = spec().wire().push();
+  const int64_t bytes = WireBytes(*layout_, dtype, keys);
+  if (dtype != v1::WireValues::F32) {
+    if (!IsFlat(values, DType::kU8, 1) || values.numel() != bytes) {
+      return refuse(absl::StrCat("u8[", bytes, "] of ", WireName(dtype),
+                                 ", as wire.push says"));
+    }
+    const std::string fault =
+        FaultOfPushed(*layout_, dtype, keys,
+                      reinterpret_cast<const char*>(values.data<uint8_t>()));
+    return fault.empty() ? absl::OkStatus() : absl::InvalidArgumentError(fault);
   }
-  return absl::OkStatus();
+  const int64_t elements = bytes / static_cast<int64_t>(sizeof(float));
+  const int dims = layout_->is_dense() ? 1 : 2;
+  if (IsFlat(values, DType::kF32, dims) && values.numel() == elements &&
+      (dims == 1 || values.size(1) == layout_->dim())) {
+    return absl::OkStatus();
+  }
+  return refuse(
+      dims == 1 ? absl::StrCat("f32[", elements, "]")
+                : absl::StrCat("f32[", keys.size(), ", ", layout_->dim(), "]"));
+}
+
+std::vector<uint64_t> TableShard::PushedSlices(
+    const v1::Request& request) const {
+  std::vector<uint64_t> slices;
+  for (const uint32_t partition : request.partitions()) {
+    const DensePart::Group* group = DenseGroup(partition);
+    if (group == nullptr) continue;  // the table is sparse
+    slices.insert(slices.end(), group->slices.begin(), group->slices.end());
+  }
+  return slices;
+}
+
+Tensor TableShard::FloatsOf(const v1::Request& request, const Tensor& keys,
+                            Tensor values) const {
+  const WireDtype dtype = spec().wire().push();
+  if (dtype == v1::WireValues::F32) return values;
+  const std::vector<uint64_t> slices = PushedSlices(request);
+  const absl::Span<const uint64_t> rows =
+      layout_->is_dense() ? slices : KeysOf(keys);
+  Tensor floats =
+      Tensor::Empty({WireBytes(*layout_, v1::WireValues::F32, rows) /
+                     static_cast<int64_t>(sizeof(float))});
+  ReadWire(*layout_, dtype, rows,
+           reinterpret_cast<const char*>(values.data<uint8_t>()),
+           floats.data<float>());
+  return floats;
 }
 
 int64_t TableShard::PulledBytes(const Tensor& pull_keys) const {
-  constexpr int64_t kValue = sizeof(float);
-  if (layout_->is_dense()) return dense_.elements * kValue;
-  return pull_keys.defined() ? pull_keys.numel() * layout_->dim() * kValue : 0;
+  const WireDtype dtype = spec().wire().pull();
+  if (layout_->is_dense()) {
+    return WireBytes(*layout_, dtype, SlicesOf(dense_.groups));
+  }
+  return WireBytes(*layout_, dtype, KeysOf(pull_keys));
 }
 
 absl::Status TableShard::NotHere(uint64_t key) const {

@@ -108,6 +108,14 @@ uint64_t RankOf(int partition, const Placement& placement) {
 
 }  // namespace
 
+std::vector<uint64_t> SlicesOf(const std::vector<DensePart::Group>& groups) {
+  std::vector<uint64_t> slices;
+  for (const DensePart::Group& group : groups) {
+    slices.insert(slices.end(), group.slices.begin(), group.slices.end());
+  }
+  return slices;
+}
+
 std::vector<DensePart> CutDense(const TableLayout& layout,
                                 const Placement& placement) {
   std::vector<DensePart> parts(placement.servers());

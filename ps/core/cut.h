@@ -37,6 +37,9 @@ struct DensePart {
   bool is_whole = false;
 };
 
+// Those of all groups, in their order.
+std::vector<uint64_t> SlicesOf(const std::vector<DensePart::Group>& groups);
+
 // One for each server. REQUIRES: `layout` is dense.
 std::vector<DensePart> CutDense(const TableLayout& layout,
                                 const Placement& placement);

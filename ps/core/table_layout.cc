@@ -170,6 +170,24 @@ double Unit(uint64_t bits) {
   return static_cast<double>(bits >> 11) * 0x1.0p-53;
 }
 
+absl::Status CheckWire(const TableSpec& spec) {
+  const v1::WireValues& wire = spec.wire();
+  if (!v1::WireValues::Dtype_IsValid(wire.push()) ||
+      !v1::WireValues::Dtype_IsValid(wire.pull()) ||
+      !v1::WireValues::Residual_IsValid(wire.residual())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "table '", spec.name(), "': wire.push is ", wire.push(), ", wire.pull ",
+        wire.pull(), ", wire.residual ", wire.residual(),
+        "; this build knows 0 to 3, 0 to 3 and 0 to 1: choose one of those, or "
+        "start servers of the build that knows more"));
+  }
+  const bool has_residuals = wire.push() != v1::WireValues::F32 &&
+                             wire.residual() == v1::WireValues::KEEP;
+  const bool is_bounded = has_residuals && spec.kind() == TableSpec::SPARSE;
+  return CheckRange(spec, "wire.residual_bytes", wire.residual_bytes(), 0,
+                    is_bounded ? kMaxTableBytes : 0);
+}
+
 // All of a spec that can be told without its rule.
 absl::StatusOr<TableSpec> CheckedFields(TableSpec spec) {
   if (!IsName(spec.name())) {
@@ -214,6 +232,8 @@ absl::StatusOr<TableSpec> CheckedFields(TableSpec spec) {
   }
   if (spec.life().ByteSizeLong() == 0) spec.clear_life();
   if (spec.has_life()) WEFT_RETURN_IF_ERROR(CheckLife(spec));
+  if (spec.wire().ByteSizeLong() == 0) spec.clear_wire();
+  WEFT_RETURN_IF_ERROR(CheckWire(spec));
   // A value of a later build, or of none.
   if (!Initializer::Kind_IsValid(spec.initializer().kind()) ||
       !TableSpec::Reduction_IsValid(spec.reduction()) ||
@@ -270,6 +290,11 @@ v1::TableSpec WithChanges(v1::TableSpec restored, const v1::TableSpec& wanted) {
     *restored.mutable_life() = wanted.life();
   } else {
     restored.clear_life();
+  }
+  if (wanted.has_wire()) {
+    *restored.mutable_wire() = wanted.wire();
+  } else {
+    restored.clear_wire();
   }
   return restored;
 }

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <limits>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "weft/tensor/half.h"
 
@@ -14,8 +13,6 @@ namespace {
 
 using v1::WireValues;
 
-constexpr WireDtype kAll[] = {WireValues::F32, WireValues::F16,
-                              WireValues::BF16, WireValues::INT8};
 constexpr float kQuanta = 127;
 
 // What is finite stays so.
@@ -146,14 +143,6 @@ absl::string_view WireName(WireDtype dtype) {
     default:
       return "f32";
   }
-}
-
-absl::StatusOr<WireDtype> ParseWireDtype(absl::string_view name) {
-  for (const WireDtype dtype : kAll) {
-    if (name == WireName(dtype)) return dtype;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("'", name, "': wanted f32, f16, bf16 or int8"));
 }
 
 int64_t WireBytes(WireDtype dtype, int64_t n) {

@@ -20,7 +20,6 @@
 #include <cstdint>
 #include <string>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "weft/proto/ps.pb.h"
@@ -33,10 +32,8 @@ using WireDtype = v1::WireValues::Dtype;
 // Of a row of INT8, so many share a scale.
 inline constexpr int64_t kInt8Block = 1024;
 
-// "f32", "f16", "bf16", "int8", as flags have them, and back:
-// kInvalidArgument names those that there are.
+// "f32", "f16", "bf16", "int8".
 absl::string_view WireName(WireDtype dtype);
-absl::StatusOr<WireDtype> ParseWireDtype(absl::string_view name);
 
 // Of a row of `n` values.
 int64_t WireBytes(WireDtype dtype, int64_t n);

@@ -11,7 +11,6 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/tests/support/status_matchers.h"
 
 namespace weft::ps {
 namespace {
@@ -21,8 +20,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsNan;
 using v1::WireValues;
-using ::weft::testing::IsOk;
-using ::weft::testing::StatusIs;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -203,17 +200,6 @@ TEST(WireValues, ResidualsAreFiniteWhateverComes) {
     (void)Sent(dtype, {1, 1, kLargest}, &residual);
     for (const float x : residual) EXPECT_TRUE(std::isfinite(x));
   }
-}
-
-TEST(WireValues, NamesAreParsedAndOthersRefused) {
-  for (const WireDtype dtype : kAll) {
-    const auto parsed = ParseWireDtype(WireName(dtype));
-    ASSERT_THAT(parsed, IsOk());
-    EXPECT_EQ(*parsed, dtype);
-  }
-  EXPECT_THAT(ParseWireDtype("fp8"),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       "'fp8': wanted f32, f16, bf16 or int8"));
 }
 
 std::unique_ptr<TableLayout> Layout(bool is_dense) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -16,9 +17,21 @@ namespace {
 constexpr size_t kWord = sizeof(uint64_t);
 
 struct Header {
-  uint64_t kind = 0;
+  uint64_t kind = 0;   // with the dtype of the values above it
   uint64_t count = 0;  // of keys
+
+  static constexpr int kDtypeShift = 8;
+  Frame::Kind KindOf() const {
+    return static_cast<Frame::Kind>(kind & ((1 << kDtypeShift) - 1));
+  }
+  uint64_t DtypeOf() const { return kind >> kDtypeShift; }
 };
+
+Header GradientHeader(WireDtype dtype, size_t keys) {
+  return {static_cast<uint64_t>(Frame::Kind::kGradient) |
+              static_cast<uint64_t>(dtype) << Header::kDtypeShift,
+          keys};
+}
 
 template <typename T>
 void Add(std::string& to, const T* from, size_t count) {
@@ -122,22 +135,31 @@ std::vector<Bytes> AlignedAll(absl::Span<const Bytes> all) {
   return out;
 }
 
-size_t FrameBytes(size_t keys, int64_t floats) {
-  return sizeof(Header) + keys * kWord +
-         static_cast<size_t>(floats) * sizeof(float);
+size_t FrameBytes(size_t keys, int64_t value_bytes) {
+  return sizeof(Header) + keys * kWord + static_cast<size_t>(value_bytes);
 }
 
-size_t FrameWords(size_t keys, int64_t floats) {
-  return (FrameBytes(keys, floats) + kWord - 1) / kWord;
+size_t FrameWords(size_t keys, int64_t value_bytes) {
+  return (FrameBytes(keys, value_bytes) + kWord - 1) / kWord;
 }
 
-float* WriteFrame(Frame::Kind kind, absl::Span<const uint64_t> keys,
-                  uint64_t* to) {
-  const Header header = {static_cast<uint64_t>(kind), keys.size()};
+char* WriteFrame(WireDtype dtype, absl::Span<const uint64_t> keys,
+                 uint64_t* to) {
+  const Header header = GradientHeader(dtype, keys.size());
   std::memcpy(to, &header, sizeof(header));
   to += sizeof(header) / kWord;
   if (!keys.empty()) std::memcpy(to, keys.data(), keys.size() * kWord);
-  return reinterpret_cast<float*>(to + keys.size());
+  return reinterpret_cast<char*>(to + keys.size());
+}
+
+Bytes EncodeGradient(WireDtype dtype, absl::Span<const uint64_t> keys,
+                     absl::string_view values) {
+  const auto value_bytes = static_cast<int64_t>(values.size());
+  std::vector<uint64_t> words(FrameWords(keys.size(), value_bytes));
+  char* const to = WriteFrame(dtype, keys, words.data());
+  if (!values.empty()) std::memcpy(to, values.data(), values.size());
+  return Bytes::Own(std::move(words))
+      .subspan(0, FrameBytes(keys.size(), value_bytes));
 }
 
 Bytes EncodeSeparateRows(Frame::Kind kind, absl::Span<const uint64_t> keys,
@@ -183,7 +205,8 @@ Bytes EncodeSum(const TableLayout& layout, SpanSum sum) {
 Frame DecodeCheckedFrame(const Bytes& bytes) {
   const auto header = At<Header>(bytes, 0);
   Frame frame;
-  frame.kind = static_cast<Frame::Kind>(header.kind);
+  frame.kind = header.KindOf();
+  frame.dtype = static_cast<WireDtype>(header.DtypeOf());
   if (frame.kind == Frame::Kind::kRate) {
     frame.round = At<int64_t>(bytes, sizeof(Header));
     frame.scale = At<double>(bytes, sizeof(Header) + kWord);
@@ -191,10 +214,46 @@ Frame DecodeCheckedFrame(const Bytes& bytes) {
   }
   frame.keys = KeysAt(bytes, sizeof(Header), header.count);
   const size_t before = sizeof(Header) + frame.keys.size() * kWord;
-  frame.values = reinterpret_cast<const float*>(bytes.data() + before);
-  frame.floats = static_cast<int64_t>((bytes.size() - before) / sizeof(float));
+  frame.values = bytes.view().substr(before);
   return frame;
 }
+
+const float* FloatsOf(const Frame& frame, const TableLayout& layout,
+                      std::vector<float>& memory) {
+  if (frame.dtype == v1::WireValues::F32) {
+    return reinterpret_cast<const float*>(frame.values.data());
+  }
+  int64_t floats = 0;
+  for (const uint64_t key : frame.keys) floats += layout.RowLength(key);
+  memory.resize(floats);
+  ReadWire(layout, frame.dtype, frame.keys, frame.values.data(), memory.data());
+  return memory.data();
+}
+
+namespace {
+
+// Whether the kind, and the dtype with it, are ones that this table may have.
+absl::Status CheckKind(const Header& header, const TableLayout& layout,
+                       int partition) {
+  const WireDtype push = layout.spec().wire().push();
+  switch (header.KindOf()) {
+    case Frame::Kind::kGradient:
+      if (header.DtypeOf() == v1::WireValues::F32 ||
+          header.DtypeOf() == static_cast<uint64_t>(push)) {
+        return absl::OkStatus();
+      }
+      return Unfit(layout, partition,
+                   absl::StrCat("wanted a gradient in ", WireName(push),
+                                ", found dtype ", header.DtypeOf()));
+    case Frame::Kind::kPut:
+    case Frame::Kind::kRate:
+      if (header.DtypeOf() == v1::WireValues::F32) return absl::OkStatus();
+  }
+  return Unfit(layout, partition,
+               absl::StrCat("change of unknown kind ", header.kind));
+}
+
+}  // namespace
 
 absl::StatusOr<Frame> DecodeFrame(const Bytes& bytes, const TableLayout& layout,
                                   const Placement& placement, int partition) {
@@ -203,16 +262,10 @@ absl::StatusOr<Frame> DecodeFrame(const Bytes& bytes, const TableLayout& layout,
   }
   const auto header = At<Header>(bytes, 0);
   const size_t rest = bytes.size() - sizeof(Header);
-  switch (static_cast<Frame::Kind>(header.kind)) {
-    case Frame::Kind::kRate:
-      if (rest == 2 * kWord) return DecodeCheckedFrame(bytes);
-      return Unfit(layout, partition, "a learning rate was cut short");
-    case Frame::Kind::kGradient:
-    case Frame::Kind::kPut:
-      break;
-    default:
-      return Unfit(layout, partition,
-                   absl::StrCat("change of unknown kind ", header.kind));
+  WEFT_RETURN_IF_ERROR(CheckKind(header, layout, partition));
+  if (header.KindOf() == Frame::Kind::kRate) {
+    if (rest == 2 * kWord) return DecodeCheckedFrame(bytes);
+    return Unfit(layout, partition, "a learning rate was cut short");
   }
   if (header.count > rest / kWord) {
     return Unfit(
@@ -222,15 +275,16 @@ absl::StatusOr<Frame> DecodeFrame(const Bytes& bytes, const TableLayout& layout,
   WEFT_RETURN_IF_ERROR(CheckKeys(KeysAt(bytes, sizeof(Header), header.count),
                                  layout, placement, partition));
   const Frame frame = DecodeCheckedFrame(bytes);
-  int64_t floats = 0;
-  for (uint64_t key : frame.keys) floats += layout.RowLength(key);
-  const size_t wanted = FrameBytes(frame.keys.size(), floats);
-  if (bytes.size() != wanted) {
+  const int64_t wanted = WireBytes(layout, frame.dtype, frame.keys);
+  if (static_cast<int64_t>(frame.values.size()) != wanted) {
     return Unfit(layout, partition,
-                 absl::StrCat("wanted ", floats, " floats for ",
-                              frame.keys.size(), " rows, ", wanted,
-                              " bytes with the keys, found ", bytes.size()));
+                 absl::StrCat("wanted ", wanted, " bytes of ",
+                              WireName(frame.dtype), " for ", frame.keys.size(),
+                              " rows, found ", frame.values.size()));
   }
+  const std::string fault =
+      FaultOfPushed(layout, frame.dtype, frame.keys, frame.values.data());
+  if (!fault.empty()) return Unfit(layout, partition, fault);
   return frame;
 }
 

@@ -3,7 +3,10 @@
 //
 // In bytes, in the order of the host: the kind, a count, and then the keys and
 // the floats of their rows, or the round and the scale of a learning rate. A
-// dense table's keys are slices.
+// dense table's keys are slices. Gradients may have their values in the dtype
+// of the table's pushes (ps/core/wire_values.h) in place of floats; the kind
+// says so. They stay so in the log, and are sent again so: primary and backup
+// read the same.
 //
 // Thread-safety: immutable.
 
@@ -24,6 +27,7 @@
 #include "weft/ps/core/rate_changes.h"
 #include "weft/ps/core/replication.h"
 #include "weft/ps/core/table_layout.h"
+#include "weft/ps/core/wire_values.h"
 
 namespace weft::ps {
 
@@ -39,8 +43,8 @@ struct Frame {
   Kind kind = Kind::kGradient;
   // kGradient, kPut. They point into the bytes.
   absl::Span<const uint64_t> keys;
-  const float* values = nullptr;
-  int64_t floats = 0;
+  WireDtype dtype = v1::WireValues::F32;  // kPut: F32
+  absl::string_view values;
   // kRate; a negative round: from now on (ASYNC).
   int64_t round = 0;
   double scale = 1;
@@ -51,15 +55,19 @@ Bytes EncodeRows(Frame::Kind kind, absl::Span<const uint64_t> keys,
 // The same of rows that lie apart.
 Bytes EncodeSeparateRows(Frame::Kind kind, absl::Span<const uint64_t> keys,
                          absl::Span<const absl::Span<const float>> rows);
+// A gradient whose rows WriteWire has written.
+Bytes EncodeGradient(WireDtype dtype, absl::Span<const uint64_t> keys,
+                     absl::string_view values);
 Bytes EncodeRate(int64_t round, double scale);
 
-// The same where many frames share one memory: how many words one takes, and
-// what writes all of it but the floats, whose place it returns.
-size_t FrameWords(size_t keys, int64_t floats);
-float* WriteFrame(Frame::Kind kind, absl::Span<const uint64_t> keys,
-                  uint64_t* to);
+// The same where many gradients share one memory: how many words one takes, and
+// what writes all of it but the `value_bytes` of its values, whose place it
+// returns.
+size_t FrameWords(size_t keys, int64_t value_bytes);
+char* WriteFrame(WireDtype dtype, absl::Span<const uint64_t> keys,
+                 uint64_t* to);
 // Of the words of a frame, its bytes.
-size_t FrameBytes(size_t keys, int64_t floats);
+size_t FrameBytes(size_t keys, int64_t value_bytes);
 
 // The keys of a pull.
 Bytes EncodeKeys(absl::Span<const uint64_t> keys);
@@ -74,11 +82,17 @@ Bytes EncodeSum(const TableLayout& layout, SpanSum sum);
 
 // A frame as anyone may send it; it points into `bytes`, which are Aligned.
 // kInvalidArgument: it is none, or its keys are not of `partition`, or do not
-// strictly ascend, by Mix64 or, of a dense table, by slice.
+// strictly ascend, by Mix64 or, of a dense table, by slice; or its values are
+// in a dtype that is neither F32 nor that of the table's pushes, or are none
+// (FaultOfPushed).
 absl::StatusOr<Frame> DecodeFrame(const Bytes& bytes, const TableLayout& layout,
                                   const Placement& placement, int partition);
 // The same of bytes that DecodeFrame has checked.
 Frame DecodeCheckedFrame(const Bytes& bytes);
+// The floats of its rows, one after another: in its bytes, or read into
+// `memory`.
+const float* FloatsOf(const Frame& frame, const TableLayout& layout,
+                      std::vector<float>& memory);
 absl::StatusOr<absl::Span<const uint64_t>> DecodeKeys(
     const Bytes& bytes, const TableLayout& layout, const Placement& placement,
     int partition);

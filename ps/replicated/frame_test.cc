@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,8 +22,10 @@ using ::weft::testing::StatusIs;
 
 class FrameTest : public ::testing::Test {
  protected:
-  static std::unique_ptr<TableLayout> Layout(v1::TableSpec::Kind kind) {
+  static std::unique_ptr<TableLayout> Layout(
+      v1::TableSpec::Kind kind, WireDtype push = v1::WireValues::F32) {
     v1::TableSpec spec;
+    spec.mutable_wire()->set_push(push);
     spec.set_name("t");
     spec.set_kind(kind);
     if (kind == v1::TableSpec::DENSE) spec.set_elements(5000);
@@ -43,10 +47,67 @@ class FrameTest : public ::testing::Test {
     return keys;
   }
 
+  std::vector<float> FloatsIn(const Frame& frame) const {
+    const TableLayout& layout =
+        frame.dtype == v1::WireValues::F32 ? *sparse_ : *int8_;
+    std::vector<float> memory;
+    const float* const floats = FloatsOf(frame, layout, memory);
+    return {floats, floats + 2 * frame.keys.size()};
+  }
+  Bytes Int8Gradient(const std::vector<uint64_t>& keys,
+                     const std::vector<float>& rows) const {
+    std::string values(WireBytes(*int8_, v1::WireValues::INT8, keys), 'x');
+    WriteWire(*int8_, v1::WireValues::INT8, keys, rows.data(), values.data());
+    return EncodeGradient(v1::WireValues::INT8, keys, values);
+  }
+
   const std::unique_ptr<TableLayout> sparse_ = Layout(v1::TableSpec::SPARSE);
   const std::unique_ptr<TableLayout> dense_ = Layout(v1::TableSpec::DENSE);
+  const std::unique_ptr<TableLayout> int8_ =
+      Layout(v1::TableSpec::SPARSE, v1::WireValues::INT8);
   const Placement placement_{"t", 4, 1};
 };
+
+TEST_F(FrameTest, GradientInTheDtypeOfTheTableComesBack) {
+  const std::vector<uint64_t> keys = KeysOf(2, 3);
+  const Bytes bytes = Int8Gradient(keys, {127, -1, 0, 254, 5, -5});
+  // Kind, count, keys, and for each row a scale and two bytes.
+  EXPECT_EQ(bytes.size(), 16u + 3 * 8 + 3 * 6);
+  const auto frame = DecodeFrame(bytes, *int8_, placement_, 2);
+  ASSERT_THAT(frame.status(), IsOk());
+  EXPECT_EQ(frame->kind, Frame::Kind::kGradient);
+  EXPECT_EQ(frame->dtype, v1::WireValues::INT8);
+  EXPECT_THAT(FloatsIn(*frame), ElementsAre(127, -1, 0, 254, 5, -5));
+  // The sum of a round is f32, in the same table.
+  EXPECT_THAT(DecodeFrame(EncodeSum(*int8_, {keys, {1, 2, 3, 4, 5, 6}}), *int8_,
+                          placement_, 2)
+                  .status(),
+              IsOk());
+  EXPECT_THAT(DecodeFrame(bytes, *sparse_, placement_, 2).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "wanted a gradient in f32, found dtype 3"));
+}
+
+TEST_F(FrameTest, EncodedGradientIsRefusedOrReadAtEachCutAndFlippedBit) {
+  const std::vector<uint64_t> keys = KeysOf(2, 3);
+  const Bytes whole = Int8Gradient(keys, {127, -1, 0, 254, 5, -5});
+  for (size_t size = 0; size < whole.size(); ++size) {
+    EXPECT_THAT(DecodeFrame(Aligned(Bytes::Copy(whole.view().substr(0, size))),
+                            *int8_, placement_, 2)
+                    .status(),
+                StatusIs(absl::StatusCode::kInvalidArgument, "'t'"));
+  }
+  for (size_t bit = 0; bit < 8 * whole.size(); ++bit) {
+    std::string bytes(whole.view());
+    bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << (bit % 8)));
+    const auto frame = DecodeFrame(
+        Aligned(Bytes::Copy(absl::string_view(bytes))), *int8_, placement_, 2);
+    if (!frame.ok()) continue;
+    for (const float x : FloatsIn(*frame)) {
+      EXPECT_EQ(x, x) << "NaN in a push of int8";
+    }
+  }
+}
 
 TEST_F(FrameTest, RowsComeBack) {
   const std::vector<uint64_t> keys = KeysOf(2, 3);
@@ -57,8 +118,7 @@ TEST_F(FrameTest, RowsComeBack) {
   EXPECT_EQ(frame->kind, Frame::Kind::kGradient);
   EXPECT_EQ(std::vector<uint64_t>(frame->keys.begin(), frame->keys.end()),
             keys);
-  EXPECT_THAT(std::vector<float>(frame->values, frame->values + frame->floats),
-              ElementsAre(1, 2, 3, 4, 5, 6));
+  EXPECT_THAT(FloatsIn(*frame), ElementsAre(1, 2, 3, 4, 5, 6));
   EXPECT_THAT(DecodeFrame(bytes, *sparse_, placement_, 1).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, "belong"));
 }
@@ -78,8 +138,7 @@ TEST_F(FrameTest, SumIsPutInOrder) {
   const Bytes bytes = EncodeSum(*sparse_, {keys, {1, 2, 3, 4, 5, 6}});
   const auto frame = DecodeFrame(bytes, *sparse_, placement_, 1);
   ASSERT_THAT(frame.status(), IsOk());
-  EXPECT_THAT(std::vector<float>(frame->values, frame->values + frame->floats),
-              ElementsAre(5, 6, 3, 4, 1, 2));
+  EXPECT_THAT(FloatsIn(*frame), ElementsAre(5, 6, 3, 4, 1, 2));
 }
 
 TEST_F(FrameTest, BytesAtAnyAddressAreRead) {
@@ -111,7 +170,7 @@ TEST_F(FrameTest, EveryCutAndFlippedBitIsRefusedOrAFrame) {
     const Bytes flipped = Aligned(Bytes::Copy(absl::string_view(bytes)));
     const auto frame = DecodeFrame(flipped, *sparse_, placement_, 3);
     if (!frame.ok()) continue;
-    for (int64_t i = 0; i < frame->floats; ++i) (void)frame->values[i];
+    (void)FloatsIn(*frame);
   }
 }
 
@@ -259,11 +318,12 @@ TEST_F(FrameTest, CopyOfABoundedPartitionGoesOnWithTheSameRows) {
 TEST_F(FrameTest, FramesInOneMemoryAreThoseThatStandAlone) {
   const std::vector<uint64_t> keys = KeysOf(2, 3);
   const std::vector<float> values = {1, 2, 3, 4, 5, 6};
-  std::vector<uint64_t> memory(FrameWords(3, 6));
-  float* const to = WriteFrame(Frame::Kind::kGradient, keys, memory.data());
-  std::copy(values.begin(), values.end(), to);
+  constexpr int64_t kBytes = 6 * sizeof(float);
+  std::vector<uint64_t> memory(FrameWords(3, kBytes));
+  char* const to = WriteFrame(v1::WireValues::F32, keys, memory.data());
+  std::memcpy(to, values.data(), kBytes);
   const Bytes bytes =
-      Bytes::Own(std::move(memory)).subspan(0, FrameBytes(3, 6));
+      Bytes::Own(std::move(memory)).subspan(0, FrameBytes(3, kBytes));
   EXPECT_EQ(bytes, EncodeRows(Frame::Kind::kGradient, keys, values));
 }
 

@@ -10,6 +10,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/ps/core/cut.h"
 #include "weft/ps/core/openings.h"
+#include "weft/ps/core/wire_values.h"
 #include "weft/ps/replicated/cell.h"
 
 namespace weft::ps {
@@ -299,7 +300,14 @@ void ReplicatedTable::Read(Cell& cell,
   for (uint64_t key : keys) floats += layout_->RowLength(key);
   std::vector<float> values(floats);
   cell.rows.Read(keys, values.data());
-  reading.values = Bytes::Own(std::move(values));
+  const WireDtype pull = spec().wire().pull();
+  if (pull == v1::WireValues::F32) {
+    reading.values = Bytes::Own(std::move(values));
+    return;
+  }
+  std::string encoded(WireBytes(*layout_, pull, keys), '\0');
+  WriteWire(*layout_, pull, keys, values.data(), encoded.data());
+  reading.values = Bytes::Own(std::move(encoded));
 }
 
 void ReplicatedTable::AnswerRead(Cell& cell, const Answer& answer,
@@ -326,14 +334,16 @@ void ReplicatedTable::Apply(Cell& cell, const LogEntry& entry)
   const int64_t round = static_cast<int64_t>(entry.mark.sequence) - 1;
   switch (frame.kind) {
     case Frame::Kind::kGradient: {
+      std::vector<float> memory;
       ps::PushSpan span;
       span.keys = frame.keys;
-      span.values = frame.values;
+      span.values = FloatsOf(frame, *layout_, memory);
       cell.rows.ApplySum({span}, 1.0f, cell.rates.At(is_round ? round : 0));
       break;
     }
     case Frame::Kind::kPut: {
-      const float* values = frame.values;
+      std::vector<float> memory;
+      const float* values = FloatsOf(frame, *layout_, memory);
       for (uint64_t key : frame.keys) {
         const int64_t length = layout_->RowLength(key);
         cell.rows.Put(key, absl::MakeConstSpan(values, length));
@@ -357,13 +367,12 @@ void ReplicatedTable::CloseRounds(Cell& cell, const Now& now)
   while (cell.replica.is_primary() && cell.replica.HasRoom()) {
     const std::vector<RoundPayload> parts = cell.gate.Close();
     if (parts.empty()) return;
-    std::vector<ps::PushSpan> spans;
-    for (const RoundPayload& part : parts) {
-      const Frame frame = DecodeCheckedFrame(part.payload);
-      ps::PushSpan span;
-      span.keys = frame.keys;
-      span.values = frame.values;
-      spans.push_back(span);
+    std::vector<ps::PushSpan> spans(parts.size());
+    std::vector<std::vector<float>> memory(parts.size());
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const Frame frame = DecodeCheckedFrame(parts[i].payload);
+      spans[i].keys = frame.keys;
+      spans[i].values = FloatsOf(frame, *layout_, memory[i]);
     }
     const float scale = spec().reduction() == v1::TableSpec::MEAN
                             ? 1.0f / static_cast<float>(parts.size())
@@ -601,6 +610,7 @@ v1::TableStats ReplicatedTable::Stats() const {
   stats.set_initialized(true);
   stats.set_learning_rate_scale(1);
   stats.set_generation(options_.generation);
+  *stats.mutable_wire() = spec().wire();
   stats.set_refused_pushes(refused_pushes_);
   for (const auto& cell : cells_) {
     if (cell == nullptr) continue;

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/check.h"
 #include "weft/base/status_macros.h"
+#include "weft/ps/core/wire_values.h"
 #include "weft/ps/replicated/cell.h"
 #include "weft/ps/replicated/replicated_table.h"
 
@@ -139,6 +140,12 @@ absl::StatusOr<ReplicatedTable::PushedSpans> ReplicatedTable::CheckPush(
                           DecodeFrame(pushed.payloads[i], *layout_, placement_,
                                       static_cast<int>(span.partition())));
     const bool is_gradient = pushed.frames[i].kind == Frame::Kind::kGradient;
+    if (is_gradient && pushed.frames[i].dtype != spec().wire().push()) {
+      return refuse("partition ", span.partition(), ": wanted a gradient in ",
+                    WireName(spec().wire().push()),
+                    ", as wire.push says, found ",
+                    WireName(pushed.frames[i].dtype));
+    }
     const bool is_part = span.client() == kRounds;
     if (is_part != (is_sync() && is_gradient)) {
       return refuse("partition ", span.partition(),
