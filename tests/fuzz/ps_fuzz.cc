@@ -1,7 +1,8 @@
 // ps: no push or pull harms a table, synchronous or not, dense or sparse, nor
-// do several in one message; nor does the description of one harm who is to
-// make it. The first byte chooses.
+// do several in one message, nor values of another dtype than f32; nor does the
+// description of a table harm who is to make it. The first byte chooses.
 
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,6 +35,15 @@ TableSpec SpecOf(bool dense, bool sync) {
   spec.set_mode(sync ? TableSpec::SYNC : TableSpec::ASYNC);
   if (sync) spec.set_shards(1);
   spec.set_partitions(1);
+  return spec;
+}
+
+// Its values travel as int8, or as bf16 and int8.
+TableSpec EncodedSpecOf(bool dense) {
+  TableSpec spec = SpecOf(dense, dense);
+  spec.mutable_wire()->set_push(dense ? ps::v1::WireValues::BF16
+                                      : ps::v1::WireValues::INT8);
+  spec.mutable_wire()->set_pull(ps::v1::WireValues::INT8);
   return spec;
 }
 
@@ -74,6 +84,11 @@ std::vector<std::string> RefusedSpecs() {
   specs[6].set_elements(0);
   specs[7].set_shards(0);
   specs.push_back(SpecOf(true, true));
+  specs.back().mutable_wire()->set_push(
+      static_cast<ps::v1::WireValues::Dtype>(9));
+  specs.push_back(SpecOf(true, true));
+  specs.back().mutable_wire()->set_residual_bytes(3);
+  specs.push_back(SpecOf(true, true));
   specs.back().mutable_life()->set_max_rows(3);
   const auto add = [&](const auto& change) {
     specs.push_back(SpecOf(false, true));
@@ -100,6 +115,15 @@ std::vector<std::string> RefusedSpecs() {
   return seeds;
 }
 
+// Two rows of two bytes, each with that scale.
+MaybeTensor Int8Rows(float scale) {
+  Tensor bytes = Tensor::Ones({12}, DType::kU8);
+  for (const int at : {0, 6}) {
+    std::memcpy(bytes.data<uint8_t>() + at, &scale, sizeof(scale));
+  }
+  return bytes;
+}
+
 std::vector<std::string> Seeds() {
   const MaybeTensor keys = Tensor::FromVector<int64_t>({7, 9});
   const MaybeTensor rows = Tensor::FromVector<float>({1, 2, 3, 4}, {2, 2});
@@ -123,6 +147,11 @@ std::vector<std::string> Seeds() {
       Exchange('\1', sparse, keys, rows, keys),
       Exchange('\2', numbered_dense, std::nullopt, values, std::nullopt),
       Exchange('\3', dense, std::nullopt, values, std::nullopt),
+      Exchange('\7', numbered, keys, Int8Rows(1), keys),
+      Exchange('\7', numbered, keys, Int8Rows(-1), keys),  // refused
+      Exchange('\7', numbered, keys, rows, keys),          // refused
+      Exchange('\x08', dense, std::nullopt, Tensor::Ones({6}, DType::kU8),
+               std::nullopt),
       '\4' + SpecOf(true, true).SerializeAsString(),
       '\4' + SpecOf(false, false).SerializeAsString(),
       "\5"
@@ -205,7 +234,7 @@ void RunMany(absl::string_view bytes) {
 
 void Run(absl::string_view input) {
   if (input.empty()) return;
-  const int which = static_cast<uint8_t>(input[0]) % 7;
+  const int which = static_cast<uint8_t>(input[0]) % 9;
   if (which == 4) return RunSpec(input.substr(1));
   if (which == 5) return RunRates(input.substr(1));
   if (which == 6) return RunMany(input.substr(1));
@@ -215,7 +244,9 @@ void Run(absl::string_view input) {
   MaybeTensor push_keys, push_values, pull_keys;
   if (!decoder.Read(request, push_keys, push_values, pull_keys).ok()) return;
   const auto shard =
-      ps::TableShard::Create(SpecOf(which >= 2, which % 2 == 1), 0, 1);
+      ps::TableShard::Create(which >= 7 ? EncodedSpecOf(which == 8)
+                                        : SpecOf(which >= 2, which % 2 == 1),
+                             0, 1);
   Hold(shard.ok());
   (void)(*shard)->Initialize(Tensor::FromVector<float>({0, 0, 0}));
   const auto reply = (*shard)->Handle(request, push_keys.value_or(Tensor()),

@@ -19,8 +19,10 @@ using ps::Frame;
 
 constexpr int kPartition = 0;
 
-std::unique_ptr<ps::TableLayout> Layout() {
+std::unique_ptr<ps::TableLayout> Layout(
+    ps::WireDtype push = ps::v1::WireValues::F32) {
   ps::v1::TableSpec spec;
+  spec.mutable_wire()->set_push(push);
   spec.set_name("t");
   spec.set_kind(ps::v1::TableSpec::DENSE);
   spec.set_elements(3000);
@@ -58,7 +60,16 @@ std::vector<std::string> Seeds() {
   };
   ps::RateChanges rates;
   rates.Set(4, 0.5, 0).IgnoreError();
-  return {with('c', ps::EncodeRows(Frame::Kind::kGradient, {2}, row)),
+  const auto encoded = Layout(ps::v1::WireValues::INT8);
+  std::string values(ps::WireBytes(*encoded, ps::v1::WireValues::INT8, {2}),
+                     '\0');
+  ps::WriteWire(*encoded, ps::v1::WireValues::INT8, {2}, row.data(),
+                values.data());
+  const Bytes gradient =
+      ps::EncodeGradient(ps::v1::WireValues::INT8, {2}, values);
+  return {with('c', gradient),
+          with('g', gradient),
+          with('c', ps::EncodeRows(Frame::Kind::kGradient, {2}, row)),
           with('c', ps::EncodeRows(Frame::Kind::kPut, {}, {})),
           with('c', ps::EncodeRate(3, 0.5)),
           with('k', ps::EncodeKeys({0, 1, 2})),
@@ -68,21 +79,34 @@ std::vector<std::string> Seeds() {
 
 std::vector<std::string> Words() { return {std::string(8, '\0')}; }
 
+void RunFrame(const Bytes& bytes, const ps::TableLayout& layout,
+              const ps::Placement& placement) {
+  const auto frame = ps::DecodeFrame(bytes, layout, placement, kPartition);
+  if (!frame.ok()) return;
+  int64_t floats = 0;
+  for (uint64_t key : frame->keys) {
+    Hold(key < 3);
+    floats += layout.RowLength(key);
+  }
+  std::vector<float> memory;
+  const float* const values = ps::FloatsOf(*frame, layout, memory);
+  for (int64_t i = 0; i < floats; ++i) {
+    const bool is_number = values[i] == values[i];
+    Hold(is_number || frame->dtype == ps::v1::WireValues::F32);
+  }
+}
+
 void Run(absl::string_view input) {
   static const auto* const layout = Layout().release();
+  static const auto* const encoded = Layout(ps::v1::WireValues::INT8).release();
   static const ps::Placement placement("t", 1, 1);
   if (input.empty()) return;
   const Bytes bytes = ps::Aligned(Bytes::Copy(input.substr(1)));
   switch (input[0]) {
-    case 'c': {
-      const auto frame = ps::DecodeFrame(bytes, *layout, placement, kPartition);
-      if (!frame.ok()) return;
-      for (uint64_t key : frame->keys) Hold(key < 3);
-      const std::string values(reinterpret_cast<const char*>(frame->values),
-                               frame->floats * sizeof(float));
-      Hold(values.size() == frame->floats * sizeof(float));
-      break;
-    }
+    case 'c':
+      return RunFrame(bytes, *layout, placement);
+    case 'g':
+      return RunFrame(bytes, *encoded, placement);
     case 'k': {
       const auto keys = ps::DecodeKeys(bytes, *layout, placement, kPartition);
       if (keys.ok()) Hold(keys->size() <= 3);
