@@ -345,7 +345,9 @@ void PrintFigures(Runner& runner) {
     print(absl::StrCat("--measure=sparse --other-keys --keys=", keys));
   }
   print("--measure=sparse --keys=10000 --out=16");
-  print("--measure=sparse --keys=10000 --dim=64");
+  for (const char* wire : {"f32", "f16", "bf16", "int8"}) {
+    print(absl::StrCat("--measure=sparse --keys=10000 --dim=64 --wire=", wire));
+  }
   for (const int megabytes : {1, 16, 64}) {
     print(absl::StrCat("--measure=dense --keys=", megabytes << 18));
   }
@@ -373,6 +375,7 @@ int main(int argc, char** argv) {
   app.add_option("--keys", options.keys, "")->group("");
   app.add_option("--dim", options.dim, "")->group("");
   app.add_option("--out", options.out, "")->group("");
+  app.add_option("--wire", options.wire, "")->group("");
   app.add_option("--servers", options.servers, "")->group("");
   app.add_option("--replicas", options.replicas, "")->group("");
   app.add_option("--durability", options.durability, "")->group("");

@@ -9,6 +9,7 @@
 #include <random>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "weft/autograd/ops/elementwise.h"
 #include "weft/autograd/ops/loss.h"
@@ -112,10 +113,20 @@ void Print(const std::string& name, double value) {
   std::printf("%s\t%.6g\n", name.c_str(), value);
 }
 
+void SetWire(const std::string& name, ps::v1::WireValues& wire) {
+  ps::v1::WireValues::Dtype dtype;
+  WEFT_CHECK(
+      ps::v1::WireValues::Dtype_Parse(absl::AsciiStrToUpper(name), &dtype))
+      << "--wire=" << name << ": wanted f32, f16, bf16 or int8";
+  wire.set_push(dtype);
+  wire.set_pull(dtype);
+}
+
 void MeasureSparse(ps::Client& client, const PsOptions& options) {
   ps::v1::TableSpec spec = Spec("sparse", options);
   spec.set_kind(ps::v1::TableSpec::SPARSE);
   spec.set_dim(options.dim);
+  SetWire(options.wire, *spec.mutable_wire());
   auto table = *client.Sparse(spec);
   std::vector<Tensor> keys;
   for (int i = 0; i < (options.other_keys ? kKeySets : 1); ++i) {

@@ -29,6 +29,7 @@ struct PsOptions {
   int64_t dim = 1;
   int out = 1;  // operations under way
   bool other_keys = false;
+  std::string wire = "f32";  // of pushes and pulls: f32, f16, bf16, int8
   int servers = 1;
   int replicas = 1;
   int durability = 0;  // ps::v1::TableSpec::Durability
