@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "weft/autograd/grad_mode.h"
 #include "weft/autograd/ops/loss.h"
@@ -99,6 +100,20 @@ absl::StatusOr<int64_t> CountRight(ImageModel& model,
   return right;
 }
 
+std::string DtypeName(ps::v1::WireValues::Dtype dtype) {
+  return absl::AsciiStrToLower(ps::v1::WireValues::Dtype_Name(dtype));
+}
+
+absl::StatusOr<ps::v1::WireValues::Dtype> DtypeNamed(absl::string_view name) {
+  for (const auto dtype :
+       {ps::v1::WireValues::F32, ps::v1::WireValues::F16,
+        ps::v1::WireValues::BF16, ps::v1::WireValues::INT8}) {
+    if (name == DtypeName(dtype)) return dtype;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", name, "'; allowed are f32, f16, bf16 and int8"));
+}
+
 train::Settings SettingsOf(const ImageTrainingOptions& options,
                            const ImageData& data) {
   train::Settings settings;
@@ -130,6 +145,8 @@ train::Settings SettingsOf(const ImageTrainingOptions& options,
   const auto or_none = [](const std::string& value) {
     return value.empty() ? std::string("none") : value;
   };
+  settings.common["--push-dtype"] = DtypeName(options.wire.push());
+  settings.common["--pull-dtype"] = DtypeName(options.wire.pull());
   settings.common["--checkpoint-dir"] = or_none(options.checkpoint_dir);
   settings.common["--keep"] = absl::StrCat(options.keep);
   settings.common["--keep-as"] = or_none(options.keep_as);
@@ -148,6 +165,7 @@ absl::StatusOr<train::Result> TrainWithServers(
   task.seed = options.seed;
   task.is_sync = options.is_sync;
   task.rule = optimizer::ToSpec(options.rule, options.clip);
+  task.wire = options.wire;
   task.loss = [&](const input::Example& batch) {
     return CrossEntropy(model.Forward(Variable(batch[0])), batch[1]);
   };

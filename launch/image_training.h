@@ -9,11 +9,13 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "weft/collectives/process_group.h"
 #include "weft/device/context.h"
 #include "weft/input/idx.h"
 #include "weft/launch/image_model.h"
 #include "weft/optimizer/rules/rule_options.h"
+#include "weft/proto/ps.pb.h"
 #include "weft/telemetry/telemetry.h"
 #include "weft/tensor/device.h"
 #include "weft/train/options.h"
@@ -34,7 +36,8 @@ struct ImageTrainingOptions : train::Options {
   int virtual_shards = 0;   // with ddp; 0: none
   optimizer::RuleOptions rule = optimizer::AdamOptions{2e-3};
   optimizer::ClipOptions clip;
-  uint64_t seed = 1;  // of first parameters and of the data's order
+  ps::v1::WireValues wire;  // with servers
+  uint64_t seed = 1;        // of first parameters and of the data's order
   // Where the model is trained, with ddp; its context, which may be owned here,
   // outlives the training.
   Device device;
@@ -54,9 +57,14 @@ absl::StatusOr<int64_t> CountRight(ImageModel& model,
                                    const input::IdxDataset& images,
                                    int64_t begin, int64_t end);
 
+// "f32", "f16", "bf16", "int8", as --push-dtype and --pull-dtype have them.
+std::string DtypeName(ps::v1::WireValues::Dtype dtype);
+// kInvalidArgument names those that there are.
+absl::StatusOr<ps::v1::WireValues::Dtype> DtypeNamed(absl::string_view name);
+
 // For train::Options::settings. Others than the fixed ones may change when a
 // job goes on from a checkpoint: --lr, --clip-value, --clip-norm, --batch-size,
-// --epochs.
+// --epochs, --push-dtype, --pull-dtype.
 train::Settings SettingsOf(const ImageTrainingOptions& options,
                            const ImageData& data);
 

@@ -66,9 +66,9 @@ absl::Status Parse(int argc, char** argv, Settings& settings) {
     flags.Add(name, &ignored, "of trainers; taken and not used");
   }
   std::string of_trainers;
-  for (const char* name :
-       {"data", "strategy", "epochs", "batch-size", "lr", "optimizer",
-        "clip-value", "clip-norm", "keep", "keep-as", "loss-every"}) {
+  for (const char* name : {"data", "strategy", "epochs", "batch-size", "lr",
+                           "optimizer", "clip-value", "clip-norm", "push-dtype",
+                           "pull-dtype", "keep", "keep-as", "loss-every"}) {
     flags.Add(name, &of_trainers, "of trainers; taken and not used");
   }
   return flags.Parse(argc, argv);

@@ -49,6 +49,11 @@ absl::Status CheckDdpOptions(const weft::worker::Options& worker,
     return absl::InvalidArgumentError(
         "--async needs --strategy=ps; with ddp all trainers step together");
   }
+  if (training.wire.push() != 0 || training.wire.pull() != 0) {
+    return absl::InvalidArgumentError(
+        "--push-dtype and --pull-dtype need --strategy=ps; with ddp gradients "
+        "are averaged in f32");
+  }
   if (training.virtual_shards == 0) return absl::OkStatus();
   const absl::Status shards =
       weft::ddp::CheckVirtualShards(training.virtual_shards, worker.trainers);
@@ -191,6 +196,29 @@ void AddRuleFlags(weft::worker::Flags& flags, ImageTrainingOptions& training,
             "parameter; 0: any");
 }
 
+void AddWireFlags(weft::worker::Flags& flags, ImageTrainingOptions& training) {
+  flags.AddWith(
+      "push-dtype",
+      [&training](const std::string& name) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(const auto dtype, weft::launch::DtypeNamed(name));
+        training.wire.set_push(dtype);
+        return absl::OkStatus();
+      },
+      "f32",
+      "f32, f16, bf16 or int8: how gradients travel to the servers; what "
+      "rounding loses of one is added to the next");
+  flags.AddWith(
+      "pull-dtype",
+      [&training](const std::string& name) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(const auto dtype, weft::launch::DtypeNamed(name));
+        training.wire.set_pull(dtype);
+        return absl::OkStatus();
+      },
+      "f32",
+      "f32, f16, bf16 or int8: how parameters travel from the servers, which "
+      "keep them in f32");
+}
+
 // Reads the flags into `options` and `training`, and checks them.
 absl::Status ParseFlags(int argc, char** argv, weft::worker::Options& options,
                         ImageTrainingOptions& training) {
@@ -214,6 +242,7 @@ absl::Status ParseFlags(int argc, char** argv, weft::worker::Options& options,
             "number of trainers up to it; 0: each trainer is a shard");
   double lr = weft::optimizer::LearningRate(training.rule);
   AddRuleFlags(flags, training, &lr);
+  AddWireFlags(flags, training);
   int loss_every = 100;
   flags.Add("loss-every", &loss_every,
             "with --json, the loss of every so many steps; 0: of none");

@@ -233,6 +233,7 @@ absl::Status ServerTraining::OpenTable() {
   spec.set_orphans(ps::v1::TableSpec::WAIT);  // see AdoptedShards
   spec.set_reduction(ps::v1::TableSpec::MEAN);
   *spec.mutable_rule() = task_.rule;
+  *spec.mutable_wire() = task_.wire;
   WEFT_RETURN_IF_ERROR(WEFT_FAILPOINT("launch/open_table"));
   WEFT_ASSIGN_OR_RETURN(table_, client_.Dense(spec));
   // The same seed gave every trainer the same parameters; after a resume, and

@@ -64,7 +64,10 @@ class ServerTraining {
     uint64_t seed = 1;             // of the data's order
     bool is_sync = true;           // rounds that wait for all trainers
     optimizer::v1::RuleSpec rule;  // that the servers apply
-    std::string table = "model";   // its name on the servers
+    // How gradients and parameters travel. What rounding has lost of gradients
+    // and a trainer has kept is lost with it: with KEEP a death changes bits.
+    ps::v1::WireValues wire;
+    std::string table = "model";  // its name on the servers
     // The mean loss of a batch, one element of f32; also of batches of other
     // trainers that have died. It may throw.
     std::function<Variable(const input::Example& batch)> loss;

@@ -344,6 +344,12 @@ TEST(MainJob, LearnsAsynchronouslyToo) {
   EXPECT_EQ(result.checkpoint, "");
 }
 
+TEST(MainJob, LearnsWithGradientsOfAByteAndParametersOfTwo) {
+  const Job job;
+  const Flags flags = {"--push-dtype=int8", "--pull-dtype=bf16", "--epochs=3"};
+  EXPECT_GT(job.Train(flags).test_accuracy, kHigh);
+}
+
 // Not only the parameters go on where they were: the rule's slots and the
 // place in the data do, else the bits would differ.
 TEST(MainJob, TheSameSeedGivesTheSameBitsAlsoAcrossAResumeOnOtherServers) {
