@@ -87,7 +87,7 @@ absl::StatusOr<std::shared_ptr<TableShard>> Server::CreateTable(
           "table '", wanted.name(), "' is there with another spec: ",
           difference, "; use its spec, or another name",
           is_unused ? " (a restored table may change its rule's numbers, "
-                      "shards, reduction, orphans and life)"
+                      "shards, reduction, orphans, life and wire)"
                     : ""));
     }
     if (!DifferenceOf(it->second->spec(), wanted).empty()) {

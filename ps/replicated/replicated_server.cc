@@ -451,7 +451,7 @@ absl::StatusOr<v1::TableStats> ReplicatedServer::OpenTable(
             "table '", wanted.name(), "' is there with another spec: ",
             difference, "; use its spec, or another name",
             is_unused ? " (a restored table may change its rule's numbers, "
-                        "shards, reduction and orphans)"
+                        "shards, reduction, orphans, life and wire)"
                       : ""));
       }
       if (!DifferenceOf(table->spec(), wanted).empty()) {
