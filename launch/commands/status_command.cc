@@ -16,9 +16,13 @@
 #include "weft/launch/commands/ask_members.h"
 #include "weft/launch/commands/commands.h"
 #include "weft/launch/commands/question.h"
+#include "weft/launch/commands/tables_report.h"
 #include "weft/launch/commands/training_report.h"
+#include "weft/proto/ps.pb.h"
+#include "weft/ps/service.h"
 #include "weft/rendezvous/view.h"
 #include "weft/rpc/agent.h"
+#include "weft/rpc/call.h"
 #include "weft/rpc/client.h"
 #include "weft/rpc/diagnostics/waits_for.h"
 #include "weft/telemetry/field.h"
@@ -201,6 +205,26 @@ TrainingReport TrainingIn(const std::vector<Page>& pages) {
   return report;
 }
 
+TablesReport AskTables(const Question& question, const rendezvous::View& view,
+                       const std::string& job) {
+  std::vector<const rendezvous::Member*> servers;
+  for (const rendezvous::Member& member : view.members()) {
+    if (member.role == "ps") servers.push_back(&member);
+  }
+  TablesReport report;
+  for (MemberAnswer<ps::v1::ServerStats>& answer : AskEach<ps::v1::ServerStats>(
+           question, servers, job, [](const rpc::Target& target) {
+             return rpc::CallAsync(target, &ps::Describe);
+           })) {
+    if (answer.said.ok()) {
+      report.servers.emplace_back(answer.member->name, *std::move(answer.said));
+    } else {
+      report.silent.emplace_back(answer.member->name, answer.said.status());
+    }
+  }
+  return report;
+}
+
 json ToJson(const Sections& sections) {
   json workers = json::object();
   for (const auto& [worker, fields] : sections.fields) workers[worker] = fields;
@@ -259,6 +283,7 @@ struct Wanted {
   bool references = false;
   bool passes = false;
   bool training = true;
+  bool tables = false;
 
   void AddTo(worker::Flags& flags) {
     flags.Add(
@@ -270,6 +295,9 @@ struct Wanted {
               "also which distributed passes are open, and who is waited for");
     flags.Add("training", &training,
               "also the step and phase of each trainer, and who is behind");
+    flags.Add("tables", &tables,
+              "also the tables of the parameter servers: partitions, rows, "
+              "bytes and versions, and which server is behind");
   }
 };
 
@@ -277,12 +305,14 @@ struct Shown {
   Waiting waiting;
   std::vector<Sections> sections;
   TrainingReport training;
+  TablesReport tables;
 };
 
 Shown Ask(const Question& question, const rendezvous::View& view,
           const std::string& job, const Wanted& wanted) {
   Shown shown;
   if (wanted.calls) shown.waiting = AskAll(question, view, job);
+  if (wanted.tables) shown.tables = AskTables(question, view, job);
   const bool of_all = wanted.references || wanted.passes;
   std::vector<const rendezvous::Member*> members;
   for (const rendezvous::Member& member : view.members()) {
@@ -305,6 +335,7 @@ void Print(const rendezvous::View& view, const std::string& job,
   if (!as_json) {
     PrintText(view, job);
     std::fputs(ToText(shown.training).c_str(), stdout);
+    if (wanted.tables) std::fputs(ToText(shown.tables).c_str(), stdout);
     if (wanted.calls) PrintText(shown.waiting);
     for (const Sections& sections : shown.sections) PrintText(sections);
     return;
@@ -313,6 +344,7 @@ void Print(const rendezvous::View& view, const std::string& job,
   if (wanted.training) {
     answer[train::kTrainingSection] = ToJson(shown.training);
   }
+  if (wanted.tables) answer["tables"] = ToJson(shown.tables);
   if (wanted.calls) answer["waiting"] = ToJson(shown.waiting);
   for (const Sections& sections : shown.sections) {
     answer[sections.name] = ToJson(sections);

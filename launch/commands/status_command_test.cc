@@ -19,6 +19,8 @@
 #include "weft/dist_autograd/scope.h"
 #include "weft/launch/commands/commands.h"
 #include "weft/launch/commands/flight_report.h"
+#include "weft/proto/ps.pb.h"
+#include "weft/ps/server.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/class.h"
 #include "weft/rpc/function.h"
@@ -188,6 +190,31 @@ TEST_F(StatusCommandTest, ShowsTheStepAndPhaseOfATrainer) {
   EXPECT_FALSE(nlohmann::json::parse(
                    OutputOf(StatusCommand, Status({"--no-training", "--json"})))
                    .contains("training"));
+}
+
+TEST_F(StatusCommandTest, ShowsTheTablesOfTheServers) {
+  EXPECT_THAT(OutputOf(StatusCommand, Status({"--tables"})),
+              HasSubstr("no tables\n  ps0: no answer: "));
+  ps::Server server(ps::ServerOptions{0, 1});
+  ps::v1::TableSpec spec;
+  spec.set_name("words");
+  spec.set_kind(ps::v1::TableSpec::SPARSE);
+  spec.set_dim(2);
+  spec.set_mode(ps::v1::TableSpec::ASYNC);
+  spec.set_partitions(16);
+  spec.mutable_wire()->set_pull(ps::v1::WireValues::BF16);
+  spec.mutable_rule()->mutable_sgd()->set_lr(1);
+  ASSERT_THAT(server.CreateTable(spec), IsOk());
+  Get("ps0").agent().SetLocal(&server);
+  EXPECT_THAT(
+      OutputOf(StatusCommand, Status({"--tables"})),
+      HasSubstr("tables\n  words: sparse, async, 16 partitions, 0 rows"));
+  const auto json = nlohmann::json::parse(
+      OutputOf(StatusCommand, Status({"--tables", "--json"})));
+  const auto& words = json["tables"]["tables"]["words"];
+  EXPECT_EQ(words["pull_dtype"], "bf16") << json;
+  EXPECT_EQ(words["servers"]["ps0"]["rows"], 0) << json;
+  Get("ps0").agent().SetLocal(static_cast<ps::Server*>(nullptr));
 }
 
 TEST_F(StatusCommandTest, DumpShowsWhatAllWorkersOfARunningJobHaveRecorded) {

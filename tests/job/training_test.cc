@@ -164,6 +164,9 @@ TEST(MainJob, AServersStatusPageIsShownByTheTool) {
   }
   EXPECT_THAT(names, ElementsAre("flight recorder", "membership", "net",
                                  "passes", "ps", "references", "rpc"));
+  EXPECT_THAT(ask({"--tables"})->output(),
+              ContainsRegex("tables\n  model: dense, sync, [0-9]+ partitions, "
+                            "[0-9]+ rows, [0-9]+ bytes, version "));
   const auto nobody = ask({"--page=ps7"});
   EXPECT_THAT(nobody->Wait(kLong), IsOkAndHolds(3));
   EXPECT_THAT(nobody->output(), HasSubstr("there are: ps0, trainer0"));

@@ -1,0 +1,150 @@
+#include "weft/launch/commands/tables_report.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "weft/telemetry/field.h"
+
+namespace weft::launch {
+namespace {
+
+using nlohmann::json;
+using ps::v1::TableSpec;
+using ps::v1::TableStats;
+using ps::v1::WireValues;
+
+// Of numbers that a server may have made up.
+int64_t Sum(int64_t a, int64_t b) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  a = std::max(a, int64_t{0});
+  b = std::max(b, int64_t{0});
+  return a > kMost - b ? kMost : a + b;
+}
+
+void Add(json& to, const char* key, int64_t more) {
+  to[key] = Sum(to.value(key, int64_t{0}), more);
+}
+
+json NewTable(const TableSpec& spec) {
+  const auto lower = [](const std::string& name) {
+    return absl::AsciiStrToLower(name);
+  };
+  return {{"kind", lower(TableSpec::Kind_Name(spec.kind()))},
+          {"mode", lower(TableSpec::Mode_Name(spec.mode()))},
+          {"partitions", spec.partitions()},
+          {"push_dtype", lower(WireValues::Dtype_Name(spec.wire().push()))},
+          {"pull_dtype", lower(WireValues::Dtype_Name(spec.wire().pull()))},
+          {"version", 0},
+          {"servers", json::object()}};
+}
+
+// What server `name` has of the table `to`.
+void AddServer(const std::string& name, const TableStats& stats, json& to) {
+  Add(to, "rows", stats.rows());
+  Add(to, "bytes", stats.memory_bytes());
+  Add(to, "evicted", Sum(stats.evicted_idle(), stats.evicted_full()));
+  Add(to, "dropped_gradients", Sum(stats.not_admitted(), stats.dropped_late()));
+  Add(to, "refused_pushes", stats.refused_pushes());
+  to["version"] = std::max(to["version"].get<int64_t>(), stats.version());
+  to["servers"][name] = {{"rows", stats.rows()},
+                         {"bytes", stats.memory_bytes()},
+                         {"version", stats.version()},
+                         {"versions_behind", nullptr}};
+}
+
+// `text` of a worker, in the column of a terminal.
+std::string Shown(const std::string& text) {
+  return telemetry::Printable(text);
+}
+
+std::string Number(const json& of, const char* key) { return of[key].dump(); }
+
+std::string TextOf(const std::string& name, const json& table) {
+  std::string text = absl::StrCat(
+      "  ", Shown(name), ": ", table["kind"].get<std::string>(), ", ",
+      table["mode"].get<std::string>(), ", ", Number(table, "partitions"),
+      " partitions, ", Number(table, "rows"), " rows, ", Number(table, "bytes"),
+      " bytes, version ", Number(table, "version"));
+  const auto push = table["push_dtype"].get<std::string>();
+  const auto pull = table["pull_dtype"].get<std::string>();
+  if (push != "f32" || pull != "f32") {
+    absl::StrAppend(&text, ", pushes ", push, ", pulls ", pull);
+  }
+  for (const auto& [key, what] :
+       {std::pair("evicted", " rows evicted"),
+        std::pair("dropped_gradients", " gradients dropped"),
+        std::pair("refused_pushes", " pushes refused")}) {
+    if (table[key] != 0) absl::StrAppend(&text, ", ", Number(table, key), what);
+  }
+  text.push_back('\n');
+  for (const auto& [server, of] : table["servers"].items()) {
+    absl::StrAppend(&text, "    ", Shown(server), ": ", Number(of, "rows"),
+                    " rows, ", Number(of, "bytes"), " bytes, version ",
+                    Number(of, "version"));
+    const json& behind = of["versions_behind"];
+    if (behind.is_number() && behind != 0) {
+      absl::StrAppend(&text, ", ", behind.dump(), " behind");
+    }
+    text.push_back('\n');
+  }
+  return text;
+}
+
+}  // namespace
+
+json ToJson(const TablesReport& report) {
+  json answer = {{"tables", json::object()},
+                 {"groups", 0},
+                 {"lost", 0},
+                 {"no_answer", json::array()},
+                 {"reasons", json::object()}};
+  json& tables = answer["tables"];
+  for (const auto& [name, stats] : report.servers) {
+    answer["groups"] =
+        std::max<int64_t>(answer["groups"].get<int64_t>(), stats.entries());
+    answer["lost"] =
+        std::max<int64_t>(answer["lost"].get<int64_t>(), stats.lost());
+    for (const TableStats& table : stats.tables()) {
+      const std::string& key = table.spec().name();
+      if (!tables.contains(key)) tables[key] = NewTable(table.spec());
+      AddServer(name, table, tables[key]);
+    }
+  }
+  for (json& table : tables) {
+    if (table["mode"] != "sync") continue;
+    for (json& server : table["servers"]) {
+      // Neither is negative, of a server that counts rounds.
+      server["versions_behind"] =
+          table["version"].get<int64_t>() -
+          std::max(server["version"].get<int64_t>(), int64_t{0});
+    }
+  }
+  for (const auto& [name, why] : report.silent) {
+    answer["no_answer"].push_back(name);
+    answer["reasons"][name] = why.ToString();
+  }
+  return answer;
+}
+
+std::string ToText(const TablesReport& report) {
+  const json all = ToJson(report);
+  std::string text = all["tables"].empty() ? "no tables\n" : "tables\n";
+  for (const auto& [name, table] : all["tables"].items()) {
+    absl::StrAppend(&text, TextOf(name, table));
+  }
+  if (all["groups"] != 0) {
+    absl::StrAppend(&text, "  with two replicas: ", Number(all, "groups"),
+                    " groups of partitions, ", Number(all, "lost"),
+                    " that have lost both copies\n");
+  }
+  for (const auto& [name, why] : report.silent) {
+    absl::StrAppend(&text, "  ", Shown(name),
+                    ": no answer: ", Shown(std::string(why.message())), "\n");
+  }
+  return text;
+}
+
+}  // namespace weft::launch
