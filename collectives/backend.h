@@ -20,6 +20,8 @@
 #include "weft/base/clock.h"
 #include "weft/base/driver.h"
 #include "weft/collectives/operation.h"
+#include "weft/device/runtime.h"
+#include "weft/tensor/device.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft::collectives {
@@ -93,6 +95,14 @@ class Backend {
   virtual void Enqueue(const Operation& operation, Done done) {
     std::move(done)(Run(operation));
   }
+  // The stream on which `operation`, of tensors on `device`, runs where its
+  // blocks may be memory of that device; none: they are to be on the host. On
+  // all ranks it is one or the other, for the same operation and a device that
+  // the rank was given. Any thread.
+  virtual device::Stream StreamOf(const Operation& /*operation*/,
+                                  Device /*device*/) const {
+    return {};
+  }
 
   // Takes the place of Run where this rank refuses its arguments: the other
   // ranks' Run of this sequence number ends in kAborted with `why`. Does not
@@ -104,6 +114,9 @@ class Backend {
   virtual void Abort(const absl::Status& why) = 0;
   // OK, or why the group was aborted. Any thread.
   virtual absl::Status health() const = 0;
+  // The same, or kUnavailable with the rank that has ended without leaving the
+  // group, as far as this one knows without asking. Any thread.
+  virtual absl::Status CheckRanks() { return health(); }
 
   // Tells all ranks of an aborted group, without waiting, that the making of a
   // group of some of them, which `key` names, is to end with `why`.

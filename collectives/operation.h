@@ -15,6 +15,7 @@
 #include "weft/base/clock.h"
 #include "weft/collectives/call_site.h"
 #include "weft/collectives/reduction.h"
+#include "weft/device/runtime.h"
 #include "weft/tensor/dtype.h"
 
 namespace weft::collectives {
@@ -38,7 +39,8 @@ enum class Verb : uint8_t {
 // "AllReduce", ...
 absl::string_view Name(Verb verb);
 
-// `bytes()` of row-major elements, written by nobody else meanwhile.
+// `bytes()` of row-major elements, written by nobody else meanwhile: on the
+// host, or on the device of Operation::ready.
 struct Block {
   std::byte* memory = nullptr;
   int64_t elements = 0;
@@ -70,6 +72,9 @@ struct Operation {
   uint64_t label = 0;  // CallOptions::label
   Instant deadline;
   CallSite site;
+  // Of blocks on a device: the event after which they may be read and written.
+  // Null: they are on the host. Must outlive this.
+  const device::Event* ready = nullptr;
   // What the user called, where this is only a step of it: what is described,
   // and compared between ranks too. Must outlive this.
   const Operation* whole = nullptr;

@@ -30,8 +30,9 @@
 // current stream of the calling thread: it reads what that has computed by
 // then, and what is put on it after the call, or once the Future is ready, sees
 // the results. XAsync does not wait for the device; X() and the group's thread
-// do, until the deadline. Elements pass through pinned host memory: the group
-// keeps as much as was in use at one time, and the device's Context.
+// do, until the deadline. Elements pass through pinned host memory, unless the
+// backend moves them from device to device (nccl): the group keeps as much as
+// was in use at one time, and the device's Context.
 //
 // Errors (each names operation, call site, group and rank):
 //   kInvalidArgument     wrong tensor, root, split or reduction: at once on

@@ -22,14 +22,15 @@
 namespace weft::collectives {
 
 // A Call of `verb`: what `fill` returns or throws is why it is refused. Tensors
-// on a device are on their way to the host when this returns.
+// on a device are on their way to the host when this returns, where the backend
+// does not take them there.
 template <typename Fill>
 Call Prepare(Generation& group, Verb verb, CallSite site, Fill fill) {
   Call call = {Preparation(verb, group.backend().size(), site), {}, {}};
   absl::Status status = CatchToStatus([&]() -> absl::Status {
     WEFT_RETURN_IF_ERROR(fill(call.preparation));
     WEFT_RETURN_IF_ERROR(call.preparation.CheckOverlap());
-    return call.preparation.Stage(group.staging());
+    return call.preparation.Place(group.backend(), group.staging());
   });
   (call.preparation.has_failed_device() ? call.failure : call.refusal) =
       std::move(status);

@@ -1,11 +1,13 @@
 #include "weft/collectives/run/generation.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
+#include "weft/device/current.h"
 
 namespace weft::collectives {
 namespace {
@@ -160,9 +162,7 @@ absl::Status Generation::End(Call& call, absl::Status status) {
   const Operation& operation = call.preparation.operation();
   if (status.ok()) {
     status = CatchToStatus([&] { return call.preparation.Finish(); });
-    if (!status.ok() && call.preparation.staged() != nullptr) {
-      status = Break(call, status);
-    }
+    if (!status.ok() && call.stream().is_valid()) status = Break(call, status);
   }
   if (options_.recorder != nullptr) {
     options_.recorder->RecordFor("collective.end", options_.name,
@@ -301,11 +301,17 @@ Future<void> Generation::EnqueueAsync(Call call, Instant deadline) {
   auto running = std::make_shared<Running>(
       Running{std::move(call), Promise<void>(backend_->driver())});
   Future<void> future = running->promise.future();
-  const auto end = [this, running](const absl::Status& status) {
-    InlineScope callbacks;  // the thread is the queue's, or the backend's
-    running->promise.Set(End(running->call, status));
+  // The thread is the queue's, or the backend's.
+  const auto set = [](Running& ended, const absl::Status& status) {
+    InlineScope callbacks;
+    std::optional<device::StreamScope> current;
+    if (ended.call.stream().is_valid()) current.emplace(ended.call.stream());
+    ended.promise.Set(status);
   };
-  const auto begin = [this, running, deadline, end](uint64_t number) {
+  const auto end = [this, running, set](const absl::Status& status) {
+    set(*running, End(running->call, status));
+  };
+  const auto begin = [this, running, deadline, set, end](uint64_t number) {
     const bool is_late = backend_->driver().clock().Now() >= deadline;
     const absl::Status begun = Begin(running->call, number, deadline, is_late);
     if (!begun.ok()) {
@@ -314,14 +320,13 @@ Future<void> Generation::EnqueueAsync(Call call, Instant deadline) {
     }
     enqueued_.Begin();
     backend_->Enqueue(running->call.preparation.operation(),
-                      [this, running](const absl::Status& status) {
+                      [this, running, set](const absl::Status& status) {
                         running->call.has_broken_group = BreaksGroup(status);
                         const absl::Status ended = End(running->call, status);
                         // Before its caller knows, who may end the group: that
                         // would abort what is still under way.
                         enqueued_.End();
-                        InlineScope callbacks;
-                        running->promise.Set(ended);
+                        set(*running, ended);
                       });
     return absl::OkStatus();
   };

@@ -37,10 +37,7 @@ struct Call {
 
   Operation& operation() { return preparation.operation(); }
   // On which its results are seen; none where the tensors are on the CPU.
-  device::Stream stream() const {
-    const std::shared_ptr<StagedCall>& staged = preparation.staged();
-    return staged == nullptr ? device::Stream() : staged->caller();
-  }
+  device::Stream stream() const { return preparation.caller(); }
   void SetLabel(uint64_t label) {
     operation().label = label;
     if (whole != nullptr) whole->label = label;

@@ -185,8 +185,24 @@ absl::Status Preparation::CheckOverlap() const {
   return absl::OkStatus();
 }
 
-absl::Status Preparation::Stage(const std::shared_ptr<DeviceStaging>& staging) {
+absl::Status Preparation::Place(const Backend& backend,
+                                const std::shared_ptr<DeviceStaging>& staging) {
   if (to_stage_.empty()) return absl::OkStatus();
+  const device::Stream stream = backend.StreamOf(operation_, device_);
+  if (!stream.is_valid()) return Stage(staging);
+  std::vector<Tensor> tensors(held_.begin(), held_.end());
+  WEFT_ASSIGN_OR_RETURN(on_device_,
+                        DeviceCall::Begin(std::move(tensors), stream));
+  operation_.ready = &on_device_->ready();
+  return absl::OkStatus();
+}
+
+device::Stream Preparation::caller() const {
+  if (on_device_ != nullptr) return on_device_->caller();
+  return staged_ == nullptr ? device::Stream() : staged_->caller();
+}
+
+absl::Status Preparation::Stage(const std::shared_ptr<DeviceStaging>& staging) {
   WEFT_ASSIGN_OR_RETURN(staged_,
                         StagedCall::Begin(staging, std::move(to_stage_)));
   // Blocks are in the order of the tensors that they are of. One that is read
@@ -228,6 +244,7 @@ absl::Status Preparation::Finish() {
     for (const auto& [from, to] : write_back_) to.CopyFrom(from);
   };
   if (staged_ != nullptr) return staged_->End(write_back);
+  if (on_device_ != nullptr) return on_device_->End(write_back);
   write_back();
   return absl::OkStatus();
 }

@@ -12,7 +12,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "weft/collectives/backend.h"
 #include "weft/collectives/operation.h"
+#include "weft/collectives/run/device_call.h"
 #include "weft/collectives/run/device_staging.h"
 #include "weft/tensor/tensor.h"
 
@@ -23,7 +25,7 @@ namespace weft::collectives {
 // The Add functions are called in the order of the Operation's blocks. Each
 // returns kInvalidArgument for a tensor that is undefined, or on another device
 // or of another dtype than those before. They may throw as Tensor's functions
-// do. Of tensors on a device the blocks are addresses of it until Stage.
+// do. Of tensors on a device the blocks are addresses of it until Place.
 //
 // Thread-safety: one thread at a time.
 class Preparation {
@@ -59,11 +61,17 @@ class Preparation {
     write_back_.emplace_back(from, to);
   }
 
-  // Once all is added: of tensors on a device, has the inputs copied to host
-  // memory, which then are the blocks. The errors of StagedCall::Begin.
-  absl::Status Stage(const std::shared_ptr<DeviceStaging>& staging);
-  // Null where the tensors are on the CPU.
+  // Once all is added: of tensors on a device, where `backend` takes them
+  // there, has it wait for the caller's stream; else has the inputs copied to
+  // host memory, which then are the blocks. The errors of StagedCall::Begin and
+  // DeviceCall::Begin.
+  absl::Status Place(const Backend& backend,
+                     const std::shared_ptr<DeviceStaging>& staging);
+  // Null where no tensor passes through the host.
   const std::shared_ptr<StagedCall>& staged() const { return staged_; }
+  // The caller's, which sees the results; none where the tensors are on the
+  // CPU.
+  device::Stream caller() const;
   // Whether the tensors are on a device that has failed.
   bool has_failed_device() const;
 
@@ -80,6 +88,7 @@ class Preparation {
   absl::Status Hold(const Tensor& tensor, Access access, Tensor* held);
   absl::Status CheckListSize(size_t found, absl::string_view what) const;
   absl::Status AppendParts(const Tensor& held, Blocks* blocks) const;
+  absl::Status Stage(const std::shared_ptr<DeviceStaging>& staging);
 
   const int size_;
   Operation operation_;
@@ -89,6 +98,7 @@ class Preparation {
   absl::InlinedVector<Tensor, 2> written_;
   std::vector<StagedTensor> to_stage_;  // held_, where they are on a device
   std::shared_ptr<StagedCall> staged_;
+  std::shared_ptr<DeviceCall> on_device_;
   std::vector<std::pair<Tensor, Tensor>> write_back_;  // from, to
 };
 
