@@ -99,6 +99,10 @@ class HierarchicalBackend final : public Backend {
     WEFT_RETURN_IF_ERROR(between_->health());
     return host_->health();
   }
+  absl::Status CheckRanks() override {
+    WEFT_RETURN_IF_ERROR(between_->CheckRanks());
+    return host_->CheckRanks();
+  }
   void EndShrink(uint64_t key, const absl::Status& why) override {
     between_->EndShrink(key, why);
   }

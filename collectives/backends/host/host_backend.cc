@@ -126,6 +126,7 @@ class HostBackend final : public Backend {
     WakeAll();
   }
   absl::Status health() const override { return segment_->abort_status(); }
+  absl::Status CheckRanks() override;
   void EndShrink(uint64_t key, const absl::Status& why) override {
     segment_->EndShrink(key, why);
   }
@@ -229,6 +230,17 @@ absl::Status HostBackend::CheckGone(int rank, bool also_process) const {
                                                  member.message(), "); it ",
                                                  CurrentOperationOf(rank)));
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HostBackend::CheckRanks() {
+  WEFT_RETURN_IF_ERROR(health());
+  for (int r = 0; r < size(); ++r) {
+    const bool has_left =
+        segment_->ControlOf(r).has_left.load(std::memory_order_acquire);
+    if (r == rank() || has_left) continue;
+    WEFT_RETURN_IF_ERROR(CheckGone(r, /*also_process=*/true));
   }
   return absl::OkStatus();
 }

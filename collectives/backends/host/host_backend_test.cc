@@ -318,6 +318,38 @@ TEST(HostBackend, StoppedRankIsNamedOnAllHostsOnceTheJobCountsItAsGone) {
   }
 }
 
+// As is asked where what a rank waits for runs elsewhere, on a device.
+TEST(HostBackend, RankThatIsGoneIsFoundWithoutAnOperation) {
+  HostsTestWorld world(3, {}, [](int) { return 0; });
+  std::atomic<int> gone{-1}, ended{0};
+  world.check_member = [&](int rank) {
+    return rank == gone ? absl::UnavailableError("silent for 3s")
+                        : absl::OkStatus();
+  };
+  const auto statuses = testing::RunRanks(3, [&](int rank) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
+                          world.Connect(rank));
+    if (rank == 2) {
+      const absl::Status before = backend->CheckRanks();
+      gone = 2;
+      EXPECT_TRUE(Becomes([&] { return ended == 2; }));
+      return before;
+    }
+    absl::Status status;
+    EXPECT_TRUE(Becomes([&] {
+      status = backend->CheckRanks();
+      return !status.ok();
+    }));
+    ++ended;
+    return status;
+  });
+  WEFT_EXPECT_OK(statuses[2]);
+  for (const int r : {0, 1}) {
+    EXPECT_THAT(statuses[r], StatusIs(absl::StatusCode::kUnavailable,
+                                      "rank 2 is gone (silent for 3s)"));
+  }
+}
+
 TEST(HostBackend, RankOfASubgroupIsAskedForByItsNumberInTheWorld) {
   HostsTestWorld world(3, {}, [](int) { return 0; });
   std::atomic<int> gone{-1};

@@ -208,6 +208,16 @@ absl::Status Mesh::health() const {
   return core_.Health();
 }
 
+absl::Status Mesh::CheckRanks() const {
+  MutexLock lock(mu_);
+  WEFT_RETURN_IF_ERROR(core_.Health());
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank() || core_.HasLeft(r)) continue;
+    WEFT_RETURN_IF_ERROR(core_.CheckTransferPeer(r));
+  }
+  return absl::OkStatus();
+}
+
 // --- What the core asks for. -------------------------------------------------
 
 void Mesh::Act() {

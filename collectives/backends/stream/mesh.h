@@ -105,6 +105,8 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   // Whether `peer` has said that it leaves.
   bool HasLeft(int peer) const ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status health() const ABSL_LOCKS_EXCLUDED(mu_);
+  // As in Backend.
+  absl::Status CheckRanks() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // --- Operations. ---
 

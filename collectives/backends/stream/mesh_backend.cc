@@ -74,6 +74,7 @@ void MeshBackend::Refuse(const Operation& operation, const absl::Status& why) {
 }
 void MeshBackend::Abort(const absl::Status& why) { mesh_->Abort(why); }
 absl::Status MeshBackend::health() const { return mesh_->health(); }
+absl::Status MeshBackend::CheckRanks() { return mesh_->CheckRanks(); }
 void MeshBackend::EndShrink(uint64_t key, const absl::Status& why) {
   mesh_->EndShrink(key, why);
 }

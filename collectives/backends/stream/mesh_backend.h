@@ -30,6 +30,7 @@ class MeshBackend : public Backend {
   void Refuse(const Operation& operation, const absl::Status& why) override;
   void Abort(const absl::Status& why) override;
   absl::Status health() const override;
+  absl::Status CheckRanks() override;
   void EndShrink(uint64_t key, const absl::Status& why) override;
   absl::Status CheckShrink(uint64_t key) const override;
   absl::StatusOr<bool> Advance(Transfer& transfer) override;
