@@ -22,8 +22,7 @@ absl::Status IsAvailable(absl::string_view backend) {
        "link //:collectives_gloo (Debian's libgloo-dev)"},
       {"mpi", WeftCollectivesHasMpi != nullptr,
        "link //:collectives_mpi (Debian's libopenmpi-dev)"},
-      {"nccl", WeftCollectivesHasNccl != nullptr,
-       "Weft has no tensors on GPUs yet, which it needs"},
+      {"nccl", WeftCollectivesHasNccl != nullptr, "link //:collectives_nccl"},
   };
   std::string found = "local, host, stream";
   absl::string_view wants = "no such backend is known";

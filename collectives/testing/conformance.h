@@ -46,6 +46,9 @@ struct TestBackend {
   // while other ranks have not come: those of 3 ranks that wait for the last
   // one have false.
   bool ranks_run_ahead = false;
+  // Whether an average of floating elements is their sum divided by the number
+  // of ranks, to the bit; else each is multiplied by 1 / n first.
+  bool averages_exactly = true;
   // What its worlds set as max_unasked_bytes.
   static constexpr int64_t kMaxUnaskedBytes = 4 << 20;
   std::vector<int> sizes = {1, 2, 3, 4};

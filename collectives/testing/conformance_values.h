@@ -3,6 +3,7 @@
 #ifndef WEFT_COLLECTIVES_TESTING_CONFORMANCE_VALUES_H_
 #define WEFT_COLLECTIVES_TESTING_CONFORMANCE_VALUES_H_
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -64,6 +65,21 @@ inline std::vector<Tensor> NumbersOfAll(int size, int64_t count,
 inline std::string BytesOf(const Tensor& tensor) {
   const Tensor flat = tensor.Contiguous();
   return std::string(static_cast<const char*>(flat.raw()), flat.bytes());
+}
+
+// Whether elements differ by no more than roundings of their dtype: one of a
+// factor, of each product and each sum of at most 4 ranks, all of one sign.
+inline bool AreNear(const Tensor& found, const Tensor& wanted) {
+  const double epsilon = found.dtype() == DType::kBF16  ? 0x1p-8
+                         : found.dtype() == DType::kF16 ? 0x1p-11
+                         : found.dtype() == DType::kF32 ? 0x1p-24
+                                                        : 0x1p-53;
+  const auto a = found.To(DType::kF64).ToVector<double>();
+  const auto b = wanted.To(DType::kF64).ToVector<double>();
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (!(std::abs(a[i] - b[i]) <= 6 * epsilon * std::abs(b[i]))) return false;
+  }
+  return a.size() == b.size();
 }
 
 }  // namespace weft::collectives

@@ -1,0 +1,163 @@
+#include "weft/collectives/backends/nccl/nccl_communicator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "weft/base/status_macros.h"
+
+namespace weft::collectives {
+namespace {
+
+using nccl::Result;
+
+constexpr absl::Duration kLeaveTimeout = absl::Seconds(2);
+// How often NCCL is asked whether a call has ended: at first, and at last.
+constexpr absl::Duration kLeastPause = absl::Microseconds(10);
+constexpr absl::Duration kMostPause = absl::Milliseconds(2);
+
+absl::Status Ended() {
+  return absl::CancelledError("the communicator of NCCL was aborted");
+}
+
+// In progress is no error: who called waits for the end.
+absl::Status Begun(const NcclFunctions& functions, Result result,
+                   absl::string_view name, nccl::Comm comm) {
+  if (result == Result::kInProgress) return absl::OkStatus();
+  return NcclStatus(functions, result, name, comm);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
+    Options options, const NcclWait& wait) {
+  std::unique_ptr<NcclCommunicator> made(
+      new NcclCommunicator(std::move(options)));
+  constexpr char kName[] = "ncclCommInitRankConfig";
+  const NcclFunctions& f = *made->options_.functions;
+  {
+    MutexLock lock(made->mu_);
+    nccl::Comm comm = nullptr;
+    nccl::Config config;
+    config.blocking = 0;
+    const absl::Status begun = made->OnDevice(kName, [&](nccl::NativeStream) {
+      return Begun(
+          f,
+          f.CommInitRankConfig(&comm, made->options_.size, made->options_.id,
+                               made->options_.rank, &config),
+          kName, nullptr);
+    });
+    made->comm_ = comm;
+    WEFT_RETURN_IF_ERROR(begun);
+  }
+  const absl::Status status = made->Await(kName, wait);
+  if (!status.ok()) made->Abort();
+  WEFT_RETURN_IF_ERROR(status);
+  return made;
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  const NcclFunctions& f = *options_.functions;
+  bool is_final = false;
+  {
+    MutexLock lock(mu_);
+    if (comm_ == nullptr) return;
+    is_final =
+        OnDevice("ncclCommFinalize", [&](nccl::NativeStream) {
+          return Begun(f, f.CommFinalize(comm_), "ncclCommFinalize", comm_);
+        }).ok();
+  }
+  const Instant until = SteadyClock().Now() + kLeaveTimeout;
+  const NcclWait wait = {SteadyClock(), until, nullptr};
+  is_final = is_final && Await("ncclCommFinalize", wait).ok();
+  if (!is_final) {
+    Abort();
+    return;
+  }
+  MutexLock lock(mu_);
+  OnDevice("ncclCommDestroy", [&](nccl::NativeStream) {
+    return Begun(f, f.CommDestroy(comm_), "ncclCommDestroy", nullptr);
+  }).IgnoreError();
+  comm_ = nullptr;
+}
+
+absl::Status NcclCommunicator::OnDevice(
+    absl::string_view name,
+    absl::FunctionRef<absl::Status(nccl::NativeStream)> call) {
+  const device::Stream& stream = options_.stream;
+  if (stream.device().kind == device::Device::Kind::kSimulated) {
+    return call(const_cast<device::Stream*>(&stream));
+  }
+  return stream.runtime().LaunchNative(stream, name, call);
+}
+
+absl::StatusOr<Result> NcclCommunicator::Progress() {
+  MutexLock lock(mu_);
+  if (comm_ == nullptr) return Ended();
+  Result progress = Result::kSuccess;
+  const NcclFunctions& f = *options_.functions;
+  WEFT_RETURN_IF_ERROR(NcclStatus(f, f.CommGetAsyncError(comm_, &progress),
+                                  "ncclCommGetAsyncError", comm_));
+  if (progress == Result::kInProgress) return progress;
+  WEFT_RETURN_IF_ERROR(NcclStatus(f, progress, "NCCL", comm_));
+  return progress;
+}
+
+absl::Status NcclCommunicator::Await(absl::string_view name,
+                                     const NcclWait& wait) {
+  for (absl::Duration pause = kLeastPause;;
+       pause = std::min(pause * 2, kMostPause)) {
+    WEFT_ASSIGN_OR_RETURN(const Result progress, Progress());
+    if (progress != Result::kInProgress) return absl::OkStatus();
+    if (wait.check != nullptr) WEFT_RETURN_IF_ERROR(wait.check());
+    if (wait.clock.Now() >= wait.deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          name, " of rank ", options_.rank, " of ", options_.size,
+          " has not ended in time: other ranks have not called it, or cannot "
+          "be reached (NCCL_DEBUG=INFO says which interfaces it takes)"));
+    }
+    absl::SleepFor(pause);
+  }
+}
+
+absl::Status NcclCommunicator::Enqueue(const Operation& operation,
+                                       bool with_factors, NcclScratch& scratch,
+                                       const NcclWait& wait) {
+  {
+    MutexLock lock(mu_);
+    if (comm_ == nullptr) return Ended();
+    const NcclPlace place = {*options_.functions, comm_,
+                             options_.rank,       options_.size,
+                             *options_.context,   options_.stream};
+    WEFT_RETURN_IF_ERROR(
+        OnDevice("NCCL", [&](nccl::NativeStream native) -> absl::Status {
+          return LaunchOnNccl(place, operation, with_factors, native, scratch);
+        }));
+  }
+  WEFT_RETURN_IF_ERROR(Await(Name(operation.verb), wait));
+  device::Runtime& runtime = options_.stream.runtime();
+  for (const NcclScratch::Copy& copy : scratch.copies) {
+    WEFT_RETURN_IF_ERROR(
+        runtime.CopyAsync(copy.to, copy.from, copy.bytes, options_.stream));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::AsyncError() {
+  const absl::StatusOr<Result> progress = Progress();
+  return progress.status();
+}
+
+void NcclCommunicator::Abort() {
+  MutexLock lock(mu_);
+  if (comm_ == nullptr) return;
+  const nccl::Comm comm = std::exchange(comm_, nullptr);
+  const NcclFunctions& f = *options_.functions;
+  OnDevice("ncclCommAbort", [&](nccl::NativeStream) {
+    return NcclStatus(f, f.CommAbort(comm), "ncclCommAbort", nullptr);
+  }).IgnoreError();
+}
+
+}  // namespace weft::collectives

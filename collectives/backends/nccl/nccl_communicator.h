@@ -1,0 +1,82 @@
+// NcclCommunicator: this rank's communicator of NCCL. No call of it waits for
+// other ranks but within a deadline: it is made with blocking=0, and polled.
+
+#ifndef WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
+#define WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
+
+#include <functional>
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "weft/base/clock.h"
+#include "weft/base/mutex.h"
+#include "weft/collectives/backends/nccl/nccl_functions.h"
+#include "weft/collectives/backends/nccl/nccl_launch.h"
+#include "weft/collectives/operation.h"
+#include "weft/device/context.h"
+#include "weft/device/runtime.h"
+
+namespace weft::collectives {
+
+// How long a call waits for NCCL.
+struct NcclWait {
+  Clock& clock;
+  Instant deadline;
+  // An error ends it, and is its result.
+  std::function<absl::Status()> check;
+};
+
+// Thread-safety: thread-safe; Enqueue, one thread at a time.
+class NcclCommunicator {
+ public:
+  struct Options {
+    std::shared_ptr<const NcclFunctions> functions;
+    std::shared_ptr<device::Context> context;
+    device::Stream stream;  // of the device; what is enqueued runs on it
+    nccl::UniqueId id;      // the same on all ranks
+    int rank = 0;
+    int size = 1;
+  };
+
+  // Waits until all ranks have come. kDeadlineExceeded; errors of NCCL.
+  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(
+      Options options, const NcclWait& wait);
+  // Leaves: waits at most 2 s for what NCCL still has to send, then aborts.
+  ~NcclCommunicator();
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+
+  // LaunchOnNccl, and waits until NCCL has put it on the stream.
+  absl::Status Enqueue(const Operation& operation, bool with_factors,
+                       NcclScratch& scratch, const NcclWait& wait)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // What has failed since in what was enqueued; OK: nothing is known.
+  absl::Status AsyncError() ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends the kernels that run, on this rank: what they leave is undefined.
+  void Abort() ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  explicit NcclCommunicator(Options options) : options_(std::move(options)) {}
+
+  // Calls `call` with the stream as NCCL takes it, its device being current.
+  absl::Status OnDevice(
+      absl::string_view name,
+      absl::FunctionRef<absl::Status(nccl::NativeStream)> call);
+  // Until the call `name` that has begun is over.
+  absl::Status Await(absl::string_view name, const NcclWait& wait)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<nccl::Result> Progress() ABSL_LOCKS_EXCLUDED(mu_);
+
+  const Options options_;
+  // Held in calls of NCCL, none of which blocks.
+  Mutex mu_;
+  nccl::Comm comm_ ABSL_GUARDED_BY(mu_) = nullptr;  // null once it has ended
+};
+
+}  // namespace weft::collectives
+
+#endif  // WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_COMMUNICATOR_H_
