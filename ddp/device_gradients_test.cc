@@ -1,9 +1,12 @@
 // Gradients on simulated devices, under 20 orders of what is not ordered: each
-// rank has a device of its own, and gets the bits that the CPU gives.
+// rank has a device of its own, and gets the bits that the CPU gives: by way of
+// the host, and over a simulated NCCL.
 
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -12,7 +15,7 @@
 #include "weft/autograd/ops.h"
 #include "weft/autograd/variable.h"
 #include "weft/base/status_macros.h"
-#include "weft/collectives/backends/local/local_world.h"
+#include "weft/collectives/backends/nccl/nccl_world.h"
 #include "weft/collectives/process_group.h"
 #include "weft/ddp/distributed_data_parallel.h"
 #include "weft/ddp/hooks/bf16_compression.h"
@@ -48,15 +51,40 @@ struct Rank {
   Device device(int index = 0) const { return {devices.context(), index}; }
 };
 
+// How ranks are connected, and by which seed their devices run.
+struct Way {
+  int seed = 0;
+  bool over_nccl = false;
+};
+
+void PrintTo(const Way& way, std::ostream* out) {
+  *out << "seed " << way.seed << (way.over_nccl ? " over NCCL" : "");
+}
+
+std::vector<Way> AllWays() {
+  std::vector<Way> ways;
+  for (int seed = 0; seed < 20; ++seed) {
+    ways.push_back({seed, false});
+    ways.push_back({seed, true});
+  }
+  return ways;
+}
+
 std::vector<absl::Status> RunGroups(
-    int size, int seed, const std::function<absl::Status(const Rank&)>& body) {
-  collectives::LocalWorld world(size);
+    int size, Way way, const std::function<absl::Status(const Rank&)>& body) {
+  collectives::NcclWorld world(size, way.seed);
   return RunRanks(size, [&](int rank) -> absl::Status {
-    SimulatedDevices devices(seed * 8 + rank, 2);
+    SimulatedDevices& devices = world.devices(rank);
     collectives::GroupOptions options;
     options.timeout = absl::Seconds(30);
+    std::unique_ptr<collectives::Backend> backend;
+    if (way.over_nccl) {
+      WEFT_ASSIGN_OR_RETURN(backend, world.Connect(rank));
+    } else {
+      backend = world.host().Connect(rank);
+    }
     const auto group =
-        collectives::ProcessGroup::Create(world.Connect(rank), options);
+        collectives::ProcessGroup::Create(std::move(backend), options);
     WEFT_ASSIGN_OR_RETURN(
         const device::Stream side,
         devices.runtime().CreateStream(devices.context().device(0)));
@@ -65,9 +93,10 @@ std::vector<absl::Status> RunGroups(
   });
 }
 
-class DeviceGradients : public ::testing::TestWithParam<int> {};
+class DeviceGradients : public ::testing::TestWithParam<Way> {};
 
-INSTANTIATE_TEST_SUITE_P(Seeds, DeviceGradients, ::testing::Range(0, 20));
+INSTANTIATE_TEST_SUITE_P(Seeds, DeviceGradients,
+                         ::testing::ValuesIn(AllWays()));
 
 // Sums of them depend on the order of addition.
 Tensor GradientOf(int rank, int step, int parameter, const Shape& shape) {
@@ -189,7 +218,7 @@ TEST(DeviceGradientAgreement, DevicesThatAreDividedOtherwiseAreNamed) {
     return Reducer::Create(rank.group, ParametersOn(rank.device(), other))
         .status();
   };
-  EXPECT_THAT(RunGroups(2, 1, body),
+  EXPECT_THAT(RunGroups(2, Way{1}, body),
               Each(StatusIs(absl::StatusCode::kInvalidArgument,
                             "parameter b1 f32[30] on device 2 of these")));
 }
@@ -390,7 +419,7 @@ TEST(DeviceModels, RankWithOtherWeightsIsNamed) {
     if (rank.group.rank() == 1) model.Parameters()[0].value().Fill(1);
     return ddp->CheckInSync();
   };
-  EXPECT_THAT(RunGroups(2, 1, body),
+  EXPECT_THAT(RunGroups(2, Way{1}, body),
               Each(StatusIs(absl::StatusCode::kDataLoss, "hidden.weight")));
 }
 
