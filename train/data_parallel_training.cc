@@ -59,7 +59,8 @@ DataParallelTraining::Create(collectives::ProcessGroup& group,
   }
   std::unique_ptr<DataParallelTraining> training(new DataParallelTraining(
       &group, {}, telemetry, std::move(parts), std::move(options)));
-  WEFT_RETURN_IF_ERROR(CatchToStatus([&] { return training->Begin(); }));
+  WEFT_RETURN_IF_ERROR(
+      training->Drive(StepCommit::Met{group.rank(), group.size()}));
   return training;
 }
 
@@ -84,12 +85,13 @@ DataParallelTraining::DataParallelTraining(collectives::ProcessGroup* group,
       logger_(telemetry.logger()),
       parts_(std::move(parts)),
       options_(WithShards(std::move(options), parts_.virtual_shards)),
+      commit_({is_elastic(), elastic_.leave_after}),
       metrics_(telemetry, DeviceOf(*parts_.model)) {}
 
 DataParallelTraining::~DataParallelTraining() = default;
 
-absl::Status DataParallelTraining::Begin() {
-  steps_ = epoch_ = 0;  // a rank may have been lost while all began
+absl::StatusOr<StepPosition> DataParallelTraining::Begin() {
+  StepPosition position;
   if (!options_.checkpoint_dir.empty() && is_first()) {
     WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
     WEFT_ASSIGN_OR_RETURN(run_, BeginRun(*directory, resumes_));
@@ -100,14 +102,16 @@ absl::Status DataParallelTraining::Begin() {
     WEFT_RETURN_IF_ERROR(AgreeOnSeed());
     WEFT_RETURN_IF_ERROR(MakeLoaders());
   }
-  SetEpoch();  // another training may have used it
+  SetEpoch(0);  // another training may have used it
   // Before the model of rank 0 is given to all.
-  if (resumes_) WEFT_RETURN_IF_ERROR(Resume());
+  if (resumes_) {
+    WEFT_ASSIGN_OR_RETURN(position, Resume());
+  }
   WEFT_RETURN_IF_ERROR(MakeReplicas(/*root=*/0));
   ++groups_;
   MakeProgress();
   epoch_begin_ = SteadyClock().Now();
-  return absl::OkStatus();
+  return position;
 }
 
 // The first rank's.
@@ -165,8 +169,8 @@ absl::Status DataParallelTraining::AgreeOnSeed() {
   return absl::OkStatus();
 }
 
-void DataParallelTraining::SetEpoch() {
-  for (input::DataLoader* loader : loaders_) loader->SetEpoch(epoch_);
+void DataParallelTraining::SetEpoch(int64_t epoch) {
+  for (input::DataLoader* loader : loaders_) loader->SetEpoch(epoch);
   place_ = loader().state();
 }
 
@@ -178,7 +182,7 @@ DataParallelTraining::OpenCheckpoints() const {
   return checkpoint::CheckpointDirectory::Open(options);
 }
 
-absl::Status DataParallelTraining::Resume() {
+absl::StatusOr<StepPosition> DataParallelTraining::Resume() {
   std::string message;
   if (is_first()) {
     const absl::StatusOr<std::string> place =
@@ -190,7 +194,7 @@ absl::Status DataParallelTraining::Resume() {
   WEFT_ASSIGN_OR_RETURN(message, group_->BroadcastBytes(message, /*root=*/0));
   absl::string_view why = message;
   if (absl::ConsumePrefix(&why, kNoPlace)) return ParseFailure(why);
-  if (message.empty()) return absl::OkStatus();
+  if (message.empty()) return StepPosition();
   WEFT_RETURN_IF_ERROR(GiveOptimizerToAll(/*root=*/0));
   return GoOnFrom(message);
 }
@@ -257,10 +261,12 @@ absl::Status DataParallelTraining::GiveOptimizerToAll(int root) {
   return parts_.optimizer->LoadStateDict(state);
 }
 
-absl::Status DataParallelTraining::GoOnFrom(const std::string& place) {
+absl::StatusOr<StepPosition> DataParallelTraining::GoOnFrom(
+    const std::string& place) {
+  StepPosition position;
   const std::vector<std::string> parts =
       absl::StrSplit(place, absl::MaxSplits(':', 2));
-  if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &steps_)) {
+  if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &position.steps)) {
     return absl::InternalError(
         absl::StrCat("resume: no step in what rank 0 said: ", place));
   }
@@ -274,12 +280,9 @@ absl::Status DataParallelTraining::GoOnFrom(const std::string& place) {
     WEFT_RETURN_IF_ERROR(loader->LoadState(state));
   }
   place_ = loader().state();
-  epoch_ = state.epoch;
-  if (loader().remaining() == 0) {
-    ++epoch_;
-    SetEpoch();
-  }
-  return absl::OkStatus();
+  position.epoch = state.epoch;
+  if (loader().remaining() == 0) SetEpoch(++position.epoch);
+  return position;
 }
 
 absl::StatusOr<std::optional<input::Example>> DataParallelTraining::Next() {
@@ -292,7 +295,7 @@ DataParallelTraining::NextOrEnd() {
   forward_.reset();
   // Each epoch that ends counts, also one without a batch for this rank.
   while (!is_at_end()) {
-    if (passes_ == 0 && at_ == 0) metrics_.BeginStep(steps_);
+    if (passes_ == 0 && at_ == 0) metrics_.BeginStep(steps());
     absl::StatusOr<std::optional<input::Example>> batch = [this] {
       const auto phase = metrics_.Begin(StepPhase::kData);
       return loaders_[at_]->Next();
@@ -322,19 +325,21 @@ absl::Status DataParallelTraining::BeginShard() {
   const int shard = shards_->own().begin + static_cast<int>(at_);
   if (random_.has_value()) {
     *parts_.generator =
-        random_->Fork(static_cast<uint64_t>(steps_)).Fork(shard);
+        random_->Fork(static_cast<uint64_t>(steps())).Fork(shard);
   }
   return shards_->Begin(shard);
 }
 
 absl::Status DataParallelTraining::EndEpoch() {
   training_ += SteadyClock().Now() - epoch_begin_;
-  const bool is_last = was_stopped_ || epoch_ + 1 >= options_.epochs;
+  const bool is_last = was_stopped() || epoch() + 1 >= options_.epochs;
   // Training goes on without a checkpoint; the last one's error is reported.
   saved_ = Save(is_last);
-  if (!was_stopped_) {
-    ++epoch_;
-    if (!is_last) SetEpoch();
+  // A rank was lost that computed the score with the others: Finish saves.
+  if (is_elastic() && HasLost()) saved_ = absl::OkStatus();
+  if (!was_stopped()) {
+    WEFT_RETURN_IF_ERROR(Drive(StepCommit::EpochEnded{}));
+    if (!is_last) SetEpoch(epoch());
   }
   epoch_begin_ = SteadyClock().Now();
   return absl::OkStatus();
@@ -366,6 +371,11 @@ absl::Status DataParallelTraining::Step() {
     return absl::FailedPreconditionError(
         "DataParallelTraining::Step: wanted a Backward since the last step");
   }
+  if (commit_.phase() != StepCommit::Phase::kTraining) {
+    return absl::FailedPreconditionError(
+        "DataParallelTraining::Step: the training was stopped; wanted no step "
+        "after the Next that gives nothing");
+  }
   return CatchToStatus(
       [this] { return shards_ == nullptr ? Update() : EndShard(); });
 }
@@ -380,58 +390,16 @@ absl::Status DataParallelTraining::EndShard() {
   return Update();
 }
 
-// Tells all ranks the mean of the losses; true if one is asked to stop. A
-// signal reaches the ranks at different times; they must end after the same
-// step.
-absl::StatusOr<bool> DataParallelTraining::AgreeOnLoss() {
-  const size_t shares = shards_ == nullptr ? 1 : losses_.size();
-  std::vector<double> own =
-      shards_ == nullptr ? std::vector<double>{loss_ / passes_} : losses_;
-  own.push_back(IsAskedToStop() ? 1 : 0);
-  own.push_back(HasNewcomers() ? 1 : 0);
-  const bool is_asked_to_leave = IsAskedToLeave();
-  leaves_ = is_asked_to_leave &&
-            SteadyClock().Now() - *asked_to_leave_at_ >= elastic_.leave_after;
-  own.push_back(is_asked_to_leave ? 1 : 0);
-  own.push_back(leaves_ ? 1 : 0);
-  const Tensor said = Tensor::FromVector<double>(own);
-  WEFT_RETURN_IF_ERROR(group_->AllReduce(said));
-  const double* const sums = said.data<double>();
-  // Each virtual shard's loss is one rank's, the others' 0: no sum of it
-  // depends on an order.
-  double total = 0;
-  for (size_t i = 0; i < shares; ++i) total += sums[i];
-  mean_loss_ =
-      total / (shards_ == nullptr ? group_->size() : shards_->shards());
-  meets_again_ = sums[shares + 1] > 0;
-  const bool all_leave = sums[shares + 2] == group_->size();
-  some_leave_ = sums[shares + 3] > 0 && !all_leave;
-  leaves_ = leaves_ && some_leave_;
-  return sums[shares] > 0 || all_leave;
-}
-
-// The last operation of a step is before its update, which no loss of a rank
-// can then cut in two.
+// A signal reaches the ranks at different times; they must end after the same
+// step, so each says with its gradients what it was asked.
 absl::Status DataParallelTraining::Update() {
-  bool is_asked_to_stop = false;
-  const auto agree = [&]() -> absl::Status {
-    const auto phase = metrics_.Begin(StepPhase::kAllReduce);
-    if (shards_ != nullptr) WEFT_RETURN_IF_ERROR(shards_->Finish());
-    WEFT_ASSIGN_OR_RETURN(is_asked_to_stop, AgreeOnLoss());
-    return absl::OkStatus();
-  };
-  const absl::Status agreed = agree();
-  if (!agreed.ok()) return GoOnAfter(agreed, /*is_in_step=*/true);
-  WEFT_RETURN_IF_ERROR(TakeStep());
-  was_stopped_ = is_asked_to_stop && !is_last_step();
-  if (was_stopped_) return EndEpoch();
-  const bool meets_again = std::exchange(meets_again_, false);
-  if (is_last_step()) return absl::OkStatus();
-  if (std::exchange(some_leave_, false)) return PartFromLeavers();
-  if (!meets_again) return absl::OkStatus();
-  WEFT_LOG(logger_, Info, "others wait to take part; meeting again")
-      .With("step", steps_);
-  return Meet();
+  StepCommit::PassesDone done;
+  done.now = SteadyClock().Now();
+  done.is_asked_to_stop = IsAskedToStop();
+  done.newcomers_wait = HasNewcomers();
+  done.is_asked_to_leave =
+      elastic_.asked_to_leave != nullptr && elastic_.asked_to_leave();
+  return Drive(done);
 }
 
 absl::Status DataParallelTraining::TakeStep() {
@@ -444,16 +412,15 @@ absl::Status DataParallelTraining::TakeStep() {
   loss_ = 0;
   // The mean over all ranks: each ends with the same error.
   if (!options_.allow_non_finite) {
-    WEFT_RETURN_IF_ERROR(CheckLoss(mean_loss_, steps_,
+    WEFT_RETURN_IF_ERROR(CheckLoss(mean_loss_, steps(),
                                    absl::StrCat("rank ", group_->rank()),
                                    *parts_.model));
   }
-  ++steps_;
   place_ = loader().state();
   metrics_.EndStep(mean_loss_, step_samples_,
                    ddp_ == nullptr ? absl::ZeroDuration()
                                    : ddp_->reducer().timing().last().exposed);
-  if (is_first() && options_.on_loss) options_.on_loss(steps_, mean_loss_);
+  if (is_first() && options_.on_loss) options_.on_loss(steps() + 1, mean_loss_);
   // The sampler deals every rank, or every shard, as many.
   samples_ += shards_ == nullptr
                   ? step_samples_ * group_->size()
@@ -463,7 +430,7 @@ absl::Status DataParallelTraining::TakeStep() {
     progress_->SetExposedShare(
         ddp_->reducer().timing().total().exposed_share());
   }
-  progress_->Update(epoch_ * place_.size + std::min(place_.used, place_.size),
+  progress_->Update(epoch() * place_.size + std::min(place_.used, place_.size),
                     options_.epochs * place_.size, mean_loss_);
   return absl::OkStatus();
 }
@@ -480,7 +447,7 @@ absl::Status DataParallelTraining::Save(bool is_last) {
   if (options_.checkpoint_dir.empty() || !is_first()) return absl::OkStatus();
   const absl::Status saved = SaveOnce(score, is_last);
   if (saved.ok()) return saved;
-  if (is_last && !was_stopped_) {
+  if (is_last && !was_stopped()) {
     return RetryLastSave(
         saved, [&] { return SaveOnce(score, is_last); },
         {options_.checkpoint_dir, options_.retry_last_save_for,
@@ -489,8 +456,8 @@ absl::Status DataParallelTraining::Save(bool is_last) {
         logger_);
   }
   WEFT_LOG(logger_, Error,
-           was_stopped_ ? "no checkpoint was saved"
-                        : "no checkpoint was saved; training goes on")
+           was_stopped() ? "no checkpoint was saved"
+                         : "no checkpoint was saved; training goes on")
       .With("why", saved.message());
   return saved;
 }
@@ -516,7 +483,7 @@ absl::Status DataParallelTraining::SaveOnce(std::optional<double> score,
     tensors[absl::StrCat(kOptimizer, name)] = tensor;
   }
   WEFT_ASSIGN_OR_RETURN(const std::string name,
-                        directory->Save(steps_, tensors, metadata));
+                        directory->Save(steps(), tensors, metadata));
   checkpoint_ = absl::StrCat(options_.checkpoint_dir, "/", name);
   return NameCheckpoint(*directory, name, options_, score, is_last);
 }
@@ -528,25 +495,25 @@ absl::StatusOr<Result> DataParallelTraining::Finish() {
   for (;;) {
     absl::StatusOr<Result> result = FinishOnce();
     if (result.ok()) return result;
-    WEFT_RETURN_IF_ERROR(GoOnAfter(result.status(), /*is_in_step=*/false));
+    WEFT_RETURN_IF_ERROR(Drive(Fail(result.status())));
   }
 }
 
 absl::StatusOr<Result> DataParallelTraining::FinishOnce() {
-  if (!leaves_) {
+  if (!has_left()) {
     if (is_elastic()) WEFT_RETURN_IF_ERROR(SaveUnlessSaved());
     WEFT_RETURN_IF_ERROR(shards_ == nullptr ? ddp_->CheckInSync()
                                             : shards_->CheckInSync());
   }
   Result result;
   result.saved = saved_;
-  result.was_stopped = was_stopped_;
+  result.was_stopped = was_stopped();
   result.checkpoint = checkpoint_;
   const double seconds = absl::ToDoubleSeconds(training_);
   if (seconds > 0) {
     result.samples_per_s = static_cast<double>(samples_) / seconds;
   }
-  if (parts_.score != nullptr && !leaves_) {
+  if (parts_.score != nullptr && !has_left()) {
     WEFT_ASSIGN_OR_RETURN(const double score, Score());
     if (is_first()) result.score = score;
   }

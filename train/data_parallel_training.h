@@ -44,8 +44,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -62,7 +64,9 @@
 #include "weft/telemetry/progress.h"
 #include "weft/telemetry/telemetry.h"
 #include "weft/tensor/random.h"
+#include "weft/tensor/tensor.h"
 #include "weft/train/checkpoint_run.h"
+#include "weft/train/core/step_commit.h"
 #include "weft/train/options.h"
 #include "weft/train/training_metrics.h"
 #include "weft/train/training_place.h"
@@ -194,9 +198,10 @@ class DataParallelTraining {
   // and computes the score. Called by all ranks.
   absl::StatusOr<Result> Finish();
 
-  int64_t epoch() const { return epoch_; }  // from 0; of the next batch
+  // From 0; of the next batch.
+  int64_t epoch() const { return commit_.position().epoch; }
   // Since the training began, in earlier runs too.
-  int64_t steps() const { return steps_; }
+  int64_t steps() const { return commit_.position().steps; }
   // The mean over all ranks in the last step; 0 before.
   double mean_loss() const { return mean_loss_; }
   // Without virtual shards.
@@ -212,47 +217,68 @@ class DataParallelTraining {
                        Options options);
 
   static absl::Status CheckParts(const Parts& parts);
-  absl::Status Begin();
+  absl::StatusOr<StepPosition> Begin();
   void MakeProgress();
   absl::Status MakeReplicas(int root);
   absl::Status MakeLoaders();
   absl::Status AgreeOnSeed();
 
+  // The tensors of the model with a copy of each, and of the optimizer.
+  struct ModelState {
+    std::vector<std::pair<Tensor, Tensor>> model;
+    absl::btree_map<std::string, Tensor> optimizer;
+  };
+
+  // --- What StepCommit says is done (training_protocol.cc). ---
+  using Done = absl::StatusOr<std::optional<StepCommit::Event>>;
+  // Tells commit_ what has happened, and does what follows from it until the
+  // loop goes on: OK, or why the training has ended on this rank.
+  absl::Status Drive(StepCommit::Event event);
+  StepCommit::Failed Fail(absl::Status why);
+  Done Do(const StepCommit::Meet& action);
+  Done Do(const StepCommit::TellPlaces& action);
+  Done Do(const StepCommit::TellDifferences& action);
+  Done Do(const StepCommit::Begin& action);
+  Done Do(const StepCommit::KeepState& action);
+  Done Do(const StepCommit::ShareState& action);
+  Done Do(const StepCommit::RestoreState& action);
+  Done Do(const StepCommit::TakePlace& action);
+  Done Do(const StepCommit::Train& action);
+  Done Do(const StepCommit::Reduce& action);
+  Done Do(const StepCommit::AbandonStep& action);
+  Done Do(const StepCommit::TakeStep& action);
+  Done Do(const StepCommit::Save& action);
+  Done Do(const StepCommit::SaveAlone& action);
+  Done Do(const StepCommit::Stop& action);
+  Done Do(const StepCommit::Leave& action);
+  Done Do(const StepCommit::End& action);
+  void LogMeeting(StepCommit::Reason reason);
+  absl::StatusOr<StepVote> ReduceVotes(const StepVote& vote);
+
   // --- Of an elastic training (elastic_training.cc). ---
   bool is_elastic() const { return elastic_.join != nullptr; }
-  // Makes a group and goes on with it, until that succeeds.
-  absl::Status Meet();
-  absl::Status TakePart();
+  absl::StatusOr<StepPosition> BeginElastic();
   absl::StatusOr<bool> DoesAnyResume();
   bool HasTrained(bool begins);
   absl::Status CheckNoFormerRun();
-  absl::StatusOr<std::vector<TrainingPlace>> TellPlaces();
-  // kInvalidArgument, on the ranks that differ; on the others an error that is
-  // a loss: they are to meet without them.
-  absl::Status CheckNewcomers(const std::vector<TrainingPlace>& places,
-                              int root);
-  absl::Status TakeData(const input::ShardedSampler::State& data, int root);
-  void TakeOver(const TrainingPlace& place, int root);
-  absl::Status TakeTensors(int root);
-  absl::Status CheckBatches(int root);
   TrainingPlace Place() const;
   std::string Description() const;
-  // `status`, or, if it is that a rank was lost, whether the others go on.
-  // `is_in_step`: a step was under way, which is not taken.
-  absl::Status GoOnAfter(const absl::Status& status, bool is_in_step);
+  // In which line the descriptions of two ranks differ.
+  absl::StatusOr<std::string> DifferenceFrom(int source);
+  absl::Status TakeData(const input::ShardedSampler::State& data, int root);
+  absl::Status TakeTensors(int root);
+  absl::Status CheckBatches(int root);
   // Whether a rank was lost, so that this group is of no more use.
-  bool HasLost() const { return absl::IsUnavailable(group_->health()); }
+  bool HasLost() const {
+    return group_ != nullptr && absl::IsUnavailable(group_->health());
+  }
   bool HasNewcomers();
 
   absl::StatusOr<std::optional<input::Example>> NextOrEnd();
   absl::Status BeginShard();
   absl::Status EndShard();
   absl::Status Update();
-  absl::StatusOr<bool> AgreeOnLoss();
   bool IsAskedToStop() const;
-  bool IsAskedToLeave();
-  // After a step that is the last one of some ranks.
-  absl::Status PartFromLeavers();
   absl::Status TakeStep();
   absl::StatusOr<Result> FinishOnce();
   // At the end: a rank may have been lost that was about to save.
@@ -261,17 +287,17 @@ class DataParallelTraining {
   void SaveAlone();
   // Whether the newest checkpoint is of the last step.
   absl::StatusOr<bool> FindSaved();
-  void SetEpoch();
+  void SetEpoch(int64_t epoch);
   absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>>
   OpenCheckpoints() const;
-  // The newest checkpoint, into the parts of every rank.
-  absl::Status Resume();
+  // The newest checkpoint, if any, into the parts of every rank.
+  absl::StatusOr<StepPosition> Resume();
   // On rank 0: into its own model and optimizer; where it was saved, as text
   // for GoOnFrom, or nothing if there is no checkpoint.
   absl::StatusOr<std::string> RestoreNewest();
   absl::Status CheckNewest(checkpoint::CheckpointDirectory& directory) const;
   absl::Status GiveOptimizerToAll(int root);
-  absl::Status GoOnFrom(const std::string& place);
+  absl::StatusOr<StepPosition> GoOnFrom(const std::string& place);
   // Goes to the next epoch, or to the end.
   absl::Status EndEpoch();
   // By all ranks, of which rank 0 writes.
@@ -281,11 +307,13 @@ class DataParallelTraining {
   bool is_first() const { return group_->rank() == 0; }
   // Of all epochs: there is nothing left that could be stopped.
   bool is_last_step() const {
-    return epoch_ + 1 >= options_.epochs && loader().remaining() == 0;
+    return epoch() + 1 >= options_.epochs && loader().remaining() == 0;
   }
   // All own ones are at the same place between two steps.
   input::DataLoader& loader() const { return *loaders_[0]; }
-  bool is_at_end() const { return was_stopped_ || epoch_ >= options_.epochs; }
+  bool was_stopped() const { return commit_.position().was_stopped; }
+  bool has_left() const { return commit_.phase() == StepCommit::Phase::kLeft; }
+  bool is_at_end() const { return was_stopped() || epoch() >= options_.epochs; }
 
   const Elastic elastic_;
   std::unique_ptr<collectives::ProcessGroup> own_group_;  // if elastic
@@ -303,24 +331,20 @@ class DataParallelTraining {
   std::vector<double> losses_;       // by virtual shard; of others 0
   std::optional<Generator> random_;  // of all virtual shards
 
+  // Which step this rank is after, and what it does next.
+  StepCommit commit_;
   input::ShardedSampler::State place_;  // after the last step
-  bool is_known_ = false;               // this rank has a place
-  bool meets_again_ = false;            // after this step
+  std::vector<TrainingPlace> places_;   // that all told when they met
+  std::optional<ModelState> kept_;      // while it is given another
   bool resumes_ = options_.resume;      // or that of any rank
-  bool leaves_out_ = false;  // some who have come: the others meet again
-  absl::Status ended_;       // why this rank is in no group
+  absl::Status failure_;                // the last one
+  absl::Status ended_;                  // why this rank trains no more
   int groups_ = 0;
   Instant asked_at_;
-  // After this step: some ranks leave, and whether this is one of them.
-  bool some_leave_ = false;
-  bool leaves_ = false;
-  std::optional<Instant> asked_to_leave_at_;
   std::unique_ptr<telemetry::Progress> progress_;
   TrainingMetrics metrics_;
   std::optional<TrainingMetrics::Phase> forward_;
-  CheckpointRun run_;  // of rank 0
-  int64_t epoch_ = 0;
-  int64_t steps_ = 0;
+  CheckpointRun run_;         // of rank 0
   int64_t samples_ = 0;       // of all ranks, in this run
   int64_t step_samples_ = 0;  // of this rank, since the last step
   double loss_ = 0;           // the sum of this rank's since the last step
@@ -328,7 +352,6 @@ class DataParallelTraining {
   double mean_loss_ = 0;
   Instant epoch_begin_;
   absl::Duration training_;  // time of epochs that have ended
-  bool was_stopped_ = false;
   std::string checkpoint_;
   absl::Status saved_;
 };

@@ -6,22 +6,19 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "weft/input/sharded_sampler.h"
 #include "weft/train/checkpoint_run.h"
+#include "weft/train/core/step_commit.h"
 
 namespace weft::train {
 
 struct TrainingPlace {
-  bool is_known = false;  // false: this rank has just come
-  // Which steps, settings and tensors are trained: a hash of the description.
-  uint64_t fingerprint = 0;
-  int64_t steps = 0;  // that were taken
-  int64_t epoch = 0;
-  bool was_stopped = false;
+  // After which step; its fingerprint is a hash of the description of settings
+  // and tensors.
+  RankPlace rank;
   double mean_loss = 0;           // of the last step
   int64_t samples = 0;            // of this run
   uint64_t seed = 0, stream = 0;  // of the generator of all shards
@@ -33,13 +30,6 @@ struct TrainingPlace {
 std::string FormatPlace(const TrainingPlace& place);
 // kInvalidArgument: it is no text of FormatPlace.
 absl::StatusOr<TrainingPlace> ParsePlace(absl::string_view text);
-
-// The rank from which the others go on: of those that know a place the lowest
-// that has gone furthest; -1: none knows one.
-int FurthestOf(const std::vector<TrainingPlace>& places);
-// Whether both are after the same step, so that model and optimizer have the
-// same bits.
-bool IsSameStep(const TrainingPlace& a, const TrainingPlace& b);
 
 }  // namespace weft::train
 

@@ -14,16 +14,16 @@ using ::weft::testing::StatusIs;
 
 TrainingPlace After(int64_t steps, int64_t epoch = 0) {
   TrainingPlace place;
-  place.is_known = true;
-  place.steps = steps;
-  place.epoch = epoch;
+  place.rank.is_known = true;
+  place.rank.position.steps = steps;
+  place.rank.position.epoch = epoch;
   return place;
 }
 
 TEST(TrainingPlace, TextKeepsEverything) {
   TrainingPlace place = After(12, 3);
-  place.fingerprint = std::numeric_limits<uint64_t>::max();
-  place.was_stopped = true;
+  place.rank.fingerprint = std::numeric_limits<uint64_t>::max();
+  place.rank.position.was_stopped = true;
   place.mean_loss = 0.1;
   place.samples = 99;
   place.seed = std::numeric_limits<uint64_t>::max();
@@ -52,21 +52,6 @@ TEST(TrainingPlace, OtherTextsAreRefused) {
                 StatusIs(absl::StatusCode::kInvalidArgument, "place"))
         << other;
   }
-}
-
-TEST(TrainingPlace, FurthestIsTheLowestRankAfterMostSteps) {
-  EXPECT_EQ(FurthestOf({}), -1);
-  EXPECT_EQ(FurthestOf({TrainingPlace(), TrainingPlace()}), -1);
-  EXPECT_EQ(FurthestOf({After(4), After(5), TrainingPlace(), After(5)}), 1);
-  // At the end of an epoch, and at the begin of the next.
-  EXPECT_EQ(FurthestOf({After(4, 0), After(4, 1)}), 1);
-  // A place that is not known is that of one who has just come.
-  TrainingPlace unknown = After(9);
-  unknown.is_known = false;
-  EXPECT_EQ(FurthestOf({unknown, After(0)}), 1);
-  EXPECT_TRUE(IsSameStep(After(4, 0), After(4, 1)));
-  EXPECT_FALSE(IsSameStep(After(4), After(5)));
-  EXPECT_FALSE(IsSameStep(unknown, After(9)));
 }
 
 }  // namespace
