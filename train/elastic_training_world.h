@@ -1,0 +1,383 @@
+// ElasticTrainingTest: trainings whose ranks die and come, as threads of one
+// process.
+
+#ifndef WEFT_TRAIN_ELASTIC_TRAINING_WORLD_H_
+#define WEFT_TRAIN_ELASTIC_TRAINING_WORLD_H_
+
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/autograd/ops/elementwise.h"
+#include "weft/autograd/ops/loss.h"
+#include "weft/base/catch_to_status.h"
+#include "weft/base/mutex.h"
+#include "weft/base/status_macros.h"
+#include "weft/collectives/backends/local/local_world.h"
+#include "weft/device/testing/simulated_context.h"
+#include "weft/input/sharded_sampler.h"
+#include "weft/nn/layers.h"
+#include "weft/tensor/ops/testing/same_on_device.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+#include "weft/train/data_parallel_training.h"
+
+namespace weft::train {
+
+inline constexpr int kShards = 8;
+
+// In the place of an elastic job: those who live meet once all of them have
+// come, at most as many as there are shards.
+class Crowd {
+ public:
+  void Add(int id) {
+    MutexLock lock(mu_);
+    living_.insert(id);
+  }
+  void Remove(int id) {
+    MutexLock lock(mu_);
+    living_.erase(id);
+    here_.erase(id);
+    CloseIfAllAreHere();
+  }
+  bool HasWaiting() {
+    MutexLock lock(mu_);
+    return !here_.empty();
+  }
+  // The group in which `id` is; groups are counted from 0.
+  int GroupOf(int id) {
+    MutexLock lock(mu_);
+    return group_of_[id];
+  }
+  // In its group number `group`, from 0, `id` dies in the place of sending its
+  // message number `message`.
+  void Doom(int id, int group, int64_t message) {
+    MutexLock lock(mu_);
+    dooms_[id] = {group, message};
+  }
+  absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Join(int id) {
+    std::shared_ptr<collectives::LocalWorld> world;
+    int rank = 0;
+    {
+      MutexLock lock(mu_);
+      const auto doom = dooms_.find(id);
+      const int group = groups_[id]++;
+      if (doom != dooms_.end() && group > doom->second.first) {
+        return absl::CancelledError("died");
+      }
+      here_.insert(id);
+      ranks_.erase(id);
+      CloseIfAllAreHere();
+      const auto deadline =
+          std::chrono::steady_clock::now() + std::chrono::seconds(60);
+      while (ranks_.find(id) == ranks_.end()) {
+        if (!changed_.WaitUntil(mu_, deadline)) {
+          return absl::DeadlineExceededError("others have not come");
+        }
+      }
+      world = worlds_.back();
+      group_of_[id] = static_cast<int>(worlds_.size()) - 1;
+      rank = ranks_[id];
+      if (doom != dooms_.end() && group == doom->second.first) {
+        world->KillAfter(rank, doom->second.second);
+      }
+    }
+    collectives::GroupOptions options;
+    options.timeout = absl::Seconds(60);
+    return collectives::ProcessGroup::Create(world->Connect(rank), options);
+  }
+
+ private:
+  void CloseIfAllAreHere() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (here_.empty() || here_ != living_) return;
+    ranks_.clear();
+    while (!here_.empty() && ranks_.size() < kShards) {
+      ranks_.emplace(*here_.begin(), static_cast<int>(ranks_.size()));
+      here_.erase(here_.begin());
+    }
+    worlds_.push_back(std::make_shared<collectives::LocalWorld>(
+        static_cast<int>(ranks_.size())));
+    changed_.NotifyAll();
+  }
+
+  Mutex mu_;
+  CondVar changed_;
+  std::set<int> living_ ABSL_GUARDED_BY(mu_);
+  std::set<int> here_ ABSL_GUARDED_BY(mu_);
+  std::map<int, int> ranks_ ABSL_GUARDED_BY(mu_);
+  std::map<int, int> groups_ ABSL_GUARDED_BY(mu_);  // how many each has had
+  std::map<int, int> group_of_ ABSL_GUARDED_BY(mu_);
+  std::map<int, std::pair<int, int64_t>> dooms_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::shared_ptr<collectives::LocalWorld>> worlds_
+      ABSL_GUARDED_BY(mu_);
+};
+
+class Points : public input::Dataset {
+ public:
+  explicit Points(int64_t size) : size_(size) {}
+  int64_t size() const override { return size_; }
+  absl::StatusOr<input::Example> Get(int64_t index) const override {
+    const double angle = 2.4 * static_cast<double>(index);
+    const double radius = std::sqrt(static_cast<double>(index % 50) / 25);
+    return input::Example{Tensor::FromVector<float>(
+                              {static_cast<float>(radius * std::cos(angle)),
+                               static_cast<float>(radius * std::sin(angle))}),
+                          Tensor::Scalar<int64_t>(radius < 1 ? 1 : 0),
+                          Tensor::Scalar<int64_t>(index)};
+  }
+
+ private:
+  const int64_t size_;
+};
+
+// Which samples count for which step, by the group that trained with them.
+class Ledger {
+ public:
+  // Of a group and a step.
+  struct Entry {
+    std::multiset<int64_t> samples;
+    bool is_taken = false;  // by one of its ranks at least
+  };
+
+  void Draw(int group, int64_t step, const Tensor& samples) {
+    MutexLock lock(mu_);
+    for (const int64_t sample : samples.ToVector<int64_t>()) {
+      entries_[{step, group}].samples.insert(sample);
+    }
+  }
+  void Take(int group, int64_t step) {
+    MutexLock lock(mu_);
+    entries_[{step, group}].is_taken = true;
+  }
+  // By step and group, of all that have ended.
+  std::map<std::pair<int64_t, int>, Entry> entries() const {
+    MutexLock lock(mu_);
+    return entries_;
+  }
+
+ private:
+  mutable Mutex mu_;
+  std::map<std::pair<int64_t, int>, Entry> entries_ ABSL_GUARDED_BY(mu_);
+};
+
+class Net : public nn::Module {
+ public:
+  Net(int64_t width, Generator& random)
+      : hidden_(2, width, random),
+        dropout_(0.3, random),
+        output_(width, 2, random) {
+    AddModule("hidden", hidden_);
+    AddModule("dropout", dropout_);
+    AddModule("output", output_);
+  }
+  Variable Forward(const Variable& x) {
+    return output_.Forward(dropout_.Forward(Tanh(hidden_.Forward(x))));
+  }
+
+ private:
+  nn::Linear hidden_;
+  nn::Dropout dropout_;
+  nn::Linear output_;
+};
+
+// What befalls a rank: called before each pass and after each Step, with the
+// number of steps taken; true: it dies there.
+using Dies = std::function<bool(int64_t steps, bool is_in_step)>;
+
+struct Outcome {
+  absl::Status status;
+  std::string bits;  // of the model and the optimizer
+  int64_t steps = 0;
+  int groups = 0;
+  bool was_stopped = false;
+  std::string checkpoint;
+};
+
+class ElasticTrainingTest : public ::testing::Test {
+ protected:
+  explicit ElasticTrainingTest(int64_t samples = 61) : points_(samples) {}
+
+  struct Person {
+    Dies dies = [](int64_t, bool) { return false; };
+    // After how many steps it is asked to leave; 0: never.
+    int64_t leaves_after = 0;
+    absl::Duration leave_after = absl::ZeroDuration();
+    int64_t width = 16;
+    int epochs = 3;
+    // Of its own first weights; 0: those of its id.
+    uint64_t seed = 0;
+    std::string checkpoint_dir;
+    bool resume = true;
+    std::function<absl::StatusOr<bool>(bool begins)> has_trained;
+    // Where its model is; null: on the CPU.
+    device::testing::SimulatedDevices* devices = nullptr;
+    // Called with the number of groups that it has been in before it joins
+    // another. Null: nothing is.
+    std::function<void(int groups)> before_join;
+    Ledger* ledger = nullptr;
+  };
+
+  Outcome Train(Crowd& crowd, int id, const Person& person) {
+    Outcome outcome;
+    outcome.status =
+        CatchToStatus([&] { return TrainRank(crowd, id, person, &outcome); });
+    crowd.Remove(id);
+    return outcome;
+  }
+
+  absl::Status TrainRank(Crowd& crowd, int id, const Person& person,
+                         Outcome* outcome) {
+    Generator generator(person.seed != 0 ? person.seed
+                                         : static_cast<uint64_t>(id) + 1);
+    Net net(person.width, generator);
+    const Device device = person.devices == nullptr
+                              ? Device::Cpu()
+                              : Device(person.devices->context(), 0);
+    net.To(device);
+    generator = Generator(5);
+    optimizer::AdamOptions adam;
+    adam.lr = 0.01;
+    WEFT_ASSIGN_OR_RETURN(
+        const auto optimizer,
+        optimizer::Optimizer::Create({{adam, net.NamedParameters()}}));
+    DataParallelTraining::Parts parts;
+    parts.model = &net;
+    parts.optimizer = optimizer.get();
+    parts.generator = &generator;
+    parts.virtual_shards = kShards;
+    parts.make_loader =
+        [&](int shard,
+            int shards) -> absl::StatusOr<std::unique_ptr<input::DataLoader>> {
+      input::ShardedSampler::Options order;
+      order.size = points_.size();
+      order.shard = shard;
+      order.shards = shards;
+      WEFT_ASSIGN_OR_RETURN(const auto sampler,
+                            input::ShardedSampler::Create(order));
+      input::DataLoader::Options loading;
+      loading.batch_size = 2;
+      loading.threads = 0;
+      return input::DataLoader::Create(points_, sampler, loading);
+    };
+    Options options;
+    options.epochs = person.epochs;
+    options.progress = telemetry::Progress::Style::kQuiet;
+    options.checkpoint_dir = person.checkpoint_dir;
+    options.resume = person.resume && !person.checkpoint_dir.empty();
+    options.asked_to_stop = [] { return false; };
+    DataParallelTraining::Elastic elastic;
+    int groups = 0;
+    elastic.join = [&] {
+      if (person.before_join != nullptr) person.before_join(groups);
+      ++groups;
+      return crowd.Join(id);
+    };
+    elastic.has_newcomers = [&crowd] { return crowd.HasWaiting(); };
+    elastic.ask_interval = absl::ZeroDuration();
+    int64_t steps = 0;  // the next one that it takes
+    elastic.asked_to_leave = [&] {
+      return person.leaves_after != 0 && ++steps >= person.leaves_after;
+    };
+    elastic.leave_after = person.leave_after;
+    elastic.has_trained = person.has_trained;
+    WEFT_ASSIGN_OR_RETURN(const auto training,
+                          DataParallelTraining::CreateElastic(
+                              std::move(elastic), telemetry::Silent(),
+                              std::move(parts), options));
+    for (;;) {
+      WEFT_ASSIGN_OR_RETURN(const auto batch, training->Next());
+      if (!batch.has_value()) break;
+      if (person.dies(training->steps(), true)) {
+        return absl::CancelledError("died");
+      }
+      const int group = crowd.GroupOf(id);
+      const int64_t step = training->steps();
+      if (person.ledger != nullptr) {
+        person.ledger->Draw(group, step, (*batch)[2]);
+      }
+      const Variable loss =
+          CrossEntropy(net.Forward(Variable((*batch)[0].To(device))),
+                       (*batch)[1].To(device));
+      WEFT_RETURN_IF_ERROR(training->Step(loss));
+      if (person.ledger != nullptr && training->steps() == step + 1) {
+        person.ledger->Take(group, step);
+      }
+      if (person.dies(training->steps(), false)) {
+        return absl::CancelledError("died");
+      }
+    }
+    WEFT_ASSIGN_OR_RETURN(const Result result, training->Finish());
+    outcome->checkpoint = result.checkpoint;
+    outcome->steps = training->steps();
+    outcome->groups = training->groups();
+    outcome->was_stopped = result.was_stopped;
+    const auto add = [&](const auto& state) {
+      for (const auto& [name, tensor] : state) {
+        absl::StrAppend(&outcome->bits, name, " ", testing::BytesOf(tensor));
+      }
+    };
+    add(net.StateDict());
+    add(optimizer->StateDict());
+    return result.saved;
+  }
+
+  // All begin together.
+  std::vector<Outcome> TrainAll(const std::vector<Person>& people) {
+    Crowd crowd;
+    return TrainAll(people, crowd);
+  }
+  std::vector<Outcome> TrainAll(const std::vector<Person>& people,
+                                Crowd& crowd) {
+    for (size_t i = 0; i < people.size(); ++i) crowd.Add(static_cast<int>(i));
+    std::vector<Outcome> outcomes(people.size());
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < people.size(); ++i) {
+      threads.emplace_back([&, i] {
+        outcomes[i] = Train(crowd, static_cast<int>(i), people[i]);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return outcomes;
+  }
+
+  const Outcome& Undisturbed() {
+    if (undisturbed_.steps == 0) undisturbed_ = TrainAll({Person()})[0];
+    return undisturbed_;
+  }
+  void ExpectUndisturbed(const Outcome& outcome) {
+    WEFT_ASSERT_OK(outcome.status);
+    WEFT_ASSERT_OK(Undisturbed().status);
+    EXPECT_EQ(outcome.steps, Undisturbed().steps);
+    EXPECT_EQ(outcome.bits == Undisturbed().bits, true);
+  }
+
+  const Points points_;
+  testing::TempDir dir_;
+  Outcome undisturbed_;
+};
+
+inline Dies InStep(int64_t step) {
+  return [step](int64_t steps, bool is_in_step) {
+    return is_in_step && steps >= step;
+  };
+}
+inline Dies AfterStep(int64_t step) {
+  return [step](int64_t steps, bool is_in_step) {
+    return !is_in_step && steps >= step;
+  };
+}
+
+}  // namespace weft::train
+
+#endif  // WEFT_TRAIN_ELASTIC_TRAINING_WORLD_H_
