@@ -1,62 +1,30 @@
 #include "weft/launch/run/failure_report.h"
 
-#include <signal.h>
-
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <fstream>
-#include <map>
 
-#include "absl/strings/numbers.h"
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "weft/telemetry/field.h"
-#include "weft/worker/exit_code.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "weft/launch/run/how_it_ended.h"
 
 namespace weft::launch {
 namespace {
 
-using How = RankEnd::How;
-
-// Of a victim's error; all of it is in its output.
+// Of a line in the report; all of it is in the rank's output.
 constexpr size_t kMostOfALine = 200;
-constexpr size_t kMostOfATail = 2000;  // of each of the last lines
-
-// By a signal with which the launcher asks.
-bool IsAskedBySignal(const Exit& exit) {
-  return exit.signal == SIGTERM || exit.signal == SIGINT ||
-         exit.signal == SIGHUP || exit.signal == SIGQUIT;
-}
-
-How HowOf(const RankReport& rank) {
-  if (rank.was_stopped) return How::kStopped;
-  if (rank.was_killed) return How::kHung;
-  if (!rank.exit.is_failure()) return How::kWell;
-  if (HasLostPeer(rank.exit)) return How::kLostPeer;
-  // Nobody here sends such a signal, whether it was asked to end or not.
-  if (rank.exit.signal != 0 && !IsAskedBySignal(rank.exit)) {
-    return How::kFailed;
-  }
-  return rank.was_asked ? How::kWell : How::kFailed;
-}
+constexpr size_t kMostOfATail = 2000;  // of the root cause's
+// Of so many others the last line is shown.
+constexpr int kMostOthers = 8;
 
 std::string Seconds(absl::Duration time) {
   return absl::FormatDuration(absl::Trunc(time, absl::Milliseconds(1)));
 }
 
-std::string Bytes(int64_t bytes) {
-  constexpr double kGiB = 1 << 30, kMiB = 1 << 20;
-  if (bytes >= kGiB) return absl::StrFormat("%.1f GiB", bytes / kGiB);
-  return absl::StrFormat("%.0f MiB", bytes / kMiB);
-}
-
-const RankReport* Find(const FailureFacts& facts, absl::string_view name) {
-  const auto it =
-      std::find_if(facts.ranks.begin(), facts.ranks.end(),
-                   [&](const RankReport& rank) { return rank.name == name; });
-  return it == facts.ranks.end() ? nullptr : &*it;
-}
-
-std::string Short(const std::string& line, size_t most) {
+std::string Short(absl::string_view line, size_t most) {
   std::string shown = telemetry::Printable(line);
   if (shown.size() <= most) return shown;
   // Not in the middle of a character of UTF-8.
@@ -65,84 +33,141 @@ std::string Short(const std::string& line, size_t most) {
   return shown + "...";
 }
 
-std::string LastLine(const RankReport& rank) {
-  return rank.tail.empty() ? "" : Short(rank.tail.back(), kMostOfALine);
+std::string LastLine(const std::vector<std::string>& tail) {
+  return tail.empty() ? "" : Short(tail.back(), kMostOfALine);
 }
 
-// What the kernel says of a rank that was killed by SIGKILL, which is how it
-// frees memory.
-std::string MemoryEvidence(const FailureFacts& facts, const RankReport& rank) {
+// The last `most` of them, each not too long, as one text.
+std::string LinesOf(const std::vector<std::string>& tail, size_t most) {
   std::string text;
-  if (rank.peak_bytes > 0) {
-    text = absl::StrCat("  memory: ", Bytes(rank.peak_bytes), " at most");
+  for (size_t i = tail.size() - std::min(most, tail.size()); i < tail.size();
+       ++i) {
+    absl::StrAppend(&text, text.empty() ? "" : "\n",
+                    absl::string_view(tail[i]).substr(0, kMostOfATail));
   }
-  if (rank.exit.signal != SIGKILL || rank.was_killed || facts.oom_kills < 0) {
-    return text.empty() ? "" : text + "\n";
-  }
-  if (text.empty()) text = "  memory:";
-  absl::StrAppend(&text, "; ",
-                  facts.oom_kills == 0
-                      ? "the kernel killed no process of this host for want of "
-                        "memory meanwhile"
-                      : absl::StrCat("the kernel killed ", facts.oom_kills,
-                                     " of this host for want of memory "
-                                     "meanwhile: most likely this one"),
-                  "\n");
   return text;
 }
 
-void AppendTail(const RankReport& rank, std::string* text) {
-  if (rank.tail.empty()) {
+// The rows of the table, its head first.
+std::vector<std::vector<std::string>> CellsOf(const FailureTable& table) {
+  std::vector<std::vector<std::string>> cells = {
+      {"rank", "host", "ended", "after", "why", "last call"}};
+  for (const FailureRow& row : table.rows) {
+    const bool is_here = row.why != FailureClass::kElsewhere;
+    cells.push_back({row.rank, is_here ? row.host : "another",
+                     is_here ? row.end : "-",
+                     is_here ? Seconds(row.after) : "-", WhyText(row),
+                     row.last_call.empty() ? "-" : row.last_call});
+    for (std::string& cell : cells.back()) cell = Short(cell, kMostOfALine);
+  }
+  return cells;
+}
+
+void AppendTable(const FailureTable& table, std::string* text) {
+  const std::vector<std::vector<std::string>> cells = CellsOf(table);
+  std::vector<size_t> widths(cells.front().size(), 0);
+  for (const auto& row : cells) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      widths[i] = std::max(widths[i], row[i].size());
+    }
+  }
+  for (const auto& row : cells) {
+    std::string line = " ";
+    for (size_t i = 0; i < row.size(); ++i) {
+      const bool is_last = i + 1 == row.size();
+      absl::StrAppend(
+          &line, " ", row[i],
+          is_last ? "" : std::string(widths[i] - row[i].size() + 1, ' '));
+    }
+    absl::StrAppend(text, line, "\n");
+  }
+}
+
+void AppendTail(const std::vector<std::string>& tail, std::string* text) {
+  if (tail.empty()) {
     absl::StrAppend(text, "  it wrote nothing\n");
     return;
   }
   absl::StrAppend(text, "  the last ",
-                  rank.tail.size() == 1
-                      ? std::string("line")
-                      : absl::StrCat(rank.tail.size(), " lines"),
+                  tail.size() == 1 ? std::string("line")
+                                   : absl::StrCat(tail.size(), " lines"),
                   " of its output:\n");
-  for (const std::string& line : rank.tail) {
+  for (const std::string& line : tail) {
     absl::StrAppend(text, "    | ", Short(line, kMostOfATail), "\n");
   }
 }
 
 // Where nothing but an error tells of a rank.
-std::string Suspicion(const RootCause& cause) {
+std::string Suspicion(const FailureFacts& facts, const RootCause& cause) {
   if (!cause.is_here) {
     return "  it runs on another node: see what `weft run` says there, and "
            "whether the two hosts reach each other\n";
   }
   if (cause.suspect.empty()) return "";
-  return absl::StrCat("  it lost ", cause.suspect,
-                      ", which ended when it was asked to: that was busy or "
-                      "stopped for a while, or the connection between the two "
-                      "is cut\n");
+  const bool was_asked =
+      absl::c_any_of(facts.ranks, [&](const RankReport& rank) {
+        return rank.name == cause.suspect && rank.was_asked;
+      });
+  return absl::StrCat("  it lost ", cause.suspect, ", which ended ",
+                      was_asked
+                          ? "when it was asked to: that was busy or stopped "
+                            "for a while, or the connection between the two "
+                            "is cut\n"
+                          : "with exit code 0 before\n");
+}
+
+// What the root cause's row has no room for.
+void AppendCause(const FailureFacts& facts, const FailureTable& table,
+                 std::string* text) {
+  const RootCause& cause = table.cause;
+  const FailureRow& row = table.rows.front();
+  const auto report = absl::c_find_if(facts.ranks, [&](const RankReport& rank) {
+    return rank.name == cause.rank;
+  });
+  if (report != facts.ranks.end()) {
+    absl::StrAppend(text, "  how: ", HowItEnded(*report), " (pid ", report->pid,
+                    " on ", facts.host, ")\n");
+  }
+  if (!row.memory.empty()) {
+    absl::StrAppend(text, "  memory: ", row.memory, "\n");
+  }
+  for (const FailureRow& victim : table.rows) {
+    if (victim.rank != cause.victim) continue;
+    absl::StrAppend(text, "  ", cause.is_here ? "" : "only ", victim.rank,
+                    " names it: ", Short(ErrorOf(victim.tail), kMostOfALine),
+                    "\n");
+  }
+  absl::StrAppend(text, Suspicion(facts, cause));
+  if (!cause.is_here) return;
+  AppendTail(row.tail, text);
+  if (!row.log_file.empty()) {
+    absl::StrAppend(text, "  all of its output: ", row.log_file, "\n");
+  }
+}
+
+// The last line and the log of those behind the root cause that failed, too.
+void AppendOthers(const FailureTable& table, std::string* text) {
+  int shown = 0;
+  int failed = 0;
+  for (size_t i = 1; i < table.rows.size(); ++i) {
+    const FailureRow& row = table.rows[i];
+    if (row.why == FailureClass::kEndedByLauncher ||
+        row.why == FailureClass::kEndedWell || ++failed > kMostOthers) {
+      continue;
+    }
+    ++shown;
+    absl::StrAppend(text, "  ", row.rank, ": ",
+                    row.tail.empty() ? "wrote nothing" : LastLine(row.tail),
+                    row.memory.empty() ? "" : "; memory: ", row.memory,
+                    row.log_file.empty() ? "" : "; all of its output: ",
+                    row.log_file, "\n");
+  }
+  if (failed > shown) {
+    absl::StrAppend(text, "  and ", failed - shown, " more that failed\n");
+  }
 }
 
 }  // namespace
-
-bool HasLostPeer(const Exit& exit) {
-  return exit.code == static_cast<int>(worker::ExitCode::kPeerLost) ||
-         exit.code == static_cast<int>(worker::ExitCode::kTimeout);
-}
-
-RootCause RootCauseOf(const FailureFacts& facts) {
-  std::vector<const RankReport*> by_end;
-  for (const RankReport& rank : facts.ranks) by_end.push_back(&rank);
-  std::stable_sort(by_end.begin(), by_end.end(),
-                   [](const RankReport* a, const RankReport* b) {
-                     return a->after < b->after;
-                   });
-  std::vector<RankEnd> ends;
-  for (const RankReport* rank : by_end) {
-    RankEnd& end = ends.emplace_back();
-    end.name = rank->name;
-    end.how = HowOf(*rank);
-    end.order = static_cast<int>(ends.size());
-    if (!rank->tail.empty()) end.last_line = rank->tail.back();
-  }
-  return FindRootCause(ends, facts.first, facts.roles);
-}
 
 std::string HowItEnded(const RankReport& rank) {
   return absl::StrCat(
@@ -152,51 +177,47 @@ std::string HowItEnded(const RankReport& rank) {
       ", after ", Seconds(rank.after));
 }
 
-std::string FailureReport(const FailureFacts& facts, const RootCause& cause) {
-  std::string text = absl::StrCat("weft: ---- ", cause.rank, " failed first\n");
-  const RankReport* const rank = Find(facts, cause.rank);
-  if (rank != nullptr) {
-    absl::StrAppend(&text, "  how: ", HowItEnded(*rank), " (pid ", rank->pid,
-                    " on ", facts.host, ")\n", MemoryEvidence(facts, *rank));
+std::string FailureReport(const FailureFacts& facts,
+                          const FailureTable& table) {
+  std::string text = absl::StrCat("weft: ---- ", table.cause.rank);
+  if (facts.is_shrunk) {
+    absl::StrAppend(&text, " failed; ", facts.going_on,
+                    " of this node go on\n");
+  } else {
+    absl::StrAppend(&text, " failed first\n");
   }
-  if (const RankReport* const victim = Find(facts, cause.victim)) {
-    absl::StrAppend(&text, "  ", cause.is_here ? "" : "only ", victim->name,
-                    " names it: ", LastLine(*victim), "\n");
-  }
-  absl::StrAppend(&text, Suspicion(cause));
-  if (rank != nullptr) {
-    AppendTail(*rank, &text);
-    if (!facts.log_dir.empty()) {
-      absl::StrAppend(&text, "  all of its output: ", facts.log_dir, "/",
-                      rank->name, ".log\n");
-    }
-  }
-  std::string others;
-  for (const RankReport& other : facts.ranks) {
-    if (other.name == cause.rank) continue;
-    absl::StrAppend(&others, "    ", other.name, " ", HowItEnded(other));
-    const std::vector<std::string> named =
-        HowOf(other) == How::kLostPeer && !other.tail.empty()
-            ? RanksNamedIn(other.tail.back(), other.name, facts.roles)
-            : std::vector<std::string>();
-    for (size_t i = 0; i < named.size(); ++i) {
-      absl::StrAppend(&others, i == 0 ? ": lost " : ", ", named[i]);
-    }
-    absl::StrAppend(&others, "\n");
-  }
-  if (!others.empty()) absl::StrAppend(&text, "  the others then:\n", others);
+  AppendTable(table, &text);
+  AppendCause(facts, table, &text);
+  AppendOthers(table, &text);
   absl::StrAppend(&text, "weft: ----\n");
   return text;
 }
 
-int64_t OomKills() {
-  std::ifstream file("/proc/vmstat");
-  std::string name;
-  int64_t count = 0;
-  while (file >> name >> count) {
-    if (name == "oom_kill") return count;
+std::vector<telemetry::Fields> FailureFields(const FailureFacts& facts,
+                                             const FailureTable& table) {
+  std::vector<telemetry::Fields> all;
+  for (const FailureRow& row : table.rows) {
+    const auto report = absl::c_find_if(
+        facts.ranks,
+        [&](const RankReport& rank) { return rank.name == row.rank; });
+    const bool is_here = report != facts.ranks.end();
+    all.push_back({{"rank", row.rank},
+                   {"place", static_cast<int64_t>(all.size())},
+                   {"of", static_cast<int64_t>(table.rows.size())},
+                   {"host", row.host},
+                   {"pid", is_here ? int64_t{report->pid} : 0},
+                   {"how", row.end},
+                   {"exit_code", row.exit_code},
+                   {"after_s", absl::ToDoubleSeconds(row.after)},
+                   {"class", NameOf(row.why)},
+                   {"victim_of", row.victim_of},
+                   {"memory", row.memory},
+                   {"last_call", row.last_call},
+                   {"log_file", row.log_file},
+                   {"last_lines", LinesOf(row.tail, all.empty() ? 20 : 3)},
+                   {"shrunk", facts.is_shrunk}});
   }
-  return -1;
+  return all;
 }
 
 bool IsStopped(pid_t pid) {

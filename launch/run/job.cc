@@ -10,11 +10,14 @@
 #include <cerrno>
 #include <cstring>
 #include <iostream>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/base/status_macros.h"
+#include "weft/launch/run/failure_report.h"
+#include "weft/launch/run/how_it_ended.h"
 #include "weft/launch/run/plan.h"
 #include "weft/launch/run/rank_mark.h"
 #include "weft/telemetry/field.h"
@@ -52,7 +55,7 @@ Job::Job(const LaunchOptions& options, const std::string& launcher, int restart,
 
 absl::StatusOr<int> Job::Run() {
   started_at_ = Now();
-  oom_kills_ = OomKills();
+  notes_.Begin(started_at_);
   if (const absl::Status started = StartAll(); !started.ok()) {
     EndCoordinator();
     return started;
@@ -83,6 +86,7 @@ absl::Status Job::StartCoordinator() {
 }
 
 void Job::OnCoordinatorExit() {
+  notes_.Look();
   const Exit exit = coordinator_->Reap();
   keeper_.Forget(coordinator_->pid());
   while (Forward(*coordinator_)) {
@@ -236,6 +240,7 @@ bool Job::Forward(Child& child) {
 void Job::OnExits(const std::vector<Child*>& ended) {
   std::vector<Child*> failed;
   std::vector<std::string> marks;
+  if (!ended.empty()) notes_.Look();
   for (Child* child : ended) {
     const Exit exit = child->Reap();
     marks.push_back(MarkOf(launcher_, restart_, child->name()));
@@ -257,12 +262,16 @@ void Job::OnExits(const std::vector<Child*>& ended) {
       again.push_back(child);
     } else if (CanGoOnWithout(*child)) {
       GoOnWithout(*child);
-    } else if (first == nullptr || !HasLostPeer(child->exit())) {
+    } else if (first == nullptr ||
+               (HasLostPeer(first->exit()) && !HasLostPeer(child->exit()))) {
       // Where several ended at once, one that lost a peer is no culprit.
       first = child;
     }
   }
-  if (first == nullptr) return ReplaceOrFail(again);
+  if (first == nullptr) {
+    ReportShrunk(failed);
+    return ReplaceOrFail(again);
+  }
   if (HasLostPeer(first->exit())) {
     if (!again.empty()) {
       first = again.front();
@@ -385,11 +394,12 @@ void Job::OnSignal(int signal) {
 }
 
 void Job::EndOthers(int signal) {
-  NoteStopped();
+  for (const auto& child : children_) notes_.Ask(*child);
+  if (coordinator_ != nullptr) notes_.NoteStopped(*coordinator_);
   for (const auto& child : children_) child->Signal(signal);
   // What is stopped cannot end before it goes on.
   for (const auto& child : children_) {
-    if (stopped_.count(child->name()) > 0) child->Signal(SIGCONT);
+    if (notes_.was_stopped(child->name())) child->Signal(SIGCONT);
   }
   kill_at_ = std::min(kill_at_, Now() + options_.shutdown_timeout);
 }
@@ -399,7 +409,7 @@ void Job::KillIfDue() {
   kill_at_ = Instant::Infinite();
   for (const auto& child : children_) {
     if (child->has_ended()) continue;
-    killed_.insert(child->name());
+    notes_.Kill(*child);
     child->Signal(SIGKILL);
   }
 }
@@ -426,42 +436,8 @@ int Job::ExitCode() const {
   return signal_ == 0 ? 0 : 128 + signal_;
 }
 
-void Job::NoteStopped() {
-  for (const auto& child : children_) {
-    if (child->has_ended()) continue;
-    asked_.insert(child->name());
-    if (IsStopped(child->pid())) stopped_.insert(child->name());
-  }
-  if (coordinator_ != nullptr && !coordinator_->has_ended() &&
-      IsStopped(coordinator_->pid())) {
-    stopped_.insert(coordinator_->name());
-  }
-}
-
-RankReport Job::ReportOf(const Child& child) const {
-  const std::string& name = child.name();
-  RankReport report;
-  report.name = name;
-  report.pid = child.pid();
-  report.exit = child.exit();
-  const auto after = ended_after_.find(name);
-  if (after != ended_after_.end()) report.after = after->second;
-  report.peak_bytes = child.peak_bytes();
-  report.was_asked = asked_.count(name) > 0;
-  report.was_stopped = stopped_.count(name) > 0;
-  report.was_killed = killed_.count(name) > 0;
-  report.tail.assign(child.tail().begin(), child.tail().end());
-  return report;
-}
-
-FailureFacts Job::Facts() const {
+FailureFacts Job::FactsOfJob() const {
   FailureFacts facts;
-  for (const auto& child : children_) facts.ranks.push_back(ReportOf(*child));
-  if (coordinator_ != nullptr && (culprit_ == coordinator_.get() ||
-                                  stopped_.count(coordinator_->name()) > 0)) {
-    facts.ranks.push_back(ReportOf(*coordinator_));
-  }
-  facts.first = culprit_->name();
   for (const RoleSpec& role : options_.roles) {
     facts.roles.push_back({role.role, options_.nodes * role.count});
   }
@@ -470,19 +446,52 @@ FailureFacts Job::Facts() const {
   gethostname(host, sizeof(host) - 1);
   facts.host = host;
   facts.log_dir = options_.log_dir;
-  const int64_t oom_kills = OomKills();
-  if (oom_kills >= 0 && oom_kills_ >= 0) {
-    facts.oom_kills = oom_kills - oom_kills_;
-  }
   return facts;
 }
 
-RootCause Job::Report() const {
+FailureFacts Job::Facts() const {
+  FailureFacts facts = FactsOfJob();
+  for (const auto& child : children_) {
+    facts.ranks.push_back(notes_.ReportOf(*child));
+  }
+  if (coordinator_ != nullptr && (culprit_ == coordinator_.get() ||
+                                  notes_.was_stopped(coordinator_->name()))) {
+    facts.ranks.push_back(notes_.ReportOf(*coordinator_));
+  }
+  facts.first = culprit_->name();
+  return facts;
+}
+
+RootCause Job::Report() {
   const FailureFacts facts = Facts();
-  RootCause cause = RootCauseOf(facts);
-  err_ << FailureReport(facts, cause);
+  FailureTable table = MakeFailureTable(facts);
+  TellTable(facts, table);
+  return std::move(table.cause);
+}
+
+void Job::ReportShrunk(const std::vector<Child*>& failed) {
+  if (failed.empty()) return;
+  FailureFacts facts = FactsOfJob();
+  facts.ranks = notes_.FailedLately(Now());
+  facts.is_shrunk = true;
+  for (const auto& child : children_) {
+    if (!child->has_ended()) ++facts.going_on;
+  }
+  std::set<std::string> names;
+  for (const Child* child : failed) names.insert(child->name());
+  const auto own = std::find_if(
+      failed.begin(), failed.end(),
+      [](const Child* child) { return !HasLostPeer(child->exit()); });
+  facts.first = (own != failed.end() ? *own : failed.front())->name();
+  TellTable(facts, MakeShrunkTable(facts, names));
+}
+
+void Job::TellTable(const FailureFacts& facts, const FailureTable& table) {
+  for (const telemetry::Fields& row : FailureFields(facts, table)) {
+    TellEvent("failure", row);
+  }
+  err_ << FailureReport(facts, table);
   err_.flush();
-  return cause;
 }
 
 void Job::TellEvent(absl::string_view event, const telemetry::Fields& fields) {
@@ -498,8 +507,8 @@ void Job::TellStart(const Child& child, absl::string_view event) {
 }
 
 void Job::TellEnd(const Child& child) {
-  ended_after_[child.name()] = Now() - started_at_;
-  const RankReport report = ReportOf(child);
+  notes_.End(child, Now());
+  const RankReport report = notes_.ReportOf(child);
   TellEvent("rank_ended", {{"rank", report.name},
                            {"pid", report.pid},
                            {"how", HowItEnded(report)},

@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <ostream>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -18,8 +17,10 @@
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
 #include "weft/launch/run/child.h"
+#include "weft/launch/run/end_notes.h"
 #include "weft/launch/run/event_log.h"
-#include "weft/launch/run/failure_report.h"
+#include "weft/launch/run/failure_facts.h"
+#include "weft/launch/run/failure_table.h"
 #include "weft/launch/run/keeper.h"
 #include "weft/launch/run/launcher.h"
 #include "weft/launch/run/root_cause.h"
@@ -79,11 +80,14 @@ class Job {
   void ReplaceOrFail(const std::vector<const Child*>& ranks);
   void EndOthers(int signal);
   void KillIfDue();
-  // Notes of those that run what only they can show while they do.
-  void NoteStopped();
+  // What holds of all ranks of the job.
+  FailureFacts FactsOfJob() const;
   FailureFacts Facts() const;
-  RankReport ReportOf(const Child& child) const;
-  RootCause Report() const;
+  // Writes the table, once all have ended, and tells its rows as events.
+  RootCause Report();
+  // The same where the others go on without `failed`.
+  void ReportShrunk(const std::vector<Child*>& failed);
+  void TellTable(const FailureFacts& facts, const FailureTable& table);
   void TellEvent(absl::string_view event, const telemetry::Fields& fields);
   void TellStart(const Child& child, absl::string_view event);
   void TellEnd(const Child& child);
@@ -107,15 +111,11 @@ class Job {
   std::map<std::string, Starts> starts_;  // of each rank, by name
   Instant started_at_;
   const Child* culprit_ = nullptr;  // the first that failed by itself
-  std::map<std::string, absl::Duration> ended_after_;  // by name
-  std::set<std::string> asked_;    // to end, before they did
-  std::set<std::string> stopped_;  // by a signal, when the others were asked
-  int64_t oom_kills_ = -1;         // of the host, when the ranks began
+  EndNotes notes_;
   std::vector<const Child*> left_out_;  // failed, and the others went on
   bool is_final_ = false;               // of the culprit, after Run
   int signal_ = 0;                      // that we were sent
   Instant kill_at_ = Instant::Infinite();
-  std::set<std::string> killed_;
 };
 
 }  // namespace weft::launch

@@ -8,10 +8,12 @@
 #ifndef WEFT_LAUNCH_RUN_ROOT_CAUSE_H_
 #define WEFT_LAUNCH_RUN_ROOT_CAUSE_H_
 
+#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 
 namespace weft::launch {
@@ -24,19 +26,26 @@ struct RoleSize {
 
 struct RankEnd {
   enum class How {
-    kWell,      // with 0, or after it was asked to end
-    kFailed,    // by itself: an exit code of its own, or killed by a signal
-    kLostPeer,  // with exit code 10 or 11: a peer is gone or late
-    kStopped,   // by SIGSTOP or a debugger, while the others failed
-    kHung,      // it did not end when it was asked to
+    kWell,        // with 0, or as one ends that was asked to
+    kCrashed,     // by a signal that no end of a peer is the reason of, and
+                  // that the launcher has not sent
+    kFailed,      // with an exit code that says what is wrong here
+    kUnclear,     // with one that says nothing of the reason (1), or aborted:
+                  // a peer that is lost may be the reason
+    kLostPeer,    // with exit code 10 or 11: a peer is gone or late
+    kStopped,     // by SIGSTOP or a debugger, while the others failed
+    kFailedLate,  // with an error of its own, or by a signal as above, after it
+                  // was asked to end
+    kHung,        // it did not end when it was asked to
   };
 
   std::string name;  // ps1
   How how = How::kWell;
-  // Of those that failed or lost a peer: the order in which they ended.
+  // The order in which they ended.
   int order = 0;
-  // The last line that it wrote: of a failure, its error.
+  // The end of what it wrote: of a failure, its error.
   std::string last_line;
+  absl::Duration after = absl::ZeroDuration();  // from the start to its end
 };
 
 struct RootCause {
@@ -57,6 +66,15 @@ struct RootCause {
 RootCause FindRootCause(absl::Span<const RankEnd> ranks,
                         absl::string_view first,
                         absl::Span<const RoleSize> roles);
+
+// Those of `ranks` that failed since a peer is gone or late: by their exit
+// codes; or unclear ones whose error names a rank that has failed or stands
+// still, or beside which another crashed.
+std::set<std::string> VictimsIn(absl::Span<const RankEnd> ranks,
+                                absl::Span<const RoleSize> roles);
+
+// Whether something but the words of others speaks against it.
+bool IsEvident(const RankEnd& rank);
 
 // The ranks that `line`, which `self` has written, names: words such as ps1, of
 // ranks that the job has, and "rank 2" where it tells of the group of all ranks

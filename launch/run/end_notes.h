@@ -1,0 +1,71 @@
+// EndNotes: what the launcher notes of its processes while they run and as they
+// end, for the table of a failure.
+
+#ifndef WEFT_LAUNCH_RUN_END_NOTES_H_
+#define WEFT_LAUNCH_RUN_END_NOTES_H_
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "weft/base/clock.h"
+#include "weft/launch/run/child.h"
+#include "weft/launch/run/failure_facts.h"
+#include "weft/launch/run/oom_kills.h"
+
+namespace weft::launch {
+
+// Thread-safety: one thread at a time.
+class EndNotes {
+ public:
+  // The ranks are about to be started.
+  void Begin(Instant now);
+
+  // One or more have ended, and will be reaped: those of one look share the
+  // kernel's counter.
+  void Look();
+  // `child` has ended in this look, been reaped, and its output read.
+  void End(const Child& child, Instant now);
+
+  // `child` is about to be asked to end: whether it has already, and whether it
+  // is stopped, only shows now.
+  void Ask(const Child& child);
+  // Whether `child`, which is not asked, is stopped.
+  void NoteStopped(const Child& child);
+  // It is killed, since it did not end.
+  void Kill(const Child& child);
+
+  bool was_stopped(const std::string& name) const {
+    return stopped_.count(name) > 0;
+  }
+
+  // Of `child`, which has ended or has not.
+  RankReport ReportOf(const Child& child) const;
+
+  // Of those that failed within the last 5 s, of each name the newest.
+  std::vector<RankReport> FailedLately(Instant now) const;
+
+ private:
+  struct EndOf {
+    absl::Duration after = absl::ZeroDuration();
+    OomKills oom_kills;
+    int look = 0;
+  };
+
+  Instant began_at_;
+  OomKills oom_kills_;            // when it was looked last
+  OomKills oom_kills_meanwhile_;  // and since the look before
+  int look_ = 0;
+  std::map<std::string, EndOf> ends_;  // by name
+  std::set<std::string> asked_, stopped_, killed_;
+  std::map<std::string, RankReport> failed_;  // by name
+};
+
+// Whether the process has ended, if it was not reaped yet.
+bool HasProcessEnded(const Child& child);
+
+}  // namespace weft::launch
+
+#endif  // WEFT_LAUNCH_RUN_END_NOTES_H_
