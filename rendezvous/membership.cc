@@ -175,6 +175,12 @@ MemberCore::Options Membership::State::CoreOptions() {
       static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.dead_after)));
   core.start = options_.start;
   core.heartbeat_interval = options_.heartbeat_interval;
+  if (options_.dead_after > absl::ZeroDuration()) {
+    // The coordinator's silence is borne as long as a member's.
+    core.give_up_for_good_after = options_.dead_after;
+    core.give_up_after = std::max(core.give_up_after, 6 * options_.dead_after);
+    core.call_timeout = std::min(core.call_timeout, options_.dead_after / 5);
+  }
   return core;
 }
 

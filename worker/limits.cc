@@ -70,6 +70,7 @@ std::map<std::string, Setter> SettersOf(Limits& limits) {
       {"give_up_after", To(&limits.give_up_after)},
       {"suspect_after", To(&limits.suspect_after)},
       {"dead_after", To(&limits.dead_after)},
+      {"heartbeat_interval", To(&limits.heartbeat_interval)},
   };
 }
 
@@ -94,6 +95,7 @@ absl::Status SetLimits(const std::string& text, Limits* limits) {
         absl::StrSplit(part, absl::MaxSplits('=', 1));
     const auto setter = setters.find(std::string(limit.first));
     if (setter == setters.end()) return Unknown(limit.first, setters);
+    read.given.insert(setter->first);
     if (setter->second(limit.second)) continue;
     return absl::InvalidArgumentError(
         absl::StrCat(limit.first,

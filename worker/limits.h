@@ -4,6 +4,7 @@
 #ifndef WEFT_WORKER_LIMITS_H_
 #define WEFT_WORKER_LIMITS_H_
 
+#include <set>
 #include <string>
 
 #include "absl/status/status.h"
@@ -27,6 +28,14 @@ struct Limits {
   // the default, between 100 ms and an hour.
   absl::Duration suspect_after = absl::Seconds(3);
   absl::Duration dead_after = absl::Seconds(10);
+  // How often a member tells the coordinator that it lives.
+  absl::Duration heartbeat_interval = absl::Milliseconds(500);
+
+  // How long silence is borne, from which the times above follow (silence.h).
+  // Zero: as each of them says. --silence, WEFT_SILENCE
+  absl::Duration silence = absl::ZeroDuration();
+  // The names that SetLimits has set: those do not follow from it.
+  std::set<std::string> given = {};
 };
 
 // Sets those that `text` names: NAME=VALUE,... with names as above, those of

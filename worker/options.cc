@@ -20,6 +20,7 @@
 #include "weft/net/tls/identity.h"
 #include "weft/telemetry/stderr_line.h"
 #include "weft/worker/exit_code.h"
+#include "weft/worker/silence.h"
 
 namespace weft::worker {
 namespace {
@@ -162,13 +163,6 @@ absl::Status CheckLimits(const Options& options) {
     return Usage(absl::StrCat("--ranks-on-host=", options.ranks_on_host,
                               ": wanted at least 1, this one"));
   }
-  if (options.limits.dead_after <= options.limits.suspect_after) {
-    return Config(absl::StrCat(
-        "--limits: dead_after=",
-        absl::FormatDuration(options.limits.dead_after), " and suspect_after=",
-        absl::FormatDuration(options.limits.suspect_after),
-        ": wanted a member to be suspect before it is dead"));
-  }
   if (options.shared_memory_budget < 0) {
     return Usage(
         absl::StrCat("--shared-memory-budget=", options.shared_memory_budget,
@@ -189,6 +183,14 @@ absl::Status CheckLimits(const Options& options) {
                      std::max(options.handler_threads, 1)));
   }
   return absl::OkStatus();
+}
+
+absl::Status ResolveSilence(Options& options) {
+  const SilenceTimes times = {options.limits, options.rpc_timeout,
+                              options.join_timeout};
+  DeriveFromSilence(times);
+  const absl::Status order = CheckSilence(times);
+  return order.ok() ? order : Config(order.message());
 }
 
 // Who this worker is, and of which job.
@@ -299,6 +301,15 @@ void AddLimitFlags(Options& options, Flags& flags) {
   flags.Add("rpc-timeout", &options.rpc_timeout, "of a remote call",
             {"WEFT_RPC_TIMEOUT"});
   flags.AddWith(
+      "silence",
+      [&options](const std::string& t) {
+        return ParseSilence(t, &options.limits.silence);
+      },
+      "",
+      "how long another may be silent before it is dead, the same in all "
+      "workers; other times follow from it (docs/reliability.md)",
+      {"WEFT_SILENCE"});
+  flags.AddWith(
       "limits",
       [&options](const std::string& t) {
         return SetLimits(t, &options.limits);
@@ -384,6 +395,7 @@ absl::Status Options::Resolve() {
   WEFT_RETURN_IF_ERROR(CheckPlace(*this));
   WEFT_RETURN_IF_ERROR(CheckDevice(*this));
   WEFT_RETURN_IF_ERROR(ResolveMetrics());
+  WEFT_RETURN_IF_ERROR(ResolveSilence(*this));
   WEFT_RETURN_IF_ERROR(CheckLimits(*this));
   WEFT_RETURN_IF_ERROR(CheckTrust(certs, insecure));
   WEFT_RETURN_IF_ERROR(ResolveInit());

@@ -332,6 +332,26 @@ TEST(Options, ALimitThatIsNoneIsNamed) {
   EXPECT_EQ(ExitCodeFor(status), ExitCode::kConfig);
 }
 
+TEST(Options, TimesOfSilenceFollowFromOneFlag) {
+  Options options;
+  ASSERT_THAT(Resolve(options, {"--limits=suspect_after=1s", "--silence=4s"}),
+              IsOk());
+  EXPECT_EQ(options.limits.dead_after, absl::Seconds(4));
+  EXPECT_EQ(options.limits.suspect_after, absl::Seconds(1));
+  EXPECT_EQ(options.limits.heartbeat_interval, absl::Milliseconds(200));
+  Options tight;
+  const absl::Status refused =
+      Resolve(tight, {"--silence=30s", "--rpc-timeout=20s"});
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument,
+                                "--rpc-timeout=20s and --silence=30s"));
+  EXPECT_EQ(ExitCodeFor(refused), ExitCode::kConfig);
+  Options none;
+  const absl::Status odd = Resolve(none, {"--silence=soon"});
+  EXPECT_THAT(odd, StatusIs(absl::StatusCode::kInvalidArgument,
+                            "wanted a duration from 1s to 1h"));
+  EXPECT_EQ(ExitCodeFor(odd), ExitCode::kUsage);
+}
+
 TEST(Options, ValuesOfAnotherFormAreUsage) {
   for (const char* flag :
        {"--workers=2", "--workers=3:2", "--workers=0:2", "--workers=1:99999999",

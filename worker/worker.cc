@@ -259,6 +259,7 @@ absl::Status Worker::Join() {
     join.suspect_after = options_.limits.suspect_after;
     join.dead_after = options_.limits.dead_after;
   }
+  join.heartbeat_interval = options_.limits.heartbeat_interval;
   join.timeout = options_.join_timeout;
   join.cancel = options_.cancel;
   // The others will call as soon as they see this rank, so the agent comes
