@@ -25,6 +25,7 @@
 #include "weft/input/read_file.h"
 #include "weft/launch/commands/commands.h"
 #include "weft/launch/commands/flight_report.h"
+#include "weft/launch/commands/torchrun_flags.h"
 #include "weft/launch/run/exit_reporter.h"
 #include "weft/launch/run/launcher.h"
 #include "weft/launch/run/role_spec.h"
@@ -36,6 +37,7 @@
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"
 #include "weft/worker/options.h"
+#include "weft/worker/silence.h"
 
 namespace weft::launch {
 namespace {
@@ -50,126 +52,18 @@ constexpr char kAbout[] =
     "trainer=2:'bin/trainer --epochs=3'\n"
     "  weft run --nproc-per-node=4 PROGRAM ARGS\n";
 
-absl::Status Usage(absl::string_view message) {
-  return WithExitCode(
-      absl::InvalidArgumentError(absl::StrCat("weft run: ", message)),
-      ExitCode::kUsage);
-}
-
-// Flags that torchrun has too.
-struct TorchrunFlags {
-  std::string processes;  // --nproc-per-node
-  std::string nodes = "1";
-  int node = 0;
-  int max_restarts = 0;
-  bool standalone = true;
-};
-
-absl::StatusOr<int> CountOf(const std::string& processes) {
-  int count = 0;
-  if (processes == "auto" || processes == "cpu") {
-    return std::max(1u, std::thread::hardware_concurrency());
-  }
-  if (absl::SimpleAtoi(processes, &count) && count >= 1 && count <= 1024) {
-    return count;
-  }
-  return Usage(absl::StrCat("--nproc-per-node=", processes,
-                            ": wanted a number from 1 to 1024, auto or cpu"));
-}
-
-// "N", or torchrun's "MIN:MAX".
-absl::StatusOr<std::pair<int, int>> ParseNodes(const std::string& text) {
-  const std::vector<std::string> parts = absl::StrSplit(text, ':');
-  int least = 0;
-  int most = 0;
-  if (parts.size() <= 2 && absl::SimpleAtoi(parts.front(), &least) &&
-      absl::SimpleAtoi(parts.back(), &most) && least >= 1 && least <= most &&
-      most <= 1024) {
-    return std::make_pair(least, most);
-  }
-  return Usage(absl::StrCat("--nnodes=", text,
-                            ": wanted the number of hosts, from 1 to 1024, or "
-                            "MIN:MAX of an elastic job"));
-}
-
-absl::Status ReadTorchrunFlags(const TorchrunFlags& flags,
-                               LaunchOptions& options) {
-  WEFT_ASSIGN_OR_RETURN(const auto nodes, ParseNodes(flags.nodes));
-  options.nodes = nodes.second;
-  options.node = flags.node;
-  if (options.node < 0 || options.node >= options.nodes) {
-    return Usage(absl::StrCat("--node-rank=", options.node, ": wanted 0 to ",
-                              options.nodes - 1,
-                              " of --nnodes=", options.nodes));
-  }
-  options.max_restarts = flags.max_restarts;
-  if (flags.max_restarts < 0) {
-    return Usage(absl::StrCat("--max-restarts=", flags.max_restarts,
-                              ": wanted a number of at least 0"));
-  }
-  return absl::OkStatus();
-}
-
-// Ranks of several hosts need the address of their coordinator and the name of
-// their job. The address may also be given as torchrun's, by --master-addr and
-// --master-port.
-absl::Status CompleteNodes(const std::string& init, LaunchOptions& options) {
-  if (options.nodes == 1) return absl::OkStatus();
-  std::string& coordinator = options.coordinator;
-  if (init.empty() && coordinator.empty() && options.master_port != 0) {
-    coordinator = absl::StrCat(options.master_addr, ":", options.master_port);
-  }
-  const size_t colon = coordinator.rfind(':');
-  if (options.master_port == 0 && colon != std::string::npos &&
-      absl::SimpleAtoi(coordinator.substr(colon + 1), &options.master_port)) {
-    options.master_addr = coordinator.substr(0, colon);
-  }
-  const bool is_remote = !options.coordinator.empty() &&
-                         !absl::StartsWith(options.coordinator, "unix:");
-  if (init.empty() && !is_remote) {
-    return Usage(absl::StrCat(
-        "--nnodes=", options.nodes,
-        ": wanted --coordinator=HOST:PORT, the same on all nodes, HOST being "
-        "that of --node-rank=0; found ",
-        options.coordinator.empty() ? "none" : options.coordinator));
-  }
-  if (options.job.empty()) {
-    return Usage(absl::StrCat("--nnodes=", options.nodes,
-                              ": wanted --job=NAME, the same on all nodes"));
-  }
-  return absl::OkStatus();
-}
-
 // As worker::Options checks it in each rank.
 absl::Status CheckReplicas(const LaunchOptions& options) {
   if (options.replicas != 1 && options.replicas != 2) {
-    return Usage(
+    return RunUsage(
         absl::StrCat("--replicas=", options.replicas, ": wanted 1 or 2"));
   }
   for (const RoleSpec& role : options.roles) {
     const int servers = role.count * options.nodes;
     if (role.role != "ps" || options.replicas <= servers) continue;
-    return Usage(absl::StrCat("--replicas=", options.replicas,
-                              " wants at least 2 servers, found ", servers));
+    return RunUsage(absl::StrCat("--replicas=", options.replicas,
+                                 " wants at least 2 servers, found ", servers));
   }
-  return absl::OkStatus();
-}
-
-// --nnodes=MIN:MAX is --elastic by hosts: with so many trainers on each.
-absl::Status ReadElasticNodes(const TorchrunFlags& flags,
-                              LaunchOptions& options) {
-  WEFT_ASSIGN_OR_RETURN(const auto nodes, ParseNodes(flags.nodes));
-  if (nodes.first == nodes.second) return absl::OkStatus();
-  if (!options.workers.empty()) {
-    return Usage(absl::StrCat("--nnodes=", flags.nodes,
-                              " and --elastic=", options.workers,
-                              ": wanted one of them with MIN:MAX; of a job "
-                              "with a fixed number of hosts, --nnodes=N"));
-  }
-  int trainers = 0;
-  for (const RoleSpec& role : options.roles) trainers += role.count;
-  options.workers =
-      absl::StrCat(nodes.first * trainers, ":", nodes.second * trainers);
   return absl::OkStatus();
 }
 
@@ -182,8 +76,8 @@ absl::Status CheckElastic(const LaunchOptions& options) {
   int max = 0;
   if (!absl::SimpleAtoi(parts.first, &min) ||
       !absl::SimpleAtoi(parts.second, &max) || min < 1 || max < min) {
-    return Usage(absl::StrCat("--elastic=", options.workers,
-                              ": wanted MIN:MAX, as in 2:8, from 1 on"));
+    return RunUsage(absl::StrCat("--elastic=", options.workers,
+                                 ": wanted MIN:MAX, as in 2:8, from 1 on"));
   }
   int ranks = 0;
   for (const RoleSpec& role : options.roles) {
@@ -191,28 +85,21 @@ absl::Status CheckElastic(const LaunchOptions& options) {
       ranks += role.count * options.nodes;
       continue;
     }
-    return Usage(absl::StrCat("--elastic=", options.workers,
-                              " is of a job of trainers alone; found role ",
-                              role.role));
+    return RunUsage(absl::StrCat("--elastic=", options.workers,
+                                 " is of a job of trainers alone; found role ",
+                                 role.role));
   }
   if (ranks > max) {
-    return Usage(absl::StrCat("--elastic=", options.workers,
-                              ": wanted at most ", max, " trainers, found ",
-                              ranks));
+    return RunUsage(absl::StrCat("--elastic=", options.workers,
+                                 ": wanted at most ", max, " trainers, found ",
+                                 ranks));
   }
   if (options.max_restarts == 0 && options.allowed_trainer_exits == 0) {
     return absl::OkStatus();
   }
-  return Usage(
+  return RunUsage(
       "--elastic starts a trainer that fails again, as often as it takes; it "
       "goes with neither --max-restarts nor --allow-trainer-exits");
-}
-
-absl::Status CheckMasterPort(int port) {
-  if (port >= 0 && port <= 65535) return absl::OkStatus();
-  return Usage(absl::StrCat("--master-port=", port,
-                            ": wanted a port from 1 to 65535, or 0 for a free "
-                            "one"));
 }
 
 // A port that is free now: for programs that want MASTER_PORT.
@@ -229,29 +116,6 @@ absl::StatusOr<int> FreePort() {
     return absl::ErrnoToStatus(errno, "no free port");
   }
   return ntohs(address.sin_port);
-}
-
-absl::Status AddProgram(const TorchrunFlags& torchrun,
-                        const std::vector<std::string>& words,
-                        LaunchOptions& options) {
-  if (words.empty() && torchrun.processes.empty()) {
-    if (!options.roles.empty()) return absl::OkStatus();
-    return Usage(
-        "nothing to run; give --role, or --nproc-per-node and a "
-        "program (see --help)");
-  }
-  if (!options.roles.empty()) {
-    return Usage("give either --role or --nproc-per-node and a program");
-  }
-  if (words.empty()) return Usage("--nproc-per-node wants a program after it");
-  RoleSpec role;
-  role.role = "trainer";
-  role.argv = words;
-  WEFT_ASSIGN_OR_RETURN(
-      role.count,
-      CountOf(torchrun.processes.empty() ? "1" : torchrun.processes));
-  options.roles.push_back(std::move(role));
-  return absl::OkStatus();
 }
 
 // The name of the rank of `roles` that hosts the coordinator.
@@ -359,19 +223,7 @@ void AddRankFlags(worker::Flags& flags, LaunchOptions& options,
         return absl::OkStatus();
       },
       "ROLE=COUNT:'PROGRAM ARGS', any number of times");
-  flags.Add("nproc-per-node", &torchrun.processes,
-            "run so many of the program after the flags: a number, auto or cpu",
-            {"PET_NPROC_PER_NODE"});
-  flags.Add("nnodes", &torchrun.nodes,
-            "hosts of the job, with a weft run on each; MIN:MAX: an elastic "
-            "job, whose hosts may come and go (--elastic)",
-            {"PET_NNODES"});
-  flags.Add("node-rank", &torchrun.node,
-            "this host's number, from 0; the coordinator is on 0",
-            {"PET_NODE_RANK"});
-  flags.Add("max-restarts", &torchrun.max_restarts,
-            "how often all ranks are started again after one has failed",
-            {"PET_MAX_RESTARTS"});
+  AddTorchrunFlags(flags, torchrun, options);
   flags.Add("allow-trainer-exits", &options.allowed_trainer_exits,
             "the job goes on after so many trainers of this host have failed");
   flags.Add("replicas", &options.replicas,
@@ -383,6 +235,16 @@ void AddRankFlags(worker::Flags& flags, LaunchOptions& options,
             "of --role: one that fails is started again alone, and others may "
             "come, while the program goes on (bin/trainer --strategy=ddp "
             "--virtual-shards=N)");
+  flags.AddWith(
+      "silence",
+      [&options](const std::string& text) {
+        absl::Duration silence;
+        WEFT_RETURN_IF_ERROR(worker::ParseSilence(text, &silence));
+        options.environment["WEFT_SILENCE"] = text;
+        return absl::OkStatus();
+      },
+      "", "how long a rank may be silent before it is dead; for all ranks",
+      {"WEFT_SILENCE"});
 }
 
 absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
@@ -393,17 +255,11 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
   options.master_port = 0;
   worker::Flags flags("weft run", kAbout);
   AddRankFlags(flags, options, torchrun);
-  flags.Add("standalone", &torchrun.standalone,
-            "as torchrun's; jobs of this command always are");
-  flags.Add("rdzv-id", &options.job, "torchrun's name for --job",
-            {"PET_RDZV_ID"});
   flags.Add("job", &options.job, "the job's name; one of its own by default",
             {"WEFT_JOB"});
   flags.Add("coordinator", &options.coordinator,
             "where the job meets; a socket of this user's by default",
             {"WEFT_COORDINATOR"});
-  flags.Add("rdzv-endpoint", &options.coordinator,
-            "torchrun's name for --coordinator", {"PET_RDZV_ENDPOINT"});
   flags.Add("init", &arguments.init,
             "how the ranks meet, in place of --coordinator; rank 0 of the "
             "servers, or of the trainers, hosts the coordinator then",
@@ -417,10 +273,6 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
             {"WEFT_CERTS"});
   flags.Add("insecure", &reporting.insecure, "TCP without certificates",
             {"WEFT_INSECURE"});
-  flags.Add("master-addr", &options.master_addr, "for MASTER_ADDR",
-            {"PET_MASTER_ADDR"});
-  flags.Add("master-port", &options.master_port,
-            "for MASTER_PORT; a free one by default", {"PET_MASTER_PORT"});
   flags.Add("shutdown-timeout", &options.shutdown_timeout,
             "between asking ranks to end and killing them",
             {"PET_SHUTDOWN_TIMEOUT"});
@@ -435,9 +287,8 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
   flags.AllowPositional("PROGRAM ARGS");
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
   WEFT_RETURN_IF_ERROR(ReadTorchrunFlags(torchrun, options));
-  WEFT_RETURN_IF_ERROR(CheckMasterPort(options.master_port));
   if (options.allowed_trainer_exits < 0) {
-    return Usage(
+    return RunUsage(
         absl::StrCat("--allow-trainer-exits=", options.allowed_trainer_exits,
                      ": wanted a number of at least 0"));
   }
@@ -447,11 +298,11 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
   WEFT_RETURN_IF_ERROR(ReadElasticNodes(torchrun, options));
   WEFT_RETURN_IF_ERROR(CheckElastic(options));
   if (!arguments.init.empty() && !options.coordinator.empty()) {
-    return Usage("give either --init or --coordinator");
+    return RunUsage("give either --init or --coordinator");
   }
   if (!absl::StartsWith(options.coordinator, "unix:") &&
       absl::EndsWith(options.coordinator, ":0")) {
-    return Usage(absl::StrCat(
+    return RunUsage(absl::StrCat(
         "--coordinator=", options.coordinator,
         ": the ranks cannot know which port that will be; give one that is "
         "free"));
@@ -496,12 +347,12 @@ absl::Status CompleteOptions(Arguments& arguments) {
   const ExitReporterOptions& reporting = arguments.reporting;
   const bool is_own_job = options.job.empty();
   if (is_own_job && !reporting.certs.empty()) {
-    return Usage(absl::StrCat("--certs=", reporting.certs,
-                              " is of one job: give its name by --job"));
+    return RunUsage(absl::StrCat("--certs=", reporting.certs,
+                                 " is of one job: give its name by --job"));
   }
   if (is_own_job) options.job = NameOfOwnJob();
   if (absl::Status named = net::ValidateJob(options.job); !named.ok()) {
-    return Usage(absl::StrCat("--job: ", named.message()));
+    return RunUsage(absl::StrCat("--job: ", named.message()));
   }
   if (!arguments.init.empty()) {
     options.environment["WEFT_INIT"] = arguments.init;

@@ -209,15 +209,15 @@ TEST(RunCommand, CoordinatorThatCannotBeIsConfiguration) {
   EXPECT_THAT(run->output(), HasSubstr("/nowhere"));
 }
 
-TEST(RunCommand, SeveralNodesMeetAtTheMasterPort) {
+TEST(RunCommand, SeveralNodesMeetBesideTheMasterPort) {
   EXPECT_EQ(Echo("$WEFT_COORDINATOR $RANK $WORLD_SIZE",
                  {"--nnodes=2", "--node-rank=1", "--job=mnist",
                   "--master-addr=127.0.0.1", "--master-port=1", "--insecure"}),
-            "127.0.0.1:1 1 2");
+            "127.0.0.1:2 1 2");
   EXPECT_EQ(Echo("$MASTER_ADDR $MASTER_PORT",
                  {"--nnodes=2", "--job=mnist", "--coordinator=127.0.0.1:1",
                   "--insecure", "--no-own-coordinator"}),
-            "127.0.0.1 1");
+            "127.0.0.1 2");
 }
 
 }  // namespace

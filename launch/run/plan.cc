@@ -38,6 +38,8 @@ Environment PlaceOf(const LaunchOptions& options, const RoleSpec& role,
       {"TORCHELASTIC_RUN_ID", options.job},
       {"TORCHELASTIC_RESTART_COUNT", absl::StrCat(restart)},
       {"TORCHELASTIC_MAX_RESTARTS", absl::StrCat(options.max_restarts)},
+      // Rank 0 hosts the store at MASTER_ADDR and MASTER_PORT, not a launcher.
+      {"TORCHELASTIC_USE_AGENT_STORE", "False"},
       {"WEFT_JOB", options.job},
       {"WEFT_ROLE", role.role},
       {"WEFT_RANK", rank},
@@ -68,6 +70,9 @@ Environment JobOf(const LaunchOptions& options, int restart) {
       job["WEFT_REPLICAS"] = absl::StrCat(options.replicas);
     }
     if (role.role == kTrainer) job["WEFT_TRAINERS"] = all;
+  }
+  if (getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING") == nullptr) {
+    job["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1";
   }
   // Ranks that share a host share its cores.
   if (total > 1 && getenv("OMP_NUM_THREADS") == nullptr) {
