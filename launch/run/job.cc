@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <iostream>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -18,6 +19,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/launch/run/failure_report.h"
 #include "weft/launch/run/how_it_ended.h"
+#include "weft/launch/run/job_event.h"
 #include "weft/launch/run/plan.h"
 #include "weft/launch/run/rank_mark.h"
 #include "weft/telemetry/field.h"
@@ -227,6 +229,7 @@ bool Job::Forward(Child& child) {
     // In one write each: other processes may write to the same pipe.
     for (const std::string& line : lines) {
       to << absl::StrCat(prefix, line, "\n");
+      TellJobEvent(child, line);
     }
     if (!lines.empty()) to.flush();
     found = found || !lines.empty();
@@ -500,6 +503,14 @@ void Job::TellEvent(absl::string_view event, const telemetry::Fields& fields) {
     err_ << "weft: " << error.message() << "\n";
     err_.flush();
   }
+}
+
+void Job::TellJobEvent(const Child& child, absl::string_view line) {
+  const std::optional<JobEvent> event = JobEventIn(line);
+  if (!event.has_value()) return;
+  telemetry::Fields fields = {{"rank", child.name()}, {"step", event->step}};
+  if (event->ranks >= 0) fields.push_back({"ranks", event->ranks});
+  TellEvent(event->event, fields);
 }
 
 void Job::TellStart(const Child& child, absl::string_view event) {

@@ -89,6 +89,8 @@ class Job {
   void ReportShrunk(const std::vector<Child*>& failed);
   void TellTable(const FailureFacts& facts, const FailureTable& table);
   void TellEvent(absl::string_view event, const telemetry::Fields& fields);
+  // What a line that `child` has written tells of the job.
+  void TellJobEvent(const Child& child, absl::string_view line);
   void TellStart(const Child& child, absl::string_view event);
   void TellEnd(const Child& child);
   int ExitCode() const;

@@ -82,9 +82,10 @@ TEST(FailureTableOfTrainers, FlagThatThereIsNotIsRefusedInput) {
 
 TEST(FailureTableOfTrainers, ElasticTrainingThatShrinksSaysWhyAndGoesOn) {
   const Job job;
-  const auto run = StartRun(job, {"--elastic=2:3"},
-                            {kForLong, "--virtual-shards=8",
-                             "--checkpoint-dir=" + job.Path("saved")});
+  const auto run =
+      StartRun(job, {"--elastic=2:3", "--events=" + job.Path("events")},
+               {kForLong, "--virtual-shards=8",
+                "--checkpoint-dir=" + job.Path("saved")});
   ASSERT_THAT(run->WaitForOutput("[trainer0] training ", kLong), IsOk());
   const pid_t victim = FindWorker(*run, "trainer", 1);
   ASSERT_GT(victim, 0);
@@ -95,6 +96,12 @@ TEST(FailureTableOfTrainers, ElasticTrainingThatShrinksSaysWhyAndGoesOn) {
   AwaitBack(*run, "trainer1");
   EXPECT_THAT(run->output(), Not(HasSubstr("failed first")));
   Stop(*run);
+  const std::string events = ReadBytes(job.Path("events"));
+  EXPECT_THAT(events, HasSubstr(R"("event":"failure","rank":"trainer1")"));
+  EXPECT_THAT(events, ContainsRegex(R"("event":"step_repeated","rank":"train)"
+                                    R"(er[02]","step":[0-9]+)"));
+  EXPECT_THAT(events, ContainsRegex(R"("event":"rank_joined","rank":"trainer)"
+                                    R"(1","step":[0-9]+,"ranks":3)"));
 }
 
 }  // namespace
