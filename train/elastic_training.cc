@@ -66,6 +66,14 @@ absl::StatusOr<StepPosition> DataParallelTraining::BeginElastic() {
   WEFT_ASSIGN_OR_RETURN(const std::string run,
                         group_->BroadcastBytes(FormatRun(run_), /*root=*/0));
   run_ = ParseRun(run);
+  // As in TakePlace: of who was started again nothing else is heard.
+  if (resumes_) {
+    WEFT_LOG(logger_, Info, "taking part")
+        .With("step", position.steps)
+        .With("rank", group_->rank())
+        .With("ranks", group_->size())
+        .With("from", "checkpoint");
+  }
   return position;
 }
 
