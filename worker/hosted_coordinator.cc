@@ -64,9 +64,8 @@ absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::Create(
   coordinator_options.core.suspect_after = options.limits.suspect_after;
   coordinator_options.core.dead_after = options.limits.dead_after;
   // One that runs is borne for longer, as much as by default.
-  coordinator_options.core.busy_dead_after =
-      std::max(coordinator_options.core.busy_dead_after,
-               6 * options.limits.dead_after);
+  coordinator_options.core.busy_dead_after = std::max(
+      coordinator_options.core.busy_dead_after, 6 * options.limits.dead_after);
   const Limits by_default;
   coordinator_options.core.takes_silence_limits =
       options.role == kCoordinatorRole &&
