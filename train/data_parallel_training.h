@@ -159,7 +159,8 @@ class DataParallelTraining {
   // if one rank is left that has taken it; else the others repeat it, with the
   // same samples. A rank that has just come ends with kInvalidArgument where
   // its model, settings or shards are not those of the others, who go on
-  // without it. Other errors as Create, and those of `join`.
+  // without it; with kDataLoss where it does not have the bits of the state
+  // that it was given. Other errors as Create, and those of `join`.
   static absl::StatusOr<std::unique_ptr<DataParallelTraining>> CreateElastic(
       Elastic elastic, telemetry::Telemetry& telemetry, Parts parts,
       Options options);
@@ -267,6 +268,9 @@ class DataParallelTraining {
   absl::StatusOr<std::string> DifferenceFrom(int source);
   absl::Status TakeData(const input::ShardedSampler::State& data, int root);
   absl::Status TakeTensors(int root);
+  // kDataLoss: this rank has other bits than the root, which names the first.
+  absl::Status CheckState(int root);
+  std::string StateHashes() const;
   absl::Status CheckBatches(int root);
   // Whether a rank was lost, so that this group is of no more use.
   bool HasLost() const {

@@ -5,20 +5,38 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
+#include <vector>
 
-#include "absl/container/btree_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/status_macros.h"
-#include "weft/device/context.h"
 #include "weft/tensor/device.h"
 #include "weft/train/data_parallel_training.h"
 #include "weft/train/job_outcome.h"
 #include "weft/worker/exit_code.h"
 
 namespace weft::train {
+namespace {
+
+// The first lines in which two texts differ: a pair says enough.
+std::pair<std::string, std::string> FirstDifference(const std::string& a,
+                                                    const std::string& b) {
+  const std::vector<std::string> of_a = absl::StrSplit(a, '\n');
+  const std::vector<std::string> of_b = absl::StrSplit(b, '\n');
+  size_t i = 0;
+  while (i < of_a.size() && i < of_b.size() && of_a[i] == of_b[i]) ++i;
+  const auto line = [i](const std::vector<std::string>& lines) {
+    return i < lines.size() && !lines[i].empty() ? lines[i]
+                                                 : std::string("nothing more");
+  };
+  return {line(of_a), line(of_b)};
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<DataParallelTraining>>
 DataParallelTraining::CreateElastic(Elastic elastic,
                                     telemetry::Telemetry& telemetry,
@@ -164,18 +182,10 @@ absl::StatusOr<std::string> DataParallelTraining::DifferenceFrom(int source) {
   size_t rank = group_->rank();
   if (!differs(rank)) rank = 0;
   while (rank + 1 < places_.size() && !differs(rank)) ++rank;
-  // A pair of lines says enough.
-  const std::vector<std::string> own = absl::StrSplit(descriptions[rank], '\n');
-  const std::vector<std::string> others =
-      absl::StrSplit(descriptions[source], '\n');
-  size_t i = 0;
-  while (i < own.size() && i < others.size() && own[i] == others[i]) ++i;
-  const auto line = [i](const std::vector<std::string>& lines) {
-    return i < lines.size() && !lines[i].empty() ? lines[i]
-                                                 : std::string("nothing more");
-  };
-  return absl::StrCat("rank ", source, ": ", line(others), "; rank ", rank,
-                      ": ", line(own));
+  const auto [of_source, other] =
+      FirstDifference(descriptions[source], descriptions[rank]);
+  return absl::StrCat("rank ", source, ": ", of_source, "; rank ", rank, ": ",
+                      other);
 }
 
 // A rank that has fewer batches, or more, would come to other operations than
@@ -194,7 +204,44 @@ absl::Status DataParallelTraining::CheckBatches(int root) {
 
 absl::Status DataParallelTraining::TakeTensors(int root) {
   WEFT_RETURN_IF_ERROR(MakeReplicas(root));
-  return GiveOptimizerToAll(root);
+  WEFT_RETURN_IF_ERROR(GiveOptimizerToAll(root));
+  return CheckState(root);
+}
+
+std::string DataParallelTraining::StateHashes() const {
+  std::string text;
+  const auto add = [&](absl::string_view kind, absl::string_view name,
+                       const Tensor& tensor) {
+    const Tensor flat = tensor.To(Device::Cpu()).Contiguous();
+    absl::StrAppend(
+        &text, kind, " ", name, " with bits of hash ",
+        absl::Hex(XXH3_64bits(flat.raw(), static_cast<size_t>(flat.bytes())),
+                  absl::kZeroPad16),
+        "\n");
+  };
+  for (const nn::NamedParameter& parameter : parts_.model->NamedParameters()) {
+    add("parameter", parameter.name, parameter.variable.value());
+  }
+  for (const nn::NamedBuffer& buffer : parts_.model->NamedBuffers()) {
+    add("buffer", buffer.name, buffer.tensor);
+  }
+  for (const auto& [name, tensor] : parts_.optimizer->StateDict()) {
+    add("optimizer state", name, tensor);
+  }
+  return text;
+}
+
+absl::Status DataParallelTraining::CheckState(int root) {
+  if (group_->size() == 1) return absl::OkStatus();
+  const std::string own = StateHashes();
+  WEFT_ASSIGN_OR_RETURN(const std::string given,
+                        group_->BroadcastBytes(own, root));
+  if (own == given) return absl::OkStatus();
+  const auto [of_root, here] = FirstDifference(given, own);
+  return absl::DataLossError(absl::StrCat(
+      "this rank has other bits than rank ", root,
+      ", which gave it the state: wanted ", of_root, "; found ", here,
+      "; do parts of the model share memory on this rank alone?"));
 }
 
 absl::Status DataParallelTraining::TakeData(

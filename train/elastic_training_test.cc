@@ -317,32 +317,20 @@ TEST_F(ElasticTrainingTest, FormerRunIsResumedOrRefusedByAll) {
   for (const Outcome& outcome : TrainAll(people)) ExpectUndisturbed(outcome);
 }
 
+// Two trainings to which a third rank comes: the others go on without it.
 TEST_F(ElasticTrainingTest, NewcomerWithAnotherModelIsRefusedAndNamed) {
-  Crowd crowd;
-  crowd.Add(0);
-  crowd.Add(1);
-  Outcome outcomes[3];
-  std::thread newcomer;
-  Person first;
-  first.dies = [&](int64_t steps, bool is_in_step) {
-    if (steps == 4 && !is_in_step && !newcomer.joinable()) {
-      crowd.Add(2);
-      Person other;
-      other.width = 17;
-      newcomer =
-          std::thread([&, other] { outcomes[2] = Train(crowd, 2, other); });
-      while (!crowd.HasWaiting()) absl::SleepFor(absl::Milliseconds(1));
-    }
-    return false;
-  };
-  std::thread second([&] { outcomes[1] = Train(crowd, 1, Person()); });
-  outcomes[0] = Train(crowd, 0, first);
-  second.join();
-  newcomer.join();
-  ExpectUndisturbed(outcomes[0]);
-  ExpectUndisturbed(outcomes[1]);
-  EXPECT_THAT(outcomes[2].status,
+  Person other;
+  other.width = 17;
+  EXPECT_THAT(StatusOfNewcomer(other),
               StatusIs(absl::StatusCode::kInvalidArgument, "hidden.bias"));
+}
+
+// What it was given is not what it has.
+TEST_F(ElasticTrainingTest, NewcomerWithOtherBitsThanItWasGivenEndsAndIsNamed) {
+  Person other;
+  other.ties = true;
+  EXPECT_THAT(StatusOfNewcomer(other),
+              StatusIs(absl::StatusCode::kDataLoss, "wanted buffer left"));
 }
 
 TEST_F(ElasticTrainingTest, PartsThatAreMissingAreNamed) {

@@ -173,13 +173,17 @@ class Ledger {
 
 class Net : public nn::Module {
  public:
-  Net(int64_t width, Generator& random)
+  // `ties`: its two buffers are one, which nothing but their bits can tell.
+  Net(int64_t width, Generator& random, bool ties = false)
       : hidden_(2, width, random),
         dropout_(0.3, random),
         output_(width, 2, random) {
     AddModule("hidden", hidden_);
     AddModule("dropout", dropout_);
     AddModule("output", output_);
+    const Tensor left = Tensor::Zeros({2}, DType::kF32);
+    AddBuffer("left", left);
+    AddBuffer("right", ties ? left : Tensor::Ones({2}, DType::kF32));
   }
   Variable Forward(const Variable& x) {
     return output_.Forward(dropout_.Forward(Tanh(hidden_.Forward(x))));
@@ -214,6 +218,7 @@ class ElasticTrainingTest : public ::testing::Test {
     int64_t leaves_after = 0;
     absl::Duration leave_after = absl::ZeroDuration();
     int64_t width = 16;
+    bool ties = false;  // Net
     int epochs = 3;
     // Of its own first weights; 0: those of its id.
     uint64_t seed = 0;
@@ -240,7 +245,7 @@ class ElasticTrainingTest : public ::testing::Test {
                          Outcome* outcome) {
     Generator generator(person.seed != 0 ? person.seed
                                          : static_cast<uint64_t>(id) + 1);
-    Net net(person.width, generator);
+    Net net(person.width, generator, person.ties);
     const Device device = person.devices == nullptr
                               ? Device::Cpu()
                               : Device(person.devices->context(), 0);
@@ -349,6 +354,31 @@ class ElasticTrainingTest : public ::testing::Test {
     }
     for (std::thread& thread : threads) thread.join();
     return outcomes;
+  }
+
+  // Of one that comes after four steps to two others, which go on without it.
+  absl::Status StatusOfNewcomer(const Person& other) {
+    Crowd crowd;
+    crowd.Add(0);
+    crowd.Add(1);
+    Outcome outcomes[3];
+    std::thread newcomer;
+    Person first;
+    first.dies = [&](int64_t steps, bool is_in_step) {
+      if (steps == 4 && !is_in_step && !newcomer.joinable()) {
+        crowd.Add(2);
+        newcomer = std::thread([&] { outcomes[2] = Train(crowd, 2, other); });
+        while (!crowd.HasWaiting()) absl::SleepFor(absl::Milliseconds(1));
+      }
+      return false;
+    };
+    std::thread second([&] { outcomes[1] = Train(crowd, 1, Person()); });
+    outcomes[0] = Train(crowd, 0, first);
+    second.join();
+    newcomer.join();
+    ExpectUndisturbed(outcomes[0]);
+    ExpectUndisturbed(outcomes[1]);
+    return outcomes[2].status;
   }
 
   const Outcome& Undisturbed() {
