@@ -95,7 +95,7 @@ pid_t FindWorker(const Process& run, const std::string& role, int rank);
 void KillWorker(const Process& run, const std::string& role, int rank);
 
 // Waits until `trainer` of the elastic job `run`, such as "trainer1", takes
-// part again after it has ended for the `times`-th time.
+// part again, or resumes, after it has ended for the `times`-th time.
 void AwaitBack(const Process& run, const std::string& trainer, int times = 1);
 
 // The path of bin/weft, bin/trainer and so on.
