@@ -101,8 +101,9 @@ absl::Status CheckSealed(int fd, int64_t bytes, int64_t allocated) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Segment::FromFd: wants ", bytes, " bytes, found ", found.st_size));
   }
-  // Holes would be filled at first touch, or fail to be, with SIGBUS. Pages that
-  // are there stay; those that nobody has touched yet the kernel clears now.
+  // Holes would be filled at first touch, or fail to be, with SIGBUS. Pages
+  // that are there stay; those that nobody has touched yet the kernel clears
+  // now.
   if (int64_t{found.st_blocks} * 512 >= bytes) return absl::OkStatus();
   return AllocatePages(fd, 0, allocated);
 }
