@@ -10,7 +10,7 @@
 namespace weft::launch {
 namespace {
 
-// The messages are those of train/elastic_training.cc.
+// The messages are those of train/.
 struct Told {
   const char* message;
   const char* event;
