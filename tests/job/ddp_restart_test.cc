@@ -212,7 +212,8 @@ TEST(DataParallelRestart, RankKilledMoreOftenThanMaxRestartsEndsTheJob) {
   EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(128 + SIGKILL));
   // Rank 0 names rank 1, and ends with its own code.
   EXPECT_THAT(run->output(), HasSubstr("rank 1"));
-  EXPECT_THAT(run->output(), ContainsRegex("trainer0 exit code 10 \\(.*peer"));
+  EXPECT_THAT(run->output(),
+              ContainsRegex("trainer0 .*exit code 10 \\(peer lost\\)"));
   // An exit that is proven is not waited for as for silence.
   EXPECT_THAT(run->output(), Not(HasSubstr("silent")));
   ExpectNothingLeft(job.Path("run"));
