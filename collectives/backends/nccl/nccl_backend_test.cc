@@ -217,7 +217,7 @@ INSTANTIATE_TEST_SUITE_P(Seeds, NcclTensors,
                                             ::testing::Values(2, 3)));
 
 TEST_P(NcclTensors, GiveWhatThoseOfTheCpuGive) {
-  const auto [seed, size] = GetParam();
+  const int seed = std::get<0>(GetParam()), size = std::get<1>(GetParam());
   const auto wanted = WantedOf(size);
   NcclWorld world(size, seed);
   const bool is_async = seed % 2 == 0;
@@ -252,7 +252,7 @@ INSTANTIATE_TEST_SUITE_P(Seeds, NcclPlaces,
                                             ::testing::Values(2, 3)));
 
 TEST_P(NcclPlaces, OfOneCallAreTheCpuNcclsDeviceAndAnother) {
-  const auto [seed, size] = GetParam();
+  const int seed = std::get<0>(GetParam()), size = std::get<1>(GetParam());
   const auto wanted = WantedOf(size);
   NcclWorld world(size, seed);
   const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
@@ -278,7 +278,7 @@ TEST_P(NcclPlaces, OfOneCallAreTheCpuNcclsDeviceAndAnother) {
 // computes from the result sees all of it; nobody waits for the device but the
 // Future.
 TEST_P(NcclTensors, AreOrderedByEvents) {
-  const auto [seed, size] = GetParam();
+  const int seed = std::get<0>(GetParam()), size = std::get<1>(GetParam());
   NcclWorld world(size, seed);
   const auto statuses = world.Run([](const NcclRank& rank) -> absl::Status {
     ProcessGroup& group = rank.group;
@@ -300,7 +300,7 @@ TEST_P(NcclTensors, AreOrderedByEvents) {
 
 // The caller drops its tensors at once, and allocates others.
 TEST_P(NcclTensors, AreKeptUntilTheirEvent) {
-  const auto [seed, size] = GetParam();
+  const int seed = std::get<0>(GetParam()), size = std::get<1>(GetParam());
   NcclWorld world(size, seed);
   const auto statuses = world.Run([](const NcclRank& rank) -> absl::Status {
     ProcessGroup& group = rank.group;

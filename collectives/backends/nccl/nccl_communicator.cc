@@ -63,10 +63,11 @@ NcclCommunicator::~NcclCommunicator() {
   bool is_final = false;
   {
     MutexLock lock(mu_);
-    if (comm_ == nullptr) return;
+    const nccl::Comm comm = comm_;
+    if (comm == nullptr) return;
     is_final =
         OnDevice("ncclCommFinalize", [&](nccl::NativeStream) {
-          return Begun(f, f.CommFinalize(comm_), "ncclCommFinalize", comm_);
+          return Begun(f, f.CommFinalize(comm), "ncclCommFinalize", comm);
         }).ok();
   }
   const Instant until = SteadyClock().Now() + kLeaveTimeout;
@@ -77,10 +78,10 @@ NcclCommunicator::~NcclCommunicator() {
     return;
   }
   MutexLock lock(mu_);
+  const nccl::Comm comm = std::exchange(comm_, nullptr);
   OnDevice("ncclCommDestroy", [&](nccl::NativeStream) {
-    return Begun(f, f.CommDestroy(comm_), "ncclCommDestroy", nullptr);
+    return Begun(f, f.CommDestroy(comm), "ncclCommDestroy", nullptr);
   }).IgnoreError();
-  comm_ = nullptr;
 }
 
 absl::Status NcclCommunicator::OnDevice(

@@ -189,12 +189,14 @@ TEST(NcclFailures, AsynchronousErrorIsToldOnEveryRank) {
 }
 
 TEST(NcclFailures, CallThatFailsOnOneRankEndsItOnAll) {
-  for (const auto& [name, verb] : std::vector<std::pair<std::string, Verb>>{
+  for (const auto& one : std::vector<std::pair<std::string, Verb>>{
            {"ncclAllReduce", Verb::kAllReduce},
            {"ncclCommGetAsyncError", Verb::kAllReduce},
            {"ncclGroupEnd", Verb::kAllToAll},
            {"ncclSend", Verb::kAllToAll},
            {"ncclRedOpCreatePreMulSum", Verb::kAllReduce}}) {
+    const std::string& name = one.first;
+    const Verb verb = one.second;
     SCOPED_TRACE(name);
     NcclWorld world(2, 4);
     const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
@@ -386,13 +388,14 @@ TEST(NcclConnect, OptionsThatMakeNoSenseAreRefusedOnEveryRank) {
       cases = {{[](NcclOptions& o) { o.context = nullptr; }, "context"},
                {[](NcclOptions& o) { o.device = 2; }, "from 0 to 1"},
                {[](NcclOptions& o) { o.size = 3; }, "found rank 1 of 2"}};
-  for (const auto& [change, what] : cases) {
+  for (const auto& one : cases) {
+    const auto& change = one.first;
     NcclWorld world(2, 1);
     const auto statuses =
         ConnectAll(world, [&](int rank, NcclOptions& options) {
           if (rank == 1) change(options);
         });
-    EXPECT_THAT(statuses, Each(StatusIs(kInvalid, what)));
+    EXPECT_THAT(statuses, Each(StatusIs(kInvalid, one.second)));
   }
   NcclWorld world(1, 1);
   EXPECT_THAT(ConnectNccl(world.OptionsOf(0), nullptr).status(),
