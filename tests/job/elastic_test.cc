@@ -190,6 +190,10 @@ TEST(Elastic, TrainerThatIsAskedToStopWhileItWaitsSavesAndLeavesNothing) {
   const std::string saved = job.Path("saved");
   const auto run =
       StartRun(job, {"--elastic=2:4", "--nproc-per-node=1"}, saved);
+  // Its socket and the other's are in a directory that it makes.
+  ASSERT_TRUE(Becomes([&] {
+    return std::filesystem::exists(job.Path("run/weft/elastic"));
+  })) << run->output();
   Command command;
   command.env = {"XDG_RUNTIME_DIR=" + job.Path("run")};
   command.argv = Trainer(job, saved);
