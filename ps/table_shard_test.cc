@@ -479,6 +479,14 @@ TEST(TableShard, RefusesKeysOfADensePush) {
 }
 
 // 64 KiB of keys must not make a server allocate 2 GiB.
+// A message of several parts is counted before its parts are looked at.
+TEST(TableShard, CountsWhatAPullWouldBringWhateverItsKeysAre) {
+  const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::ASYNC);
+  EXPECT_EQ(shard->PulledBytes(Tensor()), 0);
+  EXPECT_EQ(shard->PulledBytes(Tensor::Arange(3, DType::kI64)), 3 * 2 * 4);
+  EXPECT_EQ(shard->PulledBytes(Tensor::Zeros({2, 2})), 4 * 2 * 4);
+}
+
 TEST(TableShard, RefusesAPullThatWouldBringTooMuch) {
   v1::TableSpec spec = Spec(v1::TableSpec::SPARSE, v1::TableSpec::ASYNC);
   spec.set_dim(kMaxDim);
