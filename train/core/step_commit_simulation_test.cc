@@ -100,7 +100,8 @@ class Simulation {
     return true;
   }
 
-  void Happen(const Event& event) {
+  // By value: it may be one of those that are erased.
+  void Happen(Event event) {
     due_.erase({Event::kComplete, event.rank});
     due_.erase({Event::kFail, event.rank});
     due_.erase(event);
