@@ -60,7 +60,7 @@ struct RingMemory {
 };
 
 // The pages of a ring that gets them as its first lap goes on, as one end sees
-// them: most rings carry little, and pages cost more than a connection.
+// them: most rings carry little, and pages cost memory, and time to clear.
 //
 // Thread-safety: one thread at a time.
 class RingPages {
