@@ -145,13 +145,8 @@ void AwaitBack(const Process& run, const std::string& trainer, int times) {
       at = output.find(absl::StrCat("weft: ", trainer, " has ended"), at);
       if (at++ == output.npos) return false;
     }
-    // It resumes where no other had begun before it was back.
-    for (const char* how : {" taking part ", " resuming "}) {
-      if (output.find(absl::StrCat(trainer, how), at) != output.npos) {
-        return true;
-      }
-    }
-    return false;
+    return output.find(absl::StrCat(trainer, " taking part "), at) !=
+           output.npos;
   };
   ASSERT_TRUE(Becomes(is_back)) << trainer << "\n" << run.output();
 }
