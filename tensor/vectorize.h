@@ -5,6 +5,10 @@
 // not work: clang 14 has it for no template, and ThreadSanitizer is not yet up
 // when the choice is made; with AddressSanitizer it would only treble minutes
 // of compiling. The results are the same but for contraction of a * b + c.
+//
+// A function of a header must be static: of one that two shared libraries
+// define the dynamic linker says "Relink ... for IFUNC symbol" at each start
+// of a program, and it may call what is not relocated yet.
 
 #ifndef WEFT_TENSOR_VECTORIZE_H_
 #define WEFT_TENSOR_VECTORIZE_H_

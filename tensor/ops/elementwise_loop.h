@@ -37,8 +37,8 @@ inline void CheckShapeKept(const Tensor& y, const Shape& broadcast,
 }
 
 template <typename R, typename T, typename Op>
-WEFT_VECTORIZE void UnaryRun(const T* in, int64_t in_stride, R* out,
-                             int64_t out_stride, int64_t n, Op op) {
+WEFT_VECTORIZE static void UnaryRun(const T* in, int64_t in_stride, R* out,
+                                    int64_t out_stride, int64_t n, Op op) {
   if (in_stride == 1 && out_stride == 1) {
     for (int64_t i = 0; i < n; ++i) out[i] = op(in[i]);
     return;
@@ -48,9 +48,9 @@ WEFT_VECTORIZE void UnaryRun(const T* in, int64_t in_stride, R* out,
 
 // A stride of 0 is a single element against many.
 template <typename R, typename T, typename U, typename Op>
-WEFT_VECTORIZE void BinaryRun(const T* a, int64_t a_stride, const U* b,
-                              int64_t b_stride, R* out, int64_t out_stride,
-                              int64_t n, Op op) {
+WEFT_VECTORIZE static void BinaryRun(const T* a, int64_t a_stride, const U* b,
+                                     int64_t b_stride, R* out,
+                                     int64_t out_stride, int64_t n, Op op) {
   if (out_stride == 1 && a_stride == 1 && b_stride == 1) {
     for (int64_t i = 0; i < n; ++i) out[i] = op(a[i], b[i]);
   } else if (out_stride == 1 && a_stride == 1 && b_stride == 0) {

@@ -118,8 +118,8 @@ inline constexpr int64_t kFoldedColumns = 256;
 
 // out[j] = the fold of column j, for at most kFoldedColumns columns.
 template <typename T, typename Op>
-WEFT_VECTORIZE void FoldFewColumns(const T* in, RowsLayout layout, T* out,
-                                   T start, Op op) {
+WEFT_VECTORIZE static void FoldFewColumns(const T* in, RowsLayout layout,
+                                          T* out, T start, Op op) {
   const int64_t n = layout.columns;
   const int64_t step = layout.row_stride;
   T levels[kCascadeLevels][kFoldedColumns];
