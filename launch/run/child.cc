@@ -17,7 +17,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
-#include "weft/worker/exit_code.h"
 
 namespace weft::launch {
 namespace {
@@ -72,16 +71,6 @@ std::vector<std::string> Environment(
 }
 
 }  // namespace
-
-std::string Exit::ToString() const {
-  if (signal != 0) {
-    const char* name = sigabbrev_np(signal);
-    return absl::StrCat("killed by SIG",
-                        name != nullptr ? name : absl::StrCat(signal));
-  }
-  return absl::StrCat("exit code ", code, " (",
-                      worker::NameOf(static_cast<worker::ExitCode>(code)), ")");
-}
 
 absl::StatusOr<std::unique_ptr<Child>> Child::Start(ChildSpec spec) {
   std::unique_ptr<Child> child(new Child(std::move(spec)));

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "weft/launch/failure/exit.h"
 
 namespace weft::launch {
 
@@ -24,17 +25,6 @@ struct ChildSpec {
   std::map<std::string, std::string> environment;  // over the launcher's own
   std::string log_file;  // gets all output, at its end; empty: none
   std::string role;      // ps
-};
-
-// How a process ended.
-struct Exit {
-  int code = 0;    // if it ended by itself
-  int signal = 0;  // that killed it; else 0
-
-  bool is_failure() const { return code != 0 || signal != 0; }
-  // As a shell says it: the code, or 128 + signal.
-  int shell_code() const { return signal != 0 ? 128 + signal : code; }
-  std::string ToString() const;  // "exit code 3 (...)", "killed by SIGKILL"
 };
 
 // Leads a process group of its own, and dies with the launcher, however that

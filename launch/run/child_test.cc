@@ -111,11 +111,5 @@ TEST(Child, LogFileThatCannotBeOpenedIsNamed) {
               ::testing::HasSubstr("/no/such/directory/ps0.log"));
 }
 
-TEST(Exit, IsNamedAsAReaderKnowsIt) {
-  EXPECT_FALSE(Exit().is_failure());
-  EXPECT_EQ((Exit{0, SIGKILL}).ToString(), "killed by SIGKILL");
-  EXPECT_THAT((Exit{3, 0}).ToString(), ::testing::HasSubstr("exit code 3"));
-}
-
 }  // namespace
 }  // namespace weft::launch

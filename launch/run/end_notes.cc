@@ -2,7 +2,7 @@
 
 #include <poll.h>
 
-#include "weft/launch/run/failure_report.h"
+#include "weft/launch/failure/failure_report.h"
 
 namespace weft::launch {
 namespace {

@@ -11,9 +11,9 @@
 
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
+#include "weft/launch/failure/failure_facts.h"
+#include "weft/launch/failure/oom_kills.h"
 #include "weft/launch/run/child.h"
-#include "weft/launch/run/failure_facts.h"
-#include "weft/launch/run/oom_kills.h"
 
 namespace weft::launch {
 

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "weft/base/bytes.h"
 #include "weft/base/future.h"
-#include "weft/launch/run/child.h"
+#include "weft/launch/failure/exit.h"
 #include "weft/net/channel.h"
 #include "weft/net/loop/loop.h"
 

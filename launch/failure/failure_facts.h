@@ -1,7 +1,7 @@
 // FailureFacts: what is known of a job, or of a part of it, that has failed.
 
-#ifndef WEFT_LAUNCH_RUN_FAILURE_FACTS_H_
-#define WEFT_LAUNCH_RUN_FAILURE_FACTS_H_
+#ifndef WEFT_LAUNCH_FAILURE_FAILURE_FACTS_H_
+#define WEFT_LAUNCH_FAILURE_FAILURE_FACTS_H_
 
 #include <sys/types.h>
 
@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "weft/launch/run/child.h"
-#include "weft/launch/run/oom_kills.h"
-#include "weft/launch/run/root_cause.h"
+#include "weft/launch/failure/exit.h"
+#include "weft/launch/failure/oom_kills.h"
+#include "weft/launch/failure/root_cause.h"
 
 namespace weft::launch {
 
@@ -49,4 +49,4 @@ struct FailureFacts {
 
 }  // namespace weft::launch
 
-#endif  // WEFT_LAUNCH_RUN_FAILURE_FACTS_H_
+#endif  // WEFT_LAUNCH_FAILURE_FAILURE_FACTS_H_

@@ -1,4 +1,4 @@
-#include "weft/launch/run/memory_verdict.h"
+#include "weft/launch/failure/memory_verdict.h"
 
 #include <signal.h>
 
@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "weft/launch/run/how_it_ended.h"
+#include "weft/launch/failure/how_it_ended.h"
 #include "weft/worker/exit_code.h"
 
 namespace weft::launch {

@@ -1,16 +1,16 @@
 // FailureReport: what `weft run` writes of a job that has failed, or shrunk: a
 // table with the root cause first, and what its rank and the others wrote last.
 
-#ifndef WEFT_LAUNCH_RUN_FAILURE_REPORT_H_
-#define WEFT_LAUNCH_RUN_FAILURE_REPORT_H_
+#ifndef WEFT_LAUNCH_FAILURE_FAILURE_REPORT_H_
+#define WEFT_LAUNCH_FAILURE_FAILURE_REPORT_H_
 
 #include <sys/types.h>
 
 #include <string>
 #include <vector>
 
-#include "weft/launch/run/failure_facts.h"
-#include "weft/launch/run/failure_table.h"
+#include "weft/launch/failure/failure_facts.h"
+#include "weft/launch/failure/failure_table.h"
 #include "weft/telemetry/field.h"
 
 namespace weft::launch {
@@ -32,4 +32,4 @@ bool IsStopped(pid_t pid);
 
 }  // namespace weft::launch
 
-#endif  // WEFT_LAUNCH_RUN_FAILURE_REPORT_H_
+#endif  // WEFT_LAUNCH_FAILURE_FAILURE_REPORT_H_

@@ -1,4 +1,4 @@
-#include "weft/launch/run/oom_kills.h"
+#include "weft/launch/failure/oom_kills.h"
 
 #include <fstream>
 #include <sstream>

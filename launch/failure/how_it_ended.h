@@ -1,14 +1,14 @@
 // HowOf: what the end of a process, and its last words, say of the reason.
 
-#ifndef WEFT_LAUNCH_RUN_HOW_IT_ENDED_H_
-#define WEFT_LAUNCH_RUN_HOW_IT_ENDED_H_
+#ifndef WEFT_LAUNCH_FAILURE_HOW_IT_ENDED_H_
+#define WEFT_LAUNCH_FAILURE_HOW_IT_ENDED_H_
 
 #include <string>
 #include <vector>
 
-#include "weft/launch/run/child.h"
-#include "weft/launch/run/failure_facts.h"
-#include "weft/launch/run/root_cause.h"
+#include "weft/launch/failure/exit.h"
+#include "weft/launch/failure/failure_facts.h"
+#include "weft/launch/failure/root_cause.h"
 #include "weft/worker/exit_code.h"
 
 namespace weft::launch {
@@ -35,4 +35,4 @@ std::string ErrorOf(const std::vector<std::string>& tail);
 
 }  // namespace weft::launch
 
-#endif  // WEFT_LAUNCH_RUN_HOW_IT_ENDED_H_
+#endif  // WEFT_LAUNCH_FAILURE_HOW_IT_ENDED_H_

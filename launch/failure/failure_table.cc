@@ -1,4 +1,4 @@
-#include "weft/launch/run/failure_table.h"
+#include "weft/launch/failure/failure_table.h"
 
 #include <algorithm>
 #include <set>
@@ -7,9 +7,9 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
-#include "weft/launch/run/how_it_ended.h"
-#include "weft/launch/run/last_call.h"
-#include "weft/launch/run/memory_verdict.h"
+#include "weft/launch/failure/how_it_ended.h"
+#include "weft/launch/failure/last_call.h"
+#include "weft/launch/failure/memory_verdict.h"
 #include "weft/worker/exit_code.h"
 
 namespace weft::launch {

@@ -1,7 +1,7 @@
 // OomKills: how many processes the kernel has killed for want of memory.
 
-#ifndef WEFT_LAUNCH_RUN_OOM_KILLS_H_
-#define WEFT_LAUNCH_RUN_OOM_KILLS_H_
+#ifndef WEFT_LAUNCH_FAILURE_OOM_KILLS_H_
+#define WEFT_LAUNCH_FAILURE_OOM_KILLS_H_
 
 #include <cstdint>
 #include <string>
@@ -35,4 +35,4 @@ int64_t CounterIn(absl::string_view text);
 
 }  // namespace weft::launch
 
-#endif  // WEFT_LAUNCH_RUN_OOM_KILLS_H_
+#endif  // WEFT_LAUNCH_FAILURE_OOM_KILLS_H_

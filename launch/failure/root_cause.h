@@ -5,8 +5,8 @@
 // evidence: how each rank ended before it was asked to, which did not end when
 // they were asked, and whom the victims' errors name.
 
-#ifndef WEFT_LAUNCH_RUN_ROOT_CAUSE_H_
-#define WEFT_LAUNCH_RUN_ROOT_CAUSE_H_
+#ifndef WEFT_LAUNCH_FAILURE_ROOT_CAUSE_H_
+#define WEFT_LAUNCH_FAILURE_ROOT_CAUSE_H_
 
 #include <set>
 #include <string>
@@ -85,4 +85,4 @@ std::vector<std::string> RanksNamedIn(absl::string_view line,
 
 }  // namespace weft::launch
 
-#endif  // WEFT_LAUNCH_RUN_ROOT_CAUSE_H_
+#endif  // WEFT_LAUNCH_FAILURE_ROOT_CAUSE_H_

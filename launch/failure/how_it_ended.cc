@@ -1,4 +1,4 @@
-#include "weft/launch/run/how_it_ended.h"
+#include "weft/launch/failure/how_it_ended.h"
 
 #include <signal.h>
 

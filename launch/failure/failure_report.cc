@@ -1,4 +1,4 @@
-#include "weft/launch/run/failure_report.h"
+#include "weft/launch/failure/failure_report.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "weft/launch/run/how_it_ended.h"
+#include "weft/launch/failure/how_it_ended.h"
 
 namespace weft::launch {
 namespace {

@@ -5,14 +5,14 @@
 // last called AllReduce #655", and a remote call by its function,
 // "weft::ps::Exchange".
 
-#ifndef WEFT_LAUNCH_RUN_LAST_CALL_H_
-#define WEFT_LAUNCH_RUN_LAST_CALL_H_
+#ifndef WEFT_LAUNCH_FAILURE_LAST_CALL_H_
+#define WEFT_LAUNCH_FAILURE_LAST_CALL_H_
 
 #include <string>
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "weft/launch/run/root_cause.h"
+#include "weft/launch/failure/root_cause.h"
 
 namespace weft::launch {
 
@@ -27,4 +27,4 @@ std::string CallOfPeerIn(absl::string_view error, absl::string_view rank,
 
 }  // namespace weft::launch
 
-#endif  // WEFT_LAUNCH_RUN_LAST_CALL_H_
+#endif  // WEFT_LAUNCH_FAILURE_LAST_CALL_H_

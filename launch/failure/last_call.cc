@@ -1,4 +1,4 @@
-#include "weft/launch/run/last_call.h"
+#include "weft/launch/failure/last_call.h"
 
 #include <cstddef>
 #include <vector>

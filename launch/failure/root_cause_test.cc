@@ -1,4 +1,4 @@
-#include "weft/launch/run/root_cause.h"
+#include "weft/launch/failure/root_cause.h"
 
 #include <string>
 #include <vector>

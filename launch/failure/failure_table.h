@@ -4,8 +4,8 @@
 // A pure function of what the launcher has seen: how each process ended, in
 // what order, what it wrote last, and what the kernel says of memory.
 
-#ifndef WEFT_LAUNCH_RUN_FAILURE_TABLE_H_
-#define WEFT_LAUNCH_RUN_FAILURE_TABLE_H_
+#ifndef WEFT_LAUNCH_FAILURE_FAILURE_TABLE_H_
+#define WEFT_LAUNCH_FAILURE_FAILURE_TABLE_H_
 
 #include <set>
 #include <string>
@@ -13,8 +13,8 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "weft/launch/run/failure_facts.h"
-#include "weft/launch/run/root_cause.h"
+#include "weft/launch/failure/failure_facts.h"
+#include "weft/launch/failure/root_cause.h"
 
 namespace weft::launch {
 
@@ -71,4 +71,4 @@ absl::string_view NameOf(FailureClass why);
 
 }  // namespace weft::launch
 
-#endif  // WEFT_LAUNCH_RUN_FAILURE_TABLE_H_
+#endif  // WEFT_LAUNCH_FAILURE_FAILURE_TABLE_H_

@@ -1,4 +1,4 @@
-#include "weft/launch/run/failure_table.h"
+#include "weft/launch/failure/failure_table.h"
 
 #include <signal.h>
 

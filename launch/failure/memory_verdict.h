@@ -1,11 +1,11 @@
 // MemoryVerdict: whether a process ended for want of memory.
 
-#ifndef WEFT_LAUNCH_RUN_MEMORY_VERDICT_H_
-#define WEFT_LAUNCH_RUN_MEMORY_VERDICT_H_
+#ifndef WEFT_LAUNCH_FAILURE_MEMORY_VERDICT_H_
+#define WEFT_LAUNCH_FAILURE_MEMORY_VERDICT_H_
 
 #include <string>
 
-#include "weft/launch/run/failure_facts.h"
+#include "weft/launch/failure/failure_facts.h"
 
 namespace weft::launch {
 
@@ -23,4 +23,4 @@ std::string MemoryOf(const RankReport& rank, const FailureFacts& facts);
 
 }  // namespace weft::launch
 
-#endif  // WEFT_LAUNCH_RUN_MEMORY_VERDICT_H_
+#endif  // WEFT_LAUNCH_FAILURE_MEMORY_VERDICT_H_

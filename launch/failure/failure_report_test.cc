@@ -1,4 +1,4 @@
-#include "weft/launch/run/failure_report.h"
+#include "weft/launch/failure/failure_report.h"
 
 #include <signal.h>
 #include <sys/wait.h>
