@@ -10,12 +10,12 @@
 #include "weft/base/clock.h"
 #include "weft/base/driver.h"
 #include "weft/base/status_macros.h"
-#include "weft/ps/core/wire_values.h"
 #include "weft/ps/pinned_servers.h"
 #include "weft/ps/replicated/replica_session.h"
 #include "weft/ps/replicated/table_client.h"
 #include "weft/ps/servers_by_map.h"
 #include "weft/ps/table_client.h"
+#include "weft/ps/wire/wire_values.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/session/failure.h"
 

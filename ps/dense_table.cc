@@ -5,10 +5,10 @@
 #include "absl/strings/string_view.h"
 #include "weft/base/status_macros.h"
 #include "weft/ps/client.h"
-#include "weft/ps/core/wire_values.h"
 #include "weft/ps/operation.h"
 #include "weft/ps/replicated/frame.h"
 #include "weft/ps/table_client.h"
+#include "weft/ps/wire/wire_values.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/codec/tensor_codec.h"
 

@@ -6,10 +6,10 @@
 #include "weft/base/status_macros.h"
 #include "weft/ps/client.h"
 #include "weft/ps/core/copy_row.h"
-#include "weft/ps/core/wire_values.h"
 #include "weft/ps/operation.h"
 #include "weft/ps/replicated/frame.h"
 #include "weft/ps/table_client.h"
+#include "weft/ps/wire/wire_values.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/codec/tensor_codec.h"
 

@@ -29,10 +29,10 @@
 #include "weft/ps/core/placement.h"
 #include "weft/ps/core/table_layout.h"
 #include "weft/ps/pinned_servers.h"
-#include "weft/ps/push_encoder.h"
 #include "weft/ps/replicated/replica_session.h"
 #include "weft/ps/replicated/table_client.h"
 #include "weft/ps/service.h"
+#include "weft/ps/wire/push_encoder.h"
 #include "weft/rpc/agent.h"
 #include "weft/tensor/tensor.h"
 

@@ -55,8 +55,8 @@
 #include "weft/ps/core/rate_changes.h"
 #include "weft/ps/core/round_gate.h"
 #include "weft/ps/core/table_layout.h"
-#include "weft/ps/core/wire_values.h"
 #include "weft/ps/table_metrics.h"
+#include "weft/ps/wire/wire_values.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft::ps {

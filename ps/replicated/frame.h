@@ -4,7 +4,7 @@
 // In bytes, in the order of the host: the kind, a count, and then the keys and
 // the floats of their rows, or the round and the scale of a learning rate. A
 // dense table's keys are slices. Gradients may have their values in the dtype
-// of the table's pushes (ps/core/wire_values.h) in place of floats; the kind
+// of the table's pushes (ps/wire/wire_values.h) in place of floats; the kind
 // says so. They stay so in the log, and are sent again so: primary and backup
 // read the same.
 //
@@ -27,7 +27,7 @@
 #include "weft/ps/core/rate_changes.h"
 #include "weft/ps/core/replication.h"
 #include "weft/ps/core/table_layout.h"
-#include "weft/ps/core/wire_values.h"
+#include "weft/ps/wire/wire_values.h"
 
 namespace weft::ps {
 

@@ -5,9 +5,9 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/check.h"
 #include "weft/base/status_macros.h"
-#include "weft/ps/core/wire_values.h"
 #include "weft/ps/replicated/cell.h"
 #include "weft/ps/replicated/replicated_table.h"
+#include "weft/ps/wire/wire_values.h"
 
 // Pushes and pulls: what is checked before a partition sees them.
 

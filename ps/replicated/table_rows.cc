@@ -2,9 +2,9 @@
 #include <utility>
 #include <vector>
 
-#include "weft/ps/core/wire_values.h"
 #include "weft/ps/replicated/cell.h"
 #include "weft/ps/replicated/replicated_table.h"
+#include "weft/ps/wire/wire_values.h"
 
 // The rows of a partition: what is read of them, what is applied to them, and
 // the rounds that are.

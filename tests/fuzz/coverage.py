@@ -32,7 +32,7 @@ PARSERS = {
     "ps/core/partition_map.cc": "Decode|ReadUpTo|NoMap",
     "ps/core/rate_changes.cc": "Parse|Format|Check",
     "ps/core/table_layout.cc": "Check",
-    "ps/core/wire_values.cc": "ReadInt8|FaultOfPushed",
+    "ps/wire/wire_values.cc": "ReadInt8|FaultOfPushed",
     "ps/export/exported_table.cc": "Read|Check|Index|Find|Parse|Damaged",
     "ps/export/table_file.cc": "",
     "ps/replicated/batch.cc": "Decode|CheckColumns|Unfit",

@@ -1,4 +1,4 @@
-#include "weft/ps/core/residuals.h"
+#include "weft/ps/wire/residuals.h"
 
 #include <cstdint>
 #include <map>

@@ -13,8 +13,8 @@
 //
 // Thread-safety: one thread at a time.
 
-#ifndef WEFT_PS_PUSH_ENCODER_H_
-#define WEFT_PS_PUSH_ENCODER_H_
+#ifndef WEFT_PS_WIRE_PUSH_ENCODER_H_
+#define WEFT_PS_WIRE_PUSH_ENCODER_H_
 
 #include <cstdint>
 #include <map>
@@ -23,9 +23,9 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "weft/ps/core/residuals.h"
 #include "weft/ps/core/table_layout.h"
-#include "weft/ps/core/wire_values.h"
+#include "weft/ps/wire/residuals.h"
+#include "weft/ps/wire/wire_values.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft::ps::internal {
@@ -66,4 +66,4 @@ class PushEncoder {
 
 }  // namespace weft::ps::internal
 
-#endif  // WEFT_PS_PUSH_ENCODER_H_
+#endif  // WEFT_PS_WIRE_PUSH_ENCODER_H_

@@ -1,4 +1,4 @@
-#include "weft/ps/push_encoder.h"
+#include "weft/ps/wire/push_encoder.h"
 
 #include <cstdint>
 #include <limits>

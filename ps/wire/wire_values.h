@@ -14,8 +14,8 @@
 //
 // Thread-safety: pure functions.
 
-#ifndef WEFT_PS_CORE_WIRE_VALUES_H_
-#define WEFT_PS_CORE_WIRE_VALUES_H_
+#ifndef WEFT_PS_WIRE_WIRE_VALUES_H_
+#define WEFT_PS_WIRE_WIRE_VALUES_H_
 
 #include <cstdint>
 #include <string>
@@ -62,4 +62,4 @@ std::string FaultOfPushed(const TableLayout& layout, WireDtype dtype,
 
 }  // namespace weft::ps
 
-#endif  // WEFT_PS_CORE_WIRE_VALUES_H_
+#endif  // WEFT_PS_WIRE_WIRE_VALUES_H_

@@ -1,4 +1,4 @@
-#include "weft/ps/core/wire_values.h"
+#include "weft/ps/wire/wire_values.h"
 
 #include <algorithm>
 #include <cmath>

@@ -12,8 +12,8 @@
 //
 // Thread-safety: one thread at a time.
 
-#ifndef WEFT_PS_CORE_RESIDUALS_H_
-#define WEFT_PS_CORE_RESIDUALS_H_
+#ifndef WEFT_PS_WIRE_RESIDUALS_H_
+#define WEFT_PS_WIRE_RESIDUALS_H_
 
 #include <algorithm>
 #include <cstddef>
@@ -89,4 +89,4 @@ class Residuals {
 
 }  // namespace weft::ps
 
-#endif  // WEFT_PS_CORE_RESIDUALS_H_
+#endif  // WEFT_PS_WIRE_RESIDUALS_H_
