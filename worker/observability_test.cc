@@ -28,8 +28,8 @@
 #include "weft/tests/support/temp_dir.h"
 #include "weft/transport/local_transport.h"
 #include "weft/worker/exit_code.h"
-#include "weft/worker/flight_recording.h"
-#include "weft/worker/status.h"
+#include "weft/worker/telemetry/flight_recording.h"
+#include "weft/worker/telemetry/status.h"
 #include "weft/worker/test_functions.h"
 #include "weft/worker/worker.h"
 

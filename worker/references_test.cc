@@ -15,7 +15,7 @@
 #include "weft/rref/rref.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
-#include "weft/worker/status.h"
+#include "weft/worker/telemetry/status.h"
 #include "weft/worker/test_workers.h"
 
 namespace weft::worker {

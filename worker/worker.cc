@@ -21,10 +21,10 @@
 #include "weft/rendezvous/grpc_coordinator.h"
 #include "weft/transport/grpc_transport.h"
 #include "weft/worker/exit_code.h"
-#include "weft/worker/flight_dump.h"
-#include "weft/worker/flight_recording.h"
 #include "weft/worker/membership_directory.h"
-#include "weft/worker/process_metrics.h"
+#include "weft/worker/telemetry/flight_dump.h"
+#include "weft/worker/telemetry/flight_recording.h"
+#include "weft/worker/telemetry/process_metrics.h"
 
 namespace weft::worker {
 namespace {

@@ -39,12 +39,12 @@
 #include "weft/transport/shm/memory_budget.h"
 #include "weft/transport/transport.h"
 #include "weft/worker/hosted_coordinator.h"
-#include "weft/worker/metrics_server.h"
 #include "weft/worker/on_signal.h"
 #include "weft/worker/options.h"
 #include "weft/worker/shutdown.h"
-#include "weft/worker/status.h"
-#include "weft/worker/trace_file.h"
+#include "weft/worker/telemetry/metrics_server.h"
+#include "weft/worker/telemetry/status.h"
+#include "weft/worker/telemetry/trace_file.h"
 
 namespace weft::worker {
 

@@ -12,7 +12,8 @@
 
 namespace weft::launch {
 
-// A file that a worker has written (worker/flight_dump.h), or what it has sent.
+// A file that a worker has written (worker/telemetry/flight_dump.h), or what it
+// has sent.
 struct FlightFile {
   std::string path;
   std::string text;

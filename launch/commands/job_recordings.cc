@@ -16,7 +16,7 @@
 #include "weft/rendezvous/view.h"
 #include "weft/telemetry/field.h"
 #include "weft/worker/exit_code.h"
-#include "weft/worker/flight_recording.h"
+#include "weft/worker/telemetry/flight_recording.h"
 
 namespace weft::launch {
 namespace {

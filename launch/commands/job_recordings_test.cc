@@ -15,7 +15,7 @@
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 #include "weft/worker/exit_code.h"
-#include "weft/worker/flight_recording.h"
+#include "weft/worker/telemetry/flight_recording.h"
 
 namespace weft::launch {
 namespace {

@@ -28,7 +28,7 @@
 #include "weft/telemetry/field.h"
 #include "weft/train/training_metrics.h"
 #include "weft/worker/flags.h"
-#include "weft/worker/status.h"
+#include "weft/worker/telemetry/status.h"
 
 namespace weft::launch {
 namespace {

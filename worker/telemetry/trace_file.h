@@ -1,7 +1,7 @@
 // TraceFile: the output of --trace, to which a worker writes its spans.
 
-#ifndef WEFT_WORKER_TRACE_FILE_H_
-#define WEFT_WORKER_TRACE_FILE_H_
+#ifndef WEFT_WORKER_TELEMETRY_TRACE_FILE_H_
+#define WEFT_WORKER_TELEMETRY_TRACE_FILE_H_
 
 #include <string>
 
@@ -54,4 +54,4 @@ class TraceFile {
 
 }  // namespace weft::worker
 
-#endif  // WEFT_WORKER_TRACE_FILE_H_
+#endif  // WEFT_WORKER_TELEMETRY_TRACE_FILE_H_

@@ -1,4 +1,4 @@
-#include "weft/worker/trace_file.h"
+#include "weft/worker/telemetry/trace_file.h"
 
 #include <fcntl.h>
 #include <poll.h>

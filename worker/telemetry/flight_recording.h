@@ -1,8 +1,8 @@
 // AskFlightRecording: what a worker's flight recorder holds, asked over the
 // network.
 
-#ifndef WEFT_WORKER_FLIGHT_RECORDING_H_
-#define WEFT_WORKER_FLIGHT_RECORDING_H_
+#ifndef WEFT_WORKER_TELEMETRY_FLIGHT_RECORDING_H_
+#define WEFT_WORKER_TELEMETRY_FLIGHT_RECORDING_H_
 
 #include <cstddef>
 #include <string>
@@ -31,4 +31,4 @@ struct RecordingSource {
 
 }  // namespace weft::worker
 
-#endif  // WEFT_WORKER_FLIGHT_RECORDING_H_
+#endif  // WEFT_WORKER_TELEMETRY_FLIGHT_RECORDING_H_

@@ -1,4 +1,4 @@
-#include "weft/worker/metrics_server.h"
+#include "weft/worker/telemetry/metrics_server.h"
 
 #include <gnutls/gnutls.h>
 #include <gnutls/x509.h>

@@ -1,4 +1,4 @@
-#include "weft/worker/flight_recording.h"
+#include "weft/worker/telemetry/flight_recording.h"
 
 #include <memory>
 #include <utility>

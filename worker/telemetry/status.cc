@@ -1,4 +1,4 @@
-#include "weft/worker/status.h"
+#include "weft/worker/telemetry/status.h"
 
 #include <memory>
 #include <utility>

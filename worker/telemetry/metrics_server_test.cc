@@ -1,4 +1,4 @@
-#include "weft/worker/metrics_server.h"
+#include "weft/worker/telemetry/metrics_server.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -1,7 +1,7 @@
 // ProcessMetrics: what the system knows of this process, for Prometheus.
 
-#ifndef WEFT_WORKER_PROCESS_METRICS_H_
-#define WEFT_WORKER_PROCESS_METRICS_H_
+#ifndef WEFT_WORKER_TELEMETRY_PROCESS_METRICS_H_
+#define WEFT_WORKER_TELEMETRY_PROCESS_METRICS_H_
 
 #include <memory>
 
@@ -18,4 +18,4 @@ std::unique_ptr<telemetry::Metrics::Refresher> ShowProcess(
 
 }  // namespace weft::worker
 
-#endif  // WEFT_WORKER_PROCESS_METRICS_H_
+#endif  // WEFT_WORKER_TELEMETRY_PROCESS_METRICS_H_

@@ -1,7 +1,7 @@
 // WriteDump: what a flight recorder holds, in a file.
 
-#ifndef WEFT_WORKER_FLIGHT_DUMP_H_
-#define WEFT_WORKER_FLIGHT_DUMP_H_
+#ifndef WEFT_WORKER_TELEMETRY_FLIGHT_DUMP_H_
+#define WEFT_WORKER_TELEMETRY_FLIGHT_DUMP_H_
 
 #include <string>
 
@@ -25,4 +25,4 @@ absl::StatusOr<std::string> WriteDump(const telemetry::FlightRecorder& recorder,
 
 }  // namespace weft::worker
 
-#endif  // WEFT_WORKER_FLIGHT_DUMP_H_
+#endif  // WEFT_WORKER_TELEMETRY_FLIGHT_DUMP_H_

@@ -1,4 +1,4 @@
-#include "weft/worker/flight_dump.h"
+#include "weft/worker/telemetry/flight_dump.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 // AskStatusPage: what a worker's status page shows, asked over the network.
 
-#ifndef WEFT_WORKER_STATUS_H_
-#define WEFT_WORKER_STATUS_H_
+#ifndef WEFT_WORKER_TELEMETRY_STATUS_H_
+#define WEFT_WORKER_TELEMETRY_STATUS_H_
 
 #include <string>
 
@@ -31,4 +31,4 @@ struct StatusSource {
 
 }  // namespace weft::worker
 
-#endif  // WEFT_WORKER_STATUS_H_
+#endif  // WEFT_WORKER_TELEMETRY_STATUS_H_

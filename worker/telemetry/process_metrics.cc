@@ -1,6 +1,6 @@
 // ProcessMetrics: see the header.
 
-#include "weft/worker/process_metrics.h"
+#include "weft/worker/telemetry/process_metrics.h"
 
 #include <sys/resource.h>
 #include <unistd.h>

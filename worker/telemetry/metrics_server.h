@@ -1,7 +1,7 @@
 // MetricsServer: the page of a worker's metrics, over HTTP, for Prometheus.
 
-#ifndef WEFT_WORKER_METRICS_SERVER_H_
-#define WEFT_WORKER_METRICS_SERVER_H_
+#ifndef WEFT_WORKER_TELEMETRY_METRICS_SERVER_H_
+#define WEFT_WORKER_TELEMETRY_METRICS_SERVER_H_
 
 #include <functional>
 #include <memory>
@@ -55,4 +55,4 @@ class MetricsServer {
 
 }  // namespace weft
 
-#endif  // WEFT_WORKER_METRICS_SERVER_H_
+#endif  // WEFT_WORKER_TELEMETRY_METRICS_SERVER_H_
