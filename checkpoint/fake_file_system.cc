@@ -19,6 +19,10 @@ bool IsInside(const std::string& path, const std::string& directory) {
   return absl::StartsWith(path, directory + "/");
 }
 
+absl::Status NoDirectory(const std::string& path) {
+  return absl::FailedPreconditionError(absl::StrCat(path, ": Not a directory"));
+}
+
 }  // namespace
 
 class FakeFile final : public WritableFile {
@@ -132,9 +136,11 @@ absl::StatusOr<int64_t> FakeFileSystem::Size(const std::string& path) {
 
 absl::StatusOr<std::vector<std::string>> FakeFileSystem::List(
     const std::string& directory) {
-  if (now_.count(directory) == 0) {
+  const auto found = now_.find(directory);
+  if (found == now_.end()) {
     return absl::NotFoundError(absl::StrCat("no directory ", directory));
   }
+  if (!found->second->is_directory) return NoDirectory(directory);
   std::vector<std::string> names;
   for (const auto& [path, node] : now_) {
     if (IsInside(path, directory) && ParentOf(path) == directory) {
@@ -148,7 +154,11 @@ absl::Status FakeFileSystem::MakeDirectories(const std::string& path) {
   for (size_t end = 0; end != std::string::npos;) {
     end = path.find('/', end + 1);
     const std::string part = path.substr(0, end);
-    if (now_.count(part) > 0) continue;
+    const auto found = now_.find(part);
+    if (found != now_.end()) {
+      if (!found->second->is_directory) return NoDirectory(part);
+      continue;
+    }
     WEFT_RETURN_IF_ERROR(Spend(part));
     auto node = std::make_shared<Node>();
     node->is_directory = true;
@@ -193,7 +203,15 @@ absl::Status FakeFileSystem::Remove(const std::string& path) {
   // Takes no space, so that a full disk can be relieved.
   if (has_failed_ && failure_ != Failure::kFull) return Spend(path);
   if (failure_ != Failure::kFull) WEFT_RETURN_IF_ERROR(Spend(path));
-  if (now_.count(path) > 0) Change(path, nullptr);
+  if (now_.count(path) == 0) return absl::OkStatus();
+  const bool has_files = std::any_of(
+      now_.begin(), now_.end(),
+      [&](const auto& entry) { return IsInside(entry.first, path); });
+  if (has_files) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cannot remove ", path, ": Directory not empty"));
+  }
+  Change(path, nullptr);
   return absl::OkStatus();
 }
 

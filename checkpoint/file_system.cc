@@ -14,6 +14,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
+#include "weft/base/write_all.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -53,13 +54,8 @@ class LocalFile final : public WritableFile {
   ~LocalFile() override { close(fd_); }
 
   absl::Status Append(absl::string_view bytes) override {
-    while (!bytes.empty()) {
-      const ssize_t wrote = write(fd_, bytes.data(), bytes.size());
-      if (wrote < 0 && errno == EINTR) continue;
-      if (wrote < 0) return FromErrno(errno, "write", path_);
-      bytes.remove_prefix(wrote);
-    }
-    return absl::OkStatus();
+    const int error = WriteAll(fd_, bytes);
+    return error == 0 ? absl::OkStatus() : FromErrno(error, "write", path_);
   }
 
   absl::Status Sync() override {

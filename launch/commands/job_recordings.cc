@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "weft/base/status_macros.h"
+#include "weft/base/write_all.h"
 #include "weft/launch/commands/ask_members.h"
 #include "weft/rendezvous/view.h"
 #include "weft/telemetry/field.h"
@@ -28,17 +29,6 @@ absl::Status CannotWrite(const std::string& path, int why) {
   return worker::WithExitCode(absl::UnavailableError(absl::StrCat(
                                   "--out: ", path, ": ", strerror(why))),
                               worker::ExitCode::kResource);
-}
-
-// 0, or the errno.
-int WriteAll(int fd, absl::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = write(fd, text.data(), text.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return errno;
-    text.remove_prefix(static_cast<size_t>(written));
-  }
-  return 0;
 }
 
 absl::StatusOr<std::string> WriteRecording(const FlightFile& file,

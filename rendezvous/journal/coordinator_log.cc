@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
+#include "weft/base/write_all.h"
 
 namespace weft::rendezvous {
 namespace {
@@ -95,7 +96,7 @@ absl::Status CoordinatorLog::Read() {
   if (all.size() < kMagic.size() && kMagic.substr(0, all.size()) == all) {
     all = std::string(kMagic);
     if (lseek(fd_, 0, SEEK_SET) < 0) return Failed("seek");
-    WEFT_RETURN_IF_ERROR(WriteAll(fd_, kMagic));
+    WEFT_RETURN_IF_ERROR(Write(fd_, kMagic));
     WEFT_RETURN_IF_ERROR(Sync(fd_));
     if (survives_ == Survives::kHost) {
       WEFT_RETURN_IF_ERROR(SyncDirectoryOf(path_));
@@ -126,7 +127,7 @@ absl::Status CoordinatorLog::Append(const std::vector<v1::LogRecord>& records) {
         absl::StrCat("coordinator log ", path_, ": an earlier write failed"));
   }
   const std::string frames = FrameRecords(records);
-  absl::Status status = WriteAll(fd_, frames);
+  absl::Status status = Write(fd_, frames);
   if (status.ok()) status = Sync(fd_);
   // The content on disk is unknown until it is read again.
   is_broken_ = !status.ok();
@@ -141,7 +142,7 @@ absl::Status CoordinatorLog::Rewrite(
       path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return Failed("open the new file of");
   const std::string contents = absl::StrCat(kMagic, FrameRecords(records));
-  absl::Status status = WriteAll(fd, contents);
+  absl::Status status = Write(fd, contents);
   if (status.ok()) status = Sync(fd);
   if (status.ok() && flock(fd, LOCK_EX | LOCK_NB) != 0) status = Failed("lock");
   if (status.ok() && rename(path.c_str(), path_.c_str()) != 0) {
@@ -157,14 +158,9 @@ absl::Status CoordinatorLog::Rewrite(
   return SyncDirectoryOf(path_);
 }
 
-absl::Status CoordinatorLog::WriteAll(int fd, absl::string_view bytes) const {
-  while (!bytes.empty()) {
-    const ssize_t n = write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return Failed("write");
-    bytes.remove_prefix(n);
-  }
-  return absl::OkStatus();
+absl::Status CoordinatorLog::Write(int fd, absl::string_view bytes) const {
+  errno = WriteAll(fd, bytes);
+  return errno == 0 ? absl::OkStatus() : Failed("write");
 }
 
 absl::Status CoordinatorLog::Failed(absl::string_view what) const {

@@ -53,7 +53,7 @@ class CoordinatorLog final : public Journal {
   CoordinatorLog(std::string path, int fd, Survives survives)
       : path_(std::move(path)), survives_(survives), fd_(fd) {}
   absl::Status Read();
-  absl::Status WriteAll(int fd, absl::string_view bytes) const;
+  absl::Status Write(int fd, absl::string_view bytes) const;
   // Waits for the disk where a record survives the host.
   absl::Status Sync(int fd) const;
   absl::Status Failed(absl::string_view what) const;

@@ -11,8 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
+#include "weft/base/write_all.h"
 #include "weft/net/edge/socket_directory.h"
 
 namespace weft::worker {
@@ -53,16 +53,6 @@ absl::StatusOr<int> OpenNew(const std::string& stem, std::string* path) {
   return absl::UnavailableError(absl::StrCat(*path, ": ", strerror(errno)));
 }
 
-absl::Status WriteAll(int fd, absl::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = write(fd, text.data(), text.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return absl::UnavailableError(strerror(errno));
-    text.remove_prefix(written);
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::Status CheckDumpDirectory(const std::string& directory) {
@@ -89,10 +79,10 @@ absl::StatusOr<std::string> WriteDump(const telemetry::FlightRecorder& recorder,
       const int fd, OpenNew(absl::StrCat((fs::path(directory) / "").string(),
                                          job, "-", name, "-", getpid()),
                             &path));
-  const absl::Status written = WriteAll(fd, recorder.DumpText());
+  const int error = WriteAll(fd, recorder.DumpText());
   close(fd);
-  if (written.ok()) return path;
-  return Reworded(written, absl::StrCat(path, ": ", written.message()));
+  if (error == 0) return path;
+  return absl::UnavailableError(absl::StrCat(path, ": ", strerror(error)));
 }
 
 }  // namespace weft::worker
