@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 #include "weft/base/catch_to_status.h"
@@ -17,17 +19,29 @@ namespace {
 // The elements are copied as they lie in memory.
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 
-absl::Status CheckNames(const std::vector<TensorEntry>& entries) {
+absl::Status CheckEntries(const std::vector<TensorEntry>& entries) {
   if (entries.size() > static_cast<size_t>(kMaxTensors)) {
     return absl::InvalidArgumentError(
         absl::StrCat("WriteSafetensors: ", entries.size(),
                      " tensors, allowed are a million"));
   }
+  absl::flat_hash_set<absl::string_view> names;
   for (const auto& [name, dtype, shape, begin, end] : entries) {
     if (name.empty() || name.size() > kMaxNameBytes || name == "__metadata__") {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "WriteSafetensors: a tensor is called \"", absl::CHexEscape(name),
+          "\", allowed are 1 to 256 bytes but __metadata__"));
+    }
+    if (!names.insert(name).second) {
       return absl::InvalidArgumentError(
-          absl::StrCat("WriteSafetensors: a tensor is called \"", name,
-                       "\", allowed are 1 to 256 bytes but __metadata__"));
+          absl::StrCat("WriteSafetensors: two tensors are called \"",
+                       absl::CHexEscape(name), "\""));
+    }
+    if (NumElements(shape, "WriteSafetensors") >
+        kMaxTensorBytes / ItemSize(dtype)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "WriteSafetensors: \"", absl::CHexEscape(name), "\" of ", Name(dtype),
+          ShapeText(shape), " has more than ", kMaxTensorBytes, " bytes"));
     }
   }
   return absl::OkStatus();
@@ -55,8 +69,9 @@ absl::StatusOr<Tensor> ReadTensor(const TensorEntry& entry,
   if (entry.dtype == DType::kBool &&
       std::any_of(from.begin(), from.end(),
                   [](char c) { return c != 0 && c != 1; })) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        where, ": \"", entry.name, "\" is BOOL and has a byte above 1"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, ": \"", absl::CHexEscape(entry.name),
+                     "\" is BOOL and has a byte above 1"));
   }
   const Tensor tensor = Tensor::Empty(entry.shape, entry.dtype);
   if (!from.empty()) std::memcpy(tensor.raw(), from.data(), from.size());
@@ -67,7 +82,8 @@ absl::StatusOr<Tensor> ReadTensor(const TensorEntry& entry,
 
 absl::StatusOr<std::string> SafetensorsFront(std::vector<TensorEntry>& entries,
                                              const Metadata& metadata) {
-  WEFT_RETURN_IF_ERROR(CheckNames(entries));
+  // NumElements throws for a shape that no tensor has.
+  WEFT_RETURN_IF_ERROR(CatchToStatus([&] { return CheckEntries(entries); }));
   Place(entries);
   nlohmann::json header = nlohmann::json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
@@ -98,8 +114,8 @@ absl::Status WriteSafetensors(const Safetensors& content, WritableFile& file) {
     std::vector<TensorEntry> entries;
     for (const auto& [name, tensor] : content.tensors) {
       if (!tensor.defined()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("WriteSafetensors: \"", name, "\" is undefined"));
+        return absl::InvalidArgumentError(absl::StrCat(
+            "WriteSafetensors: \"", absl::CHexEscape(name), "\" is undefined"));
       }
       entries.push_back({name, tensor.dtype(), tensor.shape()});
     }

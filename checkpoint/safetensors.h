@@ -66,7 +66,8 @@ absl::StatusOr<Safetensors> ParseSafetensors(absl::string_view file,
 
 // The front of a file, up to its first element, for a writer that holds no
 // tensors: `entries` need name, dtype and shape, and come back in the order in
-// which their elements follow, with their places. Errors as WriteSafetensors.
+// which their elements follow, with their places. kInvalidArgument for what a
+// reader would refuse: names, metadata, two of one name, a shape of no tensor.
 absl::StatusOr<std::string> SafetensorsFront(std::vector<TensorEntry>& entries,
                                              const Metadata& metadata);
 
