@@ -78,6 +78,12 @@ std::optional<ParsedName> ParseAttemptName(absl::string_view name) {
   return parsed;
 }
 
+absl::Status CheckCheckpointName(absl::string_view name) {
+  if (ParseCheckpointName(name).has_value()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("\"", absl::CHexEscape(name), "\" is no checkpoint's name"));
+}
+
 absl::StatusOr<ParsedName> RequireAttempt(absl::string_view name) {
   if (auto parsed = ParseAttemptName(name)) return *std::move(parsed);
   return absl::InvalidArgumentError(absl::StrCat(
@@ -152,6 +158,11 @@ absl::StatusOr<std::string> CheckpointDirectory::Begin(int64_t step) {
     auto parsed = ParseCheckpointName(name);
     if (!parsed.has_value()) parsed = ParseAttemptName(name);
     if (parsed.has_value()) next.number = std::max(next.number, parsed->number);
+  }
+  if (next.number == std::numeric_limits<int64_t>::max()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        options_.path, " has a checkpoint of number ", next.number,
+        ", after which none comes; wanted only what Commit named; rename it"));
   }
   ++next.number;
   const std::string attempt = AttemptName(next);
@@ -285,8 +296,8 @@ absl::Status CheckpointDirectory::CheckSizes(
     WEFT_ASSIGN_OR_RETURN(const int64_t found, files_.Size(path));
     if (found != file.digest.bytes) {
       return absl::DataLossError(
-          absl::StrCat(path, " of writer \"", file.writer, "\" has ", found,
-                       " bytes, wanted ", file.digest.bytes));
+          absl::StrCat(path, " of writer \"", absl::CHexEscape(file.writer),
+                       "\" has ", found, " bytes, wanted ", file.digest.bytes));
     }
   }
   return absl::OkStatus();
@@ -365,10 +376,7 @@ absl::StatusOr<std::vector<std::string>> CheckpointDirectory::List() {
 
 absl::StatusOr<Manifest> CheckpointDirectory::ReadManifest(
     const std::string& name) {
-  if (!ParseCheckpointName(name).has_value()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "\"", absl::CHexEscape(name), "\" is no checkpoint's name"));
-  }
+  WEFT_RETURN_IF_ERROR(CheckCheckpointName(name));
   const std::string path = PathOf(name, kManifest);
   WEFT_ASSIGN_OR_RETURN(const std::string text,
                         files_.Read(path, kMaxManifestBytes));
@@ -377,6 +385,12 @@ absl::StatusOr<Manifest> CheckpointDirectory::ReadManifest(
 
 absl::StatusOr<Safetensors> CheckpointDirectory::LoadShard(
     const std::string& name, const FileRecord& file) {
+  WEFT_RETURN_IF_ERROR(CheckCheckpointName(name));
+  if (!IsShardName(file.name)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("file \"", absl::CHexEscape(file.name), "\" of ", name,
+                     ": wanted shard-NNNNN.safetensors"));
+  }
   const std::string path = PathOf(name, file.name);
   WEFT_ASSIGN_OR_RETURN(const std::string bytes,
                         files_.Read(path, std::numeric_limits<int64_t>::max()));
@@ -409,9 +423,10 @@ absl::StatusOr<CheckpointDirectory::Loaded> CheckpointDirectory::Load(
     WEFT_ASSIGN_OR_RETURN(Safetensors shard, LoadShard(name, file));
     loaded.tensors.merge(shard.tensors);
     if (!shard.tensors.empty()) {  // what merge left behind
-      return absl::DataLossError(absl::StrCat(
-          PathOf(name, file.name), ": tensor \"", shard.tensors.begin()->first,
-          "\" is in an earlier shard too"));
+      return absl::DataLossError(
+          absl::StrCat(PathOf(name, file.name), ": tensor \"",
+                       absl::CHexEscape(shard.tensors.begin()->first),
+                       "\" is in an earlier shard too"));
     }
   }
   return loaded;

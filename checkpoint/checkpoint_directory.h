@@ -85,7 +85,8 @@ class CheckpointDirectory {
 
   // --- Written by several processes. ---------------------------------------
 
-  // Makes room for a checkpoint and returns the attempt's name.
+  // Makes room for a checkpoint and returns the attempt's name. The step is not
+  // negative. kFailedPrecondition if the numbers have come to their end.
   absl::StatusOr<std::string> Begin(int64_t step);
 
   // Writes shard number `shard` of the attempt; each number once.
@@ -125,7 +126,8 @@ class CheckpointDirectory {
 
   absl::StatusOr<Manifest> ReadManifest(const std::string& name);
 
-  // Reads a shard and compares it with its record first.
+  // Reads a shard and compares it with its record first. kInvalidArgument if
+  // `name` is no checkpoint's or the record's no shard's.
   absl::StatusOr<Safetensors> LoadShard(const std::string& name,
                                         const FileRecord& file);
 

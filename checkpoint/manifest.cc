@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -37,7 +38,8 @@ absl::Status CheckFiles(const std::vector<FileRecord>& files) {
   for (const FileRecord& file : files) {
     if (!IsShardName(file.name) || !names.insert(file.name).second) {
       return absl::InvalidArgumentError(
-          absl::StrCat("file \"", file.name, "\" of writer \"", file.writer,
+          absl::StrCat("file \"", absl::CHexEscape(file.name),
+                       "\" of writer \"", absl::CHexEscape(file.writer),
                        "\": wanted shard-NNNNN.safetensors, each once"));
     }
     if (file.digest.bytes < 0 || !IsHex(file.digest.sha256, 64) ||
