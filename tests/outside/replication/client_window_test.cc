@@ -122,121 +122,168 @@ TEST(OutsideWindow, ThousandsOfPartitionsOfFewAndOfManyEntries) {
   }
 }
 
+// One window, and servers and maps that answer in any order and how often they
+// like.
+class Answering {
+ public:
+  static constexpr int kPartitions = 4;
+
+  explicit Answering(uint64_t seed)
+      : random_(seed),
+        map_(MapOf(2, 3, 5)),
+        level_(static_cast<Durability>(random_.Below(4))),
+        window_(Bounded(OptionsOf(level_)), kPartitions, map_) {}
+
+  void Step() {
+    now_ += absl::Milliseconds(random_.Below(30));
+    switch (random_.Below(8)) {
+      case 0:
+      case 1:
+        Push(static_cast<int>(random_.Below(kPartitions)));
+        break;
+      case 2:
+      case 3:
+        Answer();
+        break;
+      case 4:
+        AnswerAgain();
+        break;
+      case 5:
+        Fail();
+        break;
+      case 6:
+        ChangeMap();
+        break;
+      default:
+        window_.OnTick(now_);
+    }
+    for (const auto& action : window_.TakeActions()) Take(action);
+  }
+
+  void Check() {
+    EXPECT_LE(window_.outstanding_bytes(), kMostBytes);
+    for (int i = 0; i < kPartitions; ++i) {
+      EXPECT_LE(window_.outstanding(i), SequenceWindow::kWidth);
+      if (level_ != Durability::kD0) {
+        EXPECT_EQ(window_.outstanding(i), pushed_[i] - stable_[i]);
+      }
+      // "at D1 ... answered once applied": what is stable was answered too.
+      for (uint64_t n = 1; n <= stable_[i]; ++n) {
+        EXPECT_EQ(answered_[i].count(n), 1u) << n;
+      }
+      EXPECT_FALSE(window_.DescribeWait(i).empty());
+    }
+  }
+
+ private:
+  static constexpr int64_t kMostBytes = 1000;
+
+  static ClientWindowOptions Bounded(ClientWindowOptions options) {
+    options.most_bytes = kMostBytes;
+    return options;
+  }
+
+  // REQUIRES: !all.empty().
+  template <typename T>
+  const T& OneOf(const std::vector<T>& all) {
+    return all[random_.Below(static_cast<int64_t>(all.size()))];
+  }
+
+  void Push(int partition) {
+    const int64_t size = random_.Below(120);
+    if (!window_.HasRoom(partition, size)) return;
+    const uint64_t n =
+        window_.Push(partition, Bytes::Own(std::string(size, 'p')), now_);
+    EXPECT_EQ(n, ++pushed_[partition]);
+  }
+
+  void Answer() {
+    if (sent_.empty()) return;
+    const auto& [partition, request] = OneOf(sent_);
+    const auto code = static_cast<Code>(random_.Below(5));  // not kTooFar
+    // A server says of what it has seen: no more than was pushed.
+    const uint64_t through = static_cast<uint64_t>(
+        random_.Below(static_cast<int64_t>(pushed_[partition]) + 1));
+    given_.emplace_back(partition, AnswerTo(request, code, through,
+                                            map_.epoch() - random_.Below(3)));
+    window_.OnAnswer(partition, given_.back().second, now_);
+  }
+
+  void AnswerAgain() {
+    if (given_.empty()) return;
+    const auto& [partition, answer] = OneOf(given_);
+    window_.OnAnswer(partition, answer, now_);
+  }
+
+  void Fail() {
+    if (sent_.empty()) return;
+    const auto& [partition, request] = OneOf(sent_);
+    window_.OnFailure(partition, request, now_);
+  }
+
+  void ChangeMap() {
+    const WorkerKey key = {static_cast<uint32_t>(1 + random_.Below(3)), 1};
+    if (random_.Chance(0.3)) {
+      map_.FailServer(key, PartitionMap::State::kSilent);
+    } else {
+      map_.AddServer(key, 0);
+      map_.AddBackups();
+    }
+    if (random_.Chance(0.7)) window_.OnMap(map_, now_);
+  }
+
+  void Take(const ClientWindow::Action& action) {
+    const uint64_t n = action.request.mark.sequence;
+    uint64_t& stable = stable_[action.partition];
+    switch (action.kind) {
+      case Kind::kSend:
+        EXPECT_FALSE(IsNone(action.request.to));
+        EXPECT_LE(n, pushed_[action.partition]);
+        // "names ... the client's number, and its lowest number that is
+        // outstanding"
+        if (n != 0) {
+          EXPECT_LE(action.request.mark.first, n);
+          EXPECT_LT(n - action.request.mark.first, SequenceWindow::kWidth);
+          EXPECT_GT(n, stable);
+        }
+        EXPECT_EQ(action.request.mark.client, 7u);
+        sent_.emplace_back(action.partition, action.request);
+        break;
+      case Kind::kAnswered:
+        EXPECT_TRUE(answered_[action.partition].insert(n).second) << n;
+        break;
+      case Kind::kStable:
+        EXPECT_GT(n, stable);
+        EXPECT_LE(n, pushed_[action.partition]);
+        stable = n;
+        break;
+      case Kind::kLearnMap:
+        break;
+      case Kind::kBroken:
+        ADD_FAILURE() << "nobody has refused a push for good";
+    }
+  }
+
+  sim::Random random_;
+  PartitionMap map_;
+  const Durability level_;
+  ClientWindow window_;
+  std::vector<std::pair<int, PushRequest>> sent_;
+  std::vector<std::pair<int, ps::Answer>> given_;
+  std::map<int, uint64_t> pushed_, stable_;
+  std::map<int, std::set<uint64_t>> answered_;
+  Instant now_ = At(0);
+};
+
 // Each push is told once as answered, kStable only rises, and what is kept is
 // what is not stable, whatever answers say, in whatever order, how often.
 TEST(OutsideWindow, AbsurdLateAndDoubledAnswersAreTakenOnce) {
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
-    sim::Random random(seed);
-    PartitionMap map = MapOf(2, 3, 5);
-    const auto level = static_cast<Durability>(random.Below(4));
-    ClientWindowOptions options = OptionsOf(level);
-    options.most_bytes = 1000;
-    ClientWindow window(options, 4, map);
-    std::vector<std::pair<int, PushRequest>> sent;
-    std::vector<std::pair<int, Answer>> given;
-    std::map<int, uint64_t> pushed, stable;
-    std::map<int, std::set<uint64_t>> answered;
-    Instant now = At(0);
+    Answering answering(seed);
     for (int step = 0; step < 300; ++step) {
-      now += absl::Milliseconds(random.Below(30));
-      const int p = static_cast<int>(random.Below(4));
-      switch (random.Below(8)) {
-        case 0:
-        case 1: {
-          const int64_t size = random.Below(120);
-          if (!window.HasRoom(p, size)) break;
-          const uint64_t n =
-              window.Push(p, Bytes::Own(std::string(size, 'p')), now);
-          EXPECT_EQ(n, ++pushed[p]);
-          break;
-        }
-        case 2:
-        case 3:
-          if (!sent.empty()) {
-            const auto& [partition, request] =
-                sent[random.Below(static_cast<int64_t>(sent.size()))];
-            const auto code =
-                static_cast<Code>(random.Below(5));  // not kTooFar
-            // A server says of what it has seen: no more than was pushed.
-            const uint64_t through = static_cast<uint64_t>(
-                random.Below(static_cast<int64_t>(pushed[partition]) + 1));
-            given.emplace_back(partition,
-                               AnswerTo(request, code, through,
-                                        map.epoch() - random.Below(3)));
-            window.OnAnswer(partition, given.back().second, now);
-          }
-          break;
-        case 4:
-          if (!given.empty()) {
-            const auto& [partition, answer] =
-                given[random.Below(static_cast<int64_t>(given.size()))];
-            window.OnAnswer(partition, answer, now);
-          }
-          break;
-        case 5:
-          if (!sent.empty()) {
-            const auto& [partition, request] =
-                sent[random.Below(static_cast<int64_t>(sent.size()))];
-            window.OnFailure(partition, request, now);
-          }
-          break;
-        case 6: {
-          const WorkerKey key = {static_cast<uint32_t>(1 + random.Below(3)), 1};
-          if (random.Chance(0.3)) {
-            map.FailServer(key, PartitionMap::State::kSilent);
-          } else {
-            map.AddServer(key, 0);
-            map.AddBackups();
-          }
-          if (random.Chance(0.7)) window.OnMap(map, now);
-          break;
-        }
-        default:
-          window.OnTick(now);
-      }
-      for (const auto& action : window.TakeActions()) {
-        const uint64_t n = action.request.mark.sequence;
-        switch (action.kind) {
-          case Kind::kSend:
-            EXPECT_FALSE(IsNone(action.request.to));
-            EXPECT_LE(n, pushed[action.partition]);
-            // "names ... the client's number, and its lowest number that is
-            // outstanding"
-            if (n != 0) {
-              EXPECT_LE(action.request.mark.first, n);
-              EXPECT_LT(n - action.request.mark.first, SequenceWindow::kWidth);
-              EXPECT_GT(n, stable[action.partition]);
-            }
-            EXPECT_EQ(action.request.mark.client, 7u);
-            sent.emplace_back(action.partition, action.request);
-            break;
-          case Kind::kAnswered:
-            EXPECT_TRUE(answered[action.partition].insert(n).second) << n;
-            break;
-          case Kind::kStable:
-            EXPECT_GT(n, stable[action.partition]);
-            EXPECT_LE(n, pushed[action.partition]);
-            stable[action.partition] = n;
-            break;
-          case Kind::kLearnMap:
-            break;
-          case Kind::kBroken:
-            ADD_FAILURE() << "nobody has refused a push for good";
-        }
-      }
-      EXPECT_LE(window.outstanding_bytes(), options.most_bytes);
-      for (int i = 0; i < 4; ++i) {
-        EXPECT_LE(window.outstanding(i), SequenceWindow::kWidth);
-        if (level != Durability::kD0) {
-          EXPECT_EQ(window.outstanding(i), pushed[i] - stable[i]);
-        }
-        // "at D1 ... answered once applied": what is stable was answered too.
-        for (uint64_t n = 1; n <= stable[i]; ++n) {
-          EXPECT_EQ(answered[i].count(n), 1u) << n;
-        }
-        EXPECT_FALSE(window.DescribeWait(i).empty());
-      }
+      answering.Step();
+      answering.Check();
     }
     if (HasFailure()) return;
   }

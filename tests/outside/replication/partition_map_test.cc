@@ -95,7 +95,7 @@ void ExpectIsMap(const PartitionMap& map) {
 // "each has as many primaries as any other, or one more, and stands by for all
 // others alike. A backup is on another host if there is one."
 TEST(OutsideMap, DealsEvenlyHoweverManyThereAre) {
-  for (const auto& [entries, count] :
+  for (const auto& [entries_of_map, servers] :
        std::vector<std::pair<int, int>>{{1, 1},
                                         {1, 2},
                                         {2, 5},
@@ -109,6 +109,7 @@ TEST(OutsideMap, DealsEvenlyHoweverManyThereAre) {
                                         {4096, 33},
                                         {16'384, 5},
                                         {16'384, 1024}}) {
+    const int entries = entries_of_map, count = servers;  // lambdas take them
     SCOPED_TRACE(absl::StrCat(entries, " to ", count));
     const auto map = PartitionMap::Assign(entries, Servers(count, 5000), 2, 77);
     ASSERT_THAT(map.status(), IsOk());
@@ -261,134 +262,150 @@ class Changing {
   PartitionMap map_;
 };
 
+// What may be asked of a map, of anybody and of any entry.
+class AnyChanges {
+ public:
+  explicit AnyChanges(uint64_t seed)
+      : random_(seed),
+        servers_(1 + static_cast<int>(random_.Below(6))),
+        changing_(*PartitionMap::Assign(
+            1 << random_.Below(5), Servers(servers_, 1 + random_.Below(4)),
+            1 + static_cast<int>(random_.Below(2)), 1 + random_.Below(100))) {
+    for (int i = 0; i < servers_; ++i) newest_[i + 1] = 1;
+  }
+
+  void Step() {
+    const uint32_t id = static_cast<uint32_t>(1 + random_.Below(8));
+    const uint64_t epoch = random_.Chance(0.8)
+                               ? newest_[id]
+                               : static_cast<uint64_t>(random_.Below(6));
+    const WorkerKey key = {id, epoch};
+    switch (random_.Below(6)) {
+      case 0:
+        return Add(random_.Chance(0.3) ? WorkerKey{id, newest_[id] + 1} : key);
+      case 1:
+      case 2:
+        return Fail(key, random_.Chance(0.5) ? State::kSilent : State::kExited);
+      case 3:
+        return AddBackups();
+      default:
+        return Apply();
+    }
+  }
+
+ private:
+  const PartitionMap& map() const { return changing_.map(); }
+
+  void Add(const WorkerKey& added) {
+    const State was = map().StateOf(added);
+    const uint64_t newest = newest_[added.id];
+    const bool is = changing_.Run(
+        [&](PartitionMap& map) { return map.AddServer(added, added.id % 3); });
+    // "False if it was live, has exited, or there is no room."
+    EXPECT_EQ(is, !IsNone(added) && was == State::kSilent) << added.ToString();
+    if (!is) return;
+    EXPECT_EQ(map().StateOf(added), State::kLive);
+    if (newest != 0 && added.epoch > newest) {
+      EXPECT_EQ(map().StateOf({added.id, newest}), State::kExited);
+    }
+    newest_[added.id] = added.epoch;
+  }
+
+  void Fail(const WorkerKey& key, State state) {
+    const State was = map().StateOf(key);
+    bool has_part = false;
+    for (const WorkerKey partner : map().PartnersOf(key)) {
+      EXPECT_NE(partner, key);
+      EXPECT_THAT(map().PartnersOf(partner), ::testing::Contains(key));
+      has_part = true;
+    }
+    const PartitionMap before = map();
+    const bool is = changing_.Run(
+        [&](PartitionMap& map) { return map.FailServer(key, state); });
+    EXPECT_TRUE(is || !has_part || was != State::kLive);
+    for (int i = 0; is && i < before.entries(); ++i) {
+      const Entry& then = before.entry(i);
+      const Entry& now = map().entry(i);
+      if (state == State::kExited) {
+        EXPECT_NE(now.primary, key);
+        EXPECT_NE(now.backup, key);
+      }
+      // "What it has alone stays with it while it is silent, and is lost once
+      // it has exited".
+      if (then.primary == key && !then.in_sync) {
+        EXPECT_EQ(now.primary, state == State::kSilent ? key : WorkerKey{});
+      }
+    }
+  }
+
+  void AddBackups() {
+    bool lacks = false;
+    for (int i = 0; i < map().entries(); ++i) {
+      lacks |= IsNone(map().entry(i).backup) && !IsNone(map().entry(i).primary);
+    }
+    const auto add = [](PartitionMap& map) { return map.AddBackups(); };
+    EXPECT_TRUE(!changing_.Run(add) || lacks);
+    // All at once: there is nothing left to give.
+    EXPECT_FALSE(changing_.Run(add));
+  }
+
+  void Apply() {
+    MapChange change;
+    change.kind = static_cast<MapChange::Kind>(random_.Below(3));
+    change.entry = static_cast<int>(
+        random_.Chance(0.9) ? random_.Below(map().entries()) : random_.Next());
+    const bool is_entry = change.entry >= 0 && change.entry < map().entries();
+    change.changed = is_entry && random_.Chance(0.8)
+                         ? map().entry(change.entry).changed
+                         : random_.Next() % 100;
+    const PartitionMap before = map();
+    absl::Status status;
+    const bool is = changing_.Run([&](PartitionMap& map) {
+      status = map.Apply(change);
+      return status.ok();
+    });
+    if (!is) {
+      EXPECT_THAT(status, StatusIs(kFailedPrecondition));
+      return;
+    }
+    ASSERT_TRUE(is_entry);
+    EXPECT_EQ(change.changed, before.entry(change.entry).changed);
+    CheckApplied(change.kind, before.entry(change.entry),
+                 map().entry(change.entry));
+  }
+
+  static void CheckApplied(MapChange::Kind kind, const Entry& then,
+                           const Entry& now) {
+    switch (kind) {
+      case MapChange::Kind::kMarkInSync:
+        EXPECT_FALSE(IsNone(then.backup));
+        EXPECT_FALSE(then.in_sync);
+        EXPECT_TRUE(now.in_sync);
+        break;
+      case MapChange::Kind::kDropBackup:
+        EXPECT_FALSE(IsNone(then.backup));
+        EXPECT_TRUE(IsNone(now.backup));
+        break;
+      case MapChange::Kind::kPromote:
+        EXPECT_TRUE(then.in_sync);
+        EXPECT_EQ(now.primary, then.backup);
+        break;
+      default:
+        ADD_FAILURE() << "no such kind of change was applied";
+    }
+  }
+
+  sim::Random random_;
+  const int servers_;
+  Changing changing_;
+  std::map<uint32_t, uint64_t> newest_;
+};
+
 TEST(OutsideMap, RandomChangesKeepWhatTheHeaderSays) {
   for (uint64_t seed = 1; seed <= 150; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
-    sim::Random random(seed);
-    const int count = 1 + static_cast<int>(random.Below(6));
-    Changing changing(*PartitionMap::Assign(
-        1 << random.Below(5), Servers(count, 1 + random.Below(4)),
-        1 + static_cast<int>(random.Below(2)), 1 + random.Below(100)));
-    std::map<uint32_t, uint64_t> newest;
-    std::set<WorkerKey> exited;
-    for (int i = 0; i < count; ++i) newest[i + 1] = 1;
-    for (int step = 0; step < 80; ++step) {
-      const uint32_t id = static_cast<uint32_t>(1 + random.Below(8));
-      const uint64_t epoch = random.Chance(0.8)
-                                 ? newest[id]
-                                 : static_cast<uint64_t>(random.Below(6));
-      const WorkerKey key = {id, epoch};
-      const State was = changing.map().StateOf(key);
-      const int entry = static_cast<int>(
-          random.Chance(0.9) ? random.Below(changing.map().entries())
-                             : random.Next());
-      switch (random.Below(6)) {
-        case 0: {
-          const WorkerKey added =
-              random.Chance(0.3) ? WorkerKey{id, newest[id] + 1} : key;
-          const State state = changing.map().StateOf(added);
-          const bool is = changing.Run(
-              [&](PartitionMap& map) { return map.AddServer(added, id % 3); });
-          // "False if it was live, has exited, or there is no room."
-          const bool may = !IsNone(added) && state == State::kSilent;
-          EXPECT_EQ(is, may) << added.ToString();
-          if (is) {
-            EXPECT_EQ(changing.map().StateOf(added), State::kLive);
-            if (newest[id] != 0 && added.epoch > newest[id]) {
-              EXPECT_EQ(changing.map().StateOf({id, newest[id]}),
-                        State::kExited);
-            }
-            newest[id] = added.epoch;
-          }
-          break;
-        }
-        case 1:
-        case 2: {
-          const State state =
-              random.Chance(0.5) ? State::kSilent : State::kExited;
-          bool has_part = false;
-          for (const WorkerKey partner : changing.map().PartnersOf(key)) {
-            EXPECT_NE(partner, key);
-            EXPECT_THAT(changing.map().PartnersOf(partner),
-                        ::testing::Contains(key));
-            has_part = true;
-          }
-          const PartitionMap before = changing.map();
-          const bool is = changing.Run(
-              [&](PartitionMap& map) { return map.FailServer(key, state); });
-          EXPECT_TRUE(is || !has_part || was != State::kLive);
-          for (int i = 0; is && i < before.entries(); ++i) {
-            const Entry& then = before.entry(i);
-            const Entry& now = changing.map().entry(i);
-            if (state == State::kExited) {
-              EXPECT_NE(now.primary, key);
-              EXPECT_NE(now.backup, key);
-            }
-            // "What it has alone stays with it while it is silent, and is lost
-            // once it has exited".
-            if (then.primary == key && !then.in_sync) {
-              EXPECT_EQ(now.primary,
-                        state == State::kSilent ? key : WorkerKey{});
-            }
-          }
-          break;
-        }
-        case 3: {
-          bool lacks = false;
-          for (int i = 0; i < changing.map().entries(); ++i) {
-            lacks |= IsNone(changing.map().entry(i).backup) &&
-                     !IsNone(changing.map().entry(i).primary);
-          }
-          const bool is =
-              changing.Run([&](PartitionMap& map) { return map.AddBackups(); });
-          EXPECT_TRUE(lacks || !is);
-          // All at once: there is nothing left to give.
-          EXPECT_FALSE(changing.Run(
-              [&](PartitionMap& map) { return map.AddBackups(); }));
-          break;
-        }
-        default: {
-          MapChange change;
-          change.kind = static_cast<MapChange::Kind>(random.Below(3));
-          change.entry = entry;
-          const bool is_entry = entry >= 0 && entry < changing.map().entries();
-          change.changed = is_entry && random.Chance(0.8)
-                               ? changing.map().entry(entry).changed
-                               : random.Next() % 100;
-          const PartitionMap before = changing.map();
-          absl::Status status;
-          const bool is = changing.Run([&](PartitionMap& map) {
-            status = map.Apply(change);
-            return status.ok();
-          });
-          if (!is) {
-            EXPECT_THAT(status, StatusIs(kFailedPrecondition));
-          } else {
-            ASSERT_TRUE(is_entry);
-            const Entry& then = before.entry(entry);
-            const Entry& now = changing.map().entry(entry);
-            EXPECT_EQ(change.changed, then.changed);
-            switch (change.kind) {
-              case MapChange::Kind::kMarkInSync:
-                EXPECT_FALSE(IsNone(then.backup));
-                EXPECT_FALSE(then.in_sync);
-                EXPECT_TRUE(now.in_sync);
-                break;
-              case MapChange::Kind::kDropBackup:
-                EXPECT_FALSE(IsNone(then.backup));
-                EXPECT_TRUE(IsNone(now.backup));
-                break;
-              case MapChange::Kind::kPromote:
-                EXPECT_TRUE(then.in_sync);
-                EXPECT_EQ(now.primary, then.backup);
-                break;
-              default:
-                ADD_FAILURE() << "no such kind of change was applied";
-            }
-          }
-        }
-      }
-    }
+    AnyChanges changes(seed);
+    for (int step = 0; step < 80; ++step) changes.Step();
   }
 }
 

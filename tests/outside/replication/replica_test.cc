@@ -95,151 +95,196 @@ PartitionMap MapOf(int entries, int servers, uint64_t epoch = 1) {
   return *PartitionMap::Assign(entries, list, 2, epoch);
 }
 
+// One replica, and peers, clients and maps that say anything at all.
+class Nonsense {
+ public:
+  explicit Nonsense(uint64_t seed)
+      : random_(seed),
+        map_(MapOf(4, 3, 1 + random_.Below(5))),
+        self_{static_cast<uint32_t>(1 + random_.Below(3)), 1},
+        options_(AnyOptions()),
+        number_(static_cast<int>(random_.Below(4))),
+        replica_(self_, number_, options_),
+        leases_(ps::LeaseOptions()) {}
+
+  void Step() {
+    switch (random_.Below(10)) {
+      case 0:
+        return ChangeMap();
+      case 1:
+      case 2:
+      case 3:
+        return SendMessage();
+      case 4:
+      case 5:
+        return Push();
+      case 6:
+        return Read();
+      case 7:
+        replica_.OnDurable(std::min(Absurd(), replica_.end()), now());
+        return replica_.Forget(Absurd());
+      case 8:
+        if (!replica_.is_primary() || !replica_.HasRoom()) return;
+        replica_.AppendRound(Bytes::Copy("sum"), random_.Chance(0.5), now());
+        return;
+      default:
+        return Tick();
+    }
+  }
+
+  void Check() {
+    const auto actions = replica_.TakeActions();
+    // One message makes no flood.
+    EXPECT_LT(actions.size(), 400u);
+    for (const auto& action : actions) {
+      if (action.kind == Replica::Action::Kind::kSend) {
+        EXPECT_LE(action.message.entries.size(), options_.most_of_a_message);
+      }
+    }
+    EXPECT_TRUE(!replica_.is_primary() || replica_.stable() <= replica_.end());
+    replica_.Snapshot(time_);
+  }
+
+ private:
+  ReplicaOptions AnyOptions() {
+    ReplicaOptions options;
+    options.level = static_cast<Durability>(random_.Below(4));
+    options.stalls_alone = random_.Chance(0.5);
+    options.most_bytes = 1 + random_.Below(500);
+    options.most_of_a_message = 1 + random_.Below(3);
+    options.most_lag = random_.Below(3);
+    return options;
+  }
+
+  Now now() { return {time_, leases_}; }
+
+  // Numbers at which something changes, and any.
+  uint64_t Absurd() {
+    const uint64_t some[] = {0,
+                             1,
+                             2,
+                             3,
+                             4,
+                             63,
+                             64,
+                             65,
+                             map_.epoch(),
+                             map_.epoch() + 1,
+                             replica_.end(),
+                             replica_.end() + 1,
+                             ~uint64_t{0},
+                             ~uint64_t{0} - 1,
+                             random_.Next()};
+    return some[random_.Below(15)];
+  }
+  WorkerKey Key() {
+    return {static_cast<uint32_t>(random_.Below(5)),
+            random_.Chance(0.8) ? 1 : Absurd()};
+  }
+  int Entry(double usual) {
+    return random_.Chance(usual) ? number_ : static_cast<int>(Absurd());
+  }
+  uint64_t Epoch(double usual) {
+    return random_.Chance(usual) ? map_.entry(number_).epoch : Absurd();
+  }
+  WorkerKey Sender() {
+    if (random_.Chance(0.3)) return Key();
+    const auto& entry = map_.entry(number_);
+    return random_.Chance(0.5) ? entry.primary : entry.backup;
+  }
+
+  void ChangeMap() {
+    if (random_.Chance(0.5)) {
+      map_.FailServer(Key(),
+                      static_cast<PartitionMap::State>(1 + random_.Below(2)));
+    } else {
+      map_.AddServer(Key(), 1);
+    }
+    if (random_.Chance(0.7)) map_.AddBackups();
+    map_.Apply({static_cast<MapChange::Kind>(random_.Below(3)), number_,
+                map_.entry(number_).changed})
+        .IgnoreError();
+    replica_.OnMap(map_, now());
+    if (random_.Chance(0.2)) replica_.OnMap(MapOf(4, 3), now());
+    if (random_.Chance(0.2)) replica_.OnMap(PartitionMap(), now());
+    leases_.Watch(map_.PartnersOf(self_), time_);
+  }
+
+  void SendMessage() {
+    ReplicaMessage message;
+    message.kind = static_cast<ReplicaMessage::Kind>(
+        random_.Chance(0.95) ? random_.Below(4) : random_.Below(300));
+    message.entry = Entry(0.8);
+    message.map_epoch = Absurd();
+    message.epoch = Epoch(0.6);
+    message.fill = Absurd();
+    message.n = Absurd();
+    for (int64_t i = random_.Below(5); i > 0; --i) {
+      message.entries.push_back(
+          {{random_.Chance(0.7) ? message.epoch : Absurd(), Absurd()},
+           {Absurd(), Absurd(), Absurd()},
+           Bytes::Copy("x")});
+    }
+    for (int64_t i = random_.Below(3); i > 0; --i) {
+      message.marks[Absurd()].SkipTo(Absurd());
+    }
+    replica_.OnMessage(Sender(), message, now());
+  }
+
+  void Push() {
+    PushRequest push;
+    push.token = Absurd();
+    push.entry = Entry(0.9);
+    push.to = random_.Chance(0.9) ? self_ : Key();
+    push.epoch = Epoch(0.8);
+    push.mark = {Absurd(), Absurd(), Absurd()};
+    if (random_.Chance(0.7)) {
+      replica_.OnPush(push, Bytes::Own(std::string(random_.Below(90), 'p')),
+                      now());
+    } else if (replica_.OnPart(push, now())) {
+      replica_.AnswerPart(push, now());
+    }
+  }
+
+  void Read() {
+    ReadRequest read;
+    read.token = Absurd();
+    read.entry = Entry(0.9);
+    read.to = random_.Chance(0.9) ? self_ : Key();
+    read.epoch = Epoch(0.8);
+    read.client = Absurd();
+    read.through = Absurd();
+    replica_.OnRead(read, now());
+  }
+
+  void Tick() {
+    time_ += absl::Milliseconds(random_.Below(400));
+    for (const auto& out : leases_.OnTick(map_.epoch(), time_)) {
+      if (random_.Chance(0.7)) {
+        leases_.OnAnswer(out.to, out.ping, map_.epoch(), time_);
+      }
+    }
+    replica_.OnTick(now());
+  }
+
+  sim::Random random_;
+  PartitionMap map_;
+  const WorkerKey self_;
+  const ReplicaOptions options_;
+  const int number_;
+  Replica replica_;
+  Leases leases_;
+  Instant time_;
+};
+
 // "What a peer sends is not trusted: what does not fit is dropped." (G13)
-// Ends in SIGSEGV now.
 TEST(OutsideReplica, NothingThatPeersClientsOrMapsSayEndsIt) {
   for (uint64_t seed = 1; seed <= 1500; ++seed) {
-    sim::Random random(seed);
-    PartitionMap map = MapOf(4, 3, 1 + random.Below(5));
-    const WorkerKey self = {static_cast<uint32_t>(1 + random.Below(3)), 1};
-    ReplicaOptions options;
-    options.level = static_cast<Durability>(random.Below(4));
-    options.stalls_alone = random.Chance(0.5);
-    options.most_bytes = 1 + random.Below(500);
-    options.most_of_a_message = 1 + random.Below(3);
-    options.most_lag = random.Below(3);
-    const int number = static_cast<int>(random.Below(4));
-    Replica replica(self, number, options);
-    Leases leases((ps::LeaseOptions()));
-    Instant time;
-    const auto absurd = [&]() -> uint64_t {
-      const uint64_t some[] = {0,
-                               1,
-                               2,
-                               3,
-                               4,
-                               63,
-                               64,
-                               65,
-                               map.epoch(),
-                               map.epoch() + 1,
-                               replica.end(),
-                               replica.end() + 1,
-                               ~uint64_t{0},
-                               ~uint64_t{0} - 1,
-                               random.Next()};
-      return some[random.Below(15)];
-    };
-    const auto key = [&]() -> WorkerKey {
-      return {static_cast<uint32_t>(random.Below(5)),
-              random.Chance(0.8) ? 1 : absurd()};
-    };
+    SCOPED_TRACE(absl::StrCat("seed ", seed));
+    Nonsense nonsense(seed);
     for (int step = 0; step < 120; ++step) {
-      const Now now = {time, leases};
-      switch (random.Below(10)) {
-        case 0: {
-          if (random.Chance(0.5)) {
-            map.FailServer(
-                key(), static_cast<PartitionMap::State>(1 + random.Below(2)));
-          } else {
-            map.AddServer(key(), 1);
-          }
-          if (random.Chance(0.7)) map.AddBackups();
-          map.Apply({static_cast<MapChange::Kind>(random.Below(3)), number,
-                     map.entry(number).changed})
-              .IgnoreError();
-          replica.OnMap(map, now);
-          if (random.Chance(0.2)) replica.OnMap(MapOf(4, 3), now);
-          if (random.Chance(0.2)) replica.OnMap(PartitionMap(), now);
-          leases.Watch(map.PartnersOf(self), time);
-          break;
-        }
-        case 1:
-        case 2:
-        case 3: {
-          ReplicaMessage message;
-          message.kind = static_cast<ReplicaMessage::Kind>(
-              random.Chance(0.95) ? random.Below(4) : random.Below(300));
-          message.entry =
-              random.Chance(0.8) ? number : static_cast<int>(absurd());
-          message.map_epoch = absurd();
-          message.epoch =
-              random.Chance(0.6) ? map.entry(number).epoch : absurd();
-          message.fill = absurd();
-          message.n = absurd();
-          for (int64_t i = random.Below(5); i > 0; --i) {
-            message.entries.push_back(
-                {{random.Chance(0.7) ? message.epoch : absurd(), absurd()},
-                 {absurd(), absurd(), absurd()},
-                 Bytes::Copy("x")});
-          }
-          for (int64_t i = random.Below(3); i > 0; --i) {
-            message.marks[absurd()].SkipTo(absurd());
-          }
-          replica.OnMessage(
-              random.Chance(0.7)
-                  ? (random.Chance(0.5) ? map.entry(number).primary
-                                        : map.entry(number).backup)
-                  : key(),
-              message, now);
-          break;
-        }
-        case 4:
-        case 5: {
-          PushRequest push;
-          push.token = absurd();
-          push.entry = random.Chance(0.9) ? number : static_cast<int>(absurd());
-          push.to = random.Chance(0.9) ? self : key();
-          push.epoch = random.Chance(0.8) ? map.entry(number).epoch : absurd();
-          push.mark = {absurd(), absurd(), absurd()};
-          if (random.Chance(0.7)) {
-            replica.OnPush(push, Bytes::Own(std::string(random.Below(90), 'p')),
-                           now);
-          } else if (replica.OnPart(push, now)) {
-            replica.AnswerPart(push, now);
-          }
-          break;
-        }
-        case 6: {
-          ReadRequest read;
-          read.token = absurd();
-          read.entry = random.Chance(0.9) ? number : static_cast<int>(absurd());
-          read.to = random.Chance(0.9) ? self : key();
-          read.epoch = random.Chance(0.8) ? map.entry(number).epoch : absurd();
-          read.client = absurd();
-          read.through = absurd();
-          replica.OnRead(read, now);
-          break;
-        }
-        case 7:
-          replica.OnDurable(std::min(absurd(), replica.end()), now);
-          replica.Forget(absurd());
-          break;
-        case 8:
-          if (replica.is_primary() && replica.HasRoom()) {
-            replica.AppendRound(Bytes::Copy("sum"), random.Chance(0.5), now);
-          }
-          break;
-        default:
-          time += absl::Milliseconds(random.Below(400));
-          for (const auto& out : leases.OnTick(map.epoch(), time)) {
-            if (random.Chance(0.7)) {
-              leases.OnAnswer(out.to, out.ping, map.epoch(), time);
-            }
-          }
-          replica.OnTick({time, leases});
-      }
-      const auto actions = replica.TakeActions();
-      // One message makes no flood.
-      EXPECT_LT(actions.size(), 400u) << "seed " << seed;
-      for (const auto& action : actions) {
-        if (action.kind == Replica::Action::Kind::kSend) {
-          EXPECT_LE(action.message.entries.size(), options.most_of_a_message);
-        }
-      }
-      EXPECT_TRUE(!replica.is_primary() || replica.stable() <= replica.end())
-          << "seed " << seed;
-      replica.Snapshot(time);
+      nonsense.Step();
+      nonsense.Check();
       if (HasFailure()) return;
     }
   }
