@@ -103,6 +103,17 @@ inline Variable LeafOf(const Shape& shape, uint64_t seed) {
   return Variable(Numbers(shape, seed), /*requires_grad=*/true);
 }
 
+// Numbers in the shape of `like`.
+inline Variable Noise(Generator& random, const Variable& like) {
+  return Variable(Uniform(like.shape(), 0, 1, random));
+}
+
+// The place, and the number that comes next.
+inline Tensor NextOf(Generator& random) {
+  return Tensor::FromVector<int64_t>({static_cast<int64_t>(random.position()),
+                                      static_cast<int64_t>(random.NextU32())});
+}
+
 }  // namespace weft::outside
 
 #endif  // WEFT_TESTS_OUTSIDE_CHECKPOINT_BITS_H_
