@@ -1,5 +1,6 @@
 #include "weft/collectives/diagnosis.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,47 @@ void Report(const DiagnosisOptions& options, absl::string_view text) {
   if (options.report) return options.report(text);
   const std::string line = absl::StrCat("weft: ", text, "\n");
   fwrite(line.data(), 1, line.size(), stderr);
+}
+
+bool WaitReports::IsDue(Instant now) {
+  if (now < due_) return false;
+  // Of a thread that did not run for a while one is due, not several.
+  while (due_ <= now) {
+    due_ = since_ + std::max(2 * (due_ - since_), absl::Milliseconds(1));
+  }
+  has_reported_ = true;
+  return true;
+}
+
+namespace {
+
+std::string Seconds(absl::Duration waited) {
+  return absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(1)));
+}
+
+}  // namespace
+
+std::string WaitText(const Operation& operation, int rank,
+                     absl::string_view group, absl::Duration waited,
+                     absl::string_view whom) {
+  return absl::StrCat(Describe(operation), ": rank ", rank, " of group ", group,
+                      " still waits after ", Seconds(waited), ": ", whom);
+}
+
+std::string EndOfWaitText(const Operation& operation, int rank,
+                          absl::string_view group, absl::Duration waited,
+                          const absl::Status& status) {
+  return absl::StrCat(
+      Describe(operation), ": rank ", rank, " of group ", group,
+      " no longer waits, after ", Seconds(waited),
+      status.ok() ? ""
+                  : absl::StrCat(" (", absl::StatusCodeToString(status.code()),
+                                 ")"));
+}
+
+std::string RankText(int rank, absl::string_view name) {
+  return name.empty() ? absl::StrCat("rank ", rank)
+                      : absl::StrCat("rank ", rank, " (", name, ")");
 }
 
 Announcement Announce(const Operation& operation) {

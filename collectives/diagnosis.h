@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "weft/base/clock.h"
 #include "weft/collectives/operation.h"
 
 namespace weft::collectives {
@@ -20,7 +21,9 @@ namespace weft::collectives {
 inline constexpr int64_t kMostUnaskedBytes = int64_t{256} << 20;
 
 struct DiagnosisOptions {
-  // An operation that waits longer is reported, once, and goes on.
+  // An operation that waits longer is reported, and again each time that the
+  // wait has lasted twice as long; it goes on. The end of a wait that was
+  // reported is reported too.
   absl::Duration report_after = absl::Seconds(2);
   // Gets the report, on the thread that waits; and, where ranks of several
   // hosts called different operations and this one has left the group before it
@@ -32,6 +35,45 @@ struct DiagnosisOptions {
 
 // Hands `text` to options.report, or writes it to standard error.
 void Report(const DiagnosisOptions& options, absl::string_view text);
+
+// When a wait is reported. `weft run` reads these lines: launch/stuck.
+//
+// Thread-safety: one thread at a time.
+class WaitReports {
+ public:
+  // A wait begins: since the operation does, or since something has moved.
+  void Begin(const DiagnosisOptions& options, Instant now) {
+    since_ = now;
+    due_ = now + options.report_after;
+    has_reported_ = false;
+  }
+  Instant since() const { return since_; }
+  // When IsDue will be true next.
+  Instant due() const { return due_; }
+  // Once for each report.
+  bool IsDue(Instant now);
+  // Whether this wait was reported.
+  bool has_reported() const { return has_reported_; }
+
+ private:
+  Instant since_;
+  Instant due_ = Instant::Infinite();
+  bool has_reported_ = false;
+};
+
+// "AllReduce #3 (...) at x.cc:12: rank 0 of group world still waits after 2s:
+// <whom>".
+std::string WaitText(const Operation& operation, int rank,
+                     absl::string_view group, absl::Duration waited,
+                     absl::string_view whom);
+// "AllReduce #3 (...) at x.cc:12: rank 0 of group world no longer waits, after
+// 2s"; with the code of `status`, if that is an error.
+std::string EndOfWaitText(const Operation& operation, int rank,
+                          absl::string_view group, absl::Duration waited,
+                          const absl::Status& status);
+
+// "rank 2 (trainer2)", or "rank 2" of one that has no name.
+std::string RankText(int rank, absl::string_view name);
 
 // What a rank announces of the operation that it has begun.
 struct Announcement {

@@ -126,15 +126,17 @@ std::string CalledOperations::Describe(int rank) const {
                          : absl::StrCat("last called ", last->text);
 }
 
-std::string CalledOperations::DescribeRanksBefore(uint64_t sequence,
-                                                  int asking) const {
+std::string CalledOperations::DescribeRanksBefore(
+    uint64_t sequence, int asking,
+    const std::vector<std::string>& names) const {
   std::string text;
   for (int r = 0; r < static_cast<int>(ranks_.size()); ++r) {
     const Announcement* const last = Last(r);
     if (r == asking || (last != nullptr && last->sequence >= sequence)) {
       continue;
     }
-    absl::StrAppend(&text, text.empty() ? "" : "; ", "rank ", r,
+    absl::StrAppend(&text, text.empty() ? "" : "; ",
+                    RankText(r, names.empty() ? "" : names[r]),
                     " has not called it and ", Describe(r));
   }
   return text;

@@ -50,8 +50,11 @@ class CalledOperations {
   // "last called X", for messages.
   std::string Describe(int rank) const;
   // "rank 2 has not called it and last called X; rank 3 ..."; empty: all but
-  // perhaps `asking` have called the operation of that number.
-  std::string DescribeRanksBefore(uint64_t sequence, int asking) const;
+  // perhaps `asking` have called the operation of that number. With `names` of
+  // all ranks: "rank 2 (trainer2) has not ...".
+  std::string DescribeRanksBefore(
+      uint64_t sequence, int asking,
+      const std::vector<std::string>& names = {}) const;
 
   size_t kept() const { return calls_.size(); }
   // See GroupCore::Snapshot.

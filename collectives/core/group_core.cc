@@ -500,11 +500,18 @@ bool GroupCore::IsSilent(int peer, Instant since, Instant now) {
   return true;
 }
 
-std::string GroupCore::DescribeWait(uint64_t sequence, int peer) const {
-  const std::string text = DescribeRanksBefore(sequence);
-  return text.empty() ? absl::StrCat("rank ", peer, " has sent nothing and ",
-                                     called_.Describe(peer))
-                      : text;
+std::string GroupCore::DescribeWait(uint64_t sequence, int peer,
+                                    Instant since) const {
+  std::string text = DescribeRanksBefore(sequence);
+  const std::string name =
+      RankText(peer, options_.names.empty() ? "" : options_.names[peer]);
+  if (text.empty()) {
+    text = absl::StrCat(name, " has sent nothing and ", called_.Describe(peer));
+  }
+  if (peers_[peer].heard <= since) {
+    absl::StrAppend(&text, "; ", name, " has not answered meanwhile");
+  }
+  return text;
 }
 
 // --- Messages of operations. -------------------------------------------------

@@ -162,10 +162,11 @@ class GroupCore {
   bool IsSilent(int peer, Instant since, Instant now);
   // "rank 2 has not called it and last called X"; empty: all have.
   std::string DescribeRanksBefore(uint64_t sequence) const {
-    return called_.DescribeRanksBefore(sequence, rank());
+    return called_.DescribeRanksBefore(sequence, rank(), options_.names);
   }
-  // The same; where all have, what is known of `peer`.
-  std::string DescribeWait(uint64_t sequence, int peer) const;
+  // The same; where all have, what is known of `peer`. And whether `peer`, which
+  // this rank waits for and has asked, has said anything after `since`.
+  std::string DescribeWait(uint64_t sequence, int peer, Instant since) const;
 
   // --- Messages of operations. ---
 

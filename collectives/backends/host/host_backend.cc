@@ -100,6 +100,7 @@ class HostBackend final : public Backend {
             options_.memory_budget)),
         arena_(std::make_shared<Arena>(segment_)),
         peers_(std::move(meeting.peers)),
+        names_(NamesOf(meeting.streams)),
         phases_(segment_->Controls(), rank, SpinRounds(segment_->size())),
         transfers_(*segment_, options_.max_unasked_bytes) {}
 
@@ -145,19 +146,35 @@ class HostBackend final : public Backend {
       const SubgroupSpec& spec) override;
 
  private:
-  // Of one wait of an operation.
+  // Of an operation that has to wait.
   struct Wait {
     const Operation& operation;
-    Instant report_at;
     Instant watch_at;
     Instant ask_at;
+    WaitReports reports = {};
+    uint64_t phase = 0;  // of `reports`: each phase is a wait of its own
   };
+
+  static std::vector<std::string> NamesOf(
+      const std::vector<transport::Destination>& ranks) {
+    std::vector<std::string> names;
+    for (const transport::Destination& rank : ranks) names.push_back(rank.name);
+    return names;
+  }
+  std::string TextOf(int rank) const {  // by its place on this host
+    const int number = segment_->NumberOf(rank);
+    const auto place = static_cast<size_t>(number);
+    return RankText(number, place < names_.size() ? names_[place] : "");
+  }
 
   void WakeAll() {
     phases_.WakeAll();
     transfers_.WakeAll();
   }
   absl::Status CheckWait(Wait& wait, const std::vector<int>& missing);
+  void ReportWait(Wait& wait, const std::vector<int>& missing, Instant now);
+  // It waits no more for what it has reported, if it has.
+  void EndWait(Wait& wait, const absl::Status& status);
   // Why a rank will do nothing more, or OK.
   absl::Status CheckGone(int rank, bool also_process) const;
   std::string CurrentOperationOf(int rank) const;
@@ -171,6 +188,7 @@ class HostBackend final : public Backend {
   const std::shared_ptr<HostSegment> segment_;
   const std::shared_ptr<Arena> arena_;
   const PeerMemory peers_;
+  const std::vector<std::string> names_;  // by rank of the group; may be empty
   Phases phases_;
   HostTransfers transfers_;
   std::function<std::string(const Operation& step)> elsewhere_;
@@ -200,7 +218,7 @@ std::string HostBackend::DescribeWait(const Operation& operation,
         segment_->ControlOf(r).arrived.load(std::memory_order_acquire) > 0 &&
         LastSequenceOf(r) >= operation.sequence;
     absl::StrAppend(
-        &text, text.empty() ? "" : "; ", "rank ", segment_->NumberOf(r),
+        &text, text.empty() ? "" : "; ", TextOf(r),
         has_called
             ? " has not finished it"
             : absl::StrCat(" has not called it and ", CurrentOperationOf(r)));
@@ -263,14 +281,30 @@ absl::Status HostBackend::CheckWait(Wait& wait,
         "rank ", options_.rank,
         " waited for others: ", DescribeWait(wait.operation, missing)));
   }
-  if (now >= wait.report_at) {
-    wait.report_at = Instant::Infinite();
-    Report(
-        options_.diagnosis,
-        absl::StrCat(Describe(wait.operation), ": rank ", options_.rank,
-                     " still waits: ", DescribeWait(wait.operation, missing)));
-  }
+  ReportWait(wait, missing, now);
   return absl::OkStatus();
+}
+
+void HostBackend::ReportWait(Wait& wait, const std::vector<int>& missing,
+                             Instant now) {
+  if (wait.phase != phases_.next()) {
+    EndWait(wait, absl::OkStatus());
+    wait.phase = phases_.next();
+    wait.reports.Begin(options_.diagnosis, now);
+  }
+  if (!wait.reports.IsDue(now)) return;
+  Report(options_.diagnosis,
+         WaitText(wait.operation, options_.rank, options_.name,
+                  now - wait.reports.since(),
+                  DescribeWait(wait.operation, missing)));
+}
+
+void HostBackend::EndWait(Wait& wait, const absl::Status& status) {
+  if (!wait.reports.has_reported()) return;
+  Report(options_.diagnosis,
+         EndOfWaitText(wait.operation, options_.rank, options_.name,
+                       SteadyClock().Now() - wait.reports.since(), status));
+  wait.reports = {};
 }
 
 absl::Status HostBackend::Run(const Operation& operation) {
@@ -280,8 +314,7 @@ absl::Status HostBackend::Run(const Operation& operation) {
   const auto check = [&](const std::vector<int>& missing) {
     if (!wait.has_value()) {
       const Instant now = SteadyClock().Now();
-      wait.emplace(Wait{operation, now + options_.diagnosis.report_after, now,
-                        now + kWatchInterval});
+      wait.emplace(Wait{operation, now, now + kWatchInterval});
     }
     return CheckWait(*wait, missing);
   };
@@ -289,13 +322,13 @@ absl::Status HostBackend::Run(const Operation& operation) {
       SharedRun(*segment_, {peers_, options_.least_read_bytes}, phases_,
                 operation, check)
           .Run();
+  if (wait.has_value()) EndWait(*wait, status);
   if (!status.ok() && !absl::IsAborted(status)) Abort(status);
   return status;
 }
 
 void HostBackend::Refuse(const Operation& operation, const absl::Status& why) {
-  Wait wait = {operation, Instant::Infinite(), SteadyClock().Now(),
-               Instant::Infinite()};
+  Wait wait = {operation, SteadyClock().Now(), Instant::Infinite()};
   const absl::Status shown =
       SharedRun(*segment_, {peers_, options_.least_read_bytes}, phases_,
                 operation,
@@ -303,6 +336,7 @@ void HostBackend::Refuse(const Operation& operation, const absl::Status& why) {
                   return CheckWait(wait, missing);
                 })
           .Refuse(why);
+  EndWait(wait, shown);
   if (!shown.ok()) Abort(shown);
 }
 

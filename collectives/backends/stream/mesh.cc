@@ -383,9 +383,14 @@ absl::Status Mesh::AwaitCompared(Progress& progress) {
       MutexLock lock(mu_);
       WEFT_RETURN_IF_ERROR(core_.Health());
       awaited = core_.AwaitedAnswer();
-      if (awaited < 0) return absl::OkStatus();
-      WEFT_RETURN_IF_ERROR(
-          core_.CheckPeer(WireSequence(progress.operation), awaited));
+      if (awaited >= 0) {
+        WEFT_RETURN_IF_ERROR(
+            core_.CheckPeer(WireSequence(progress.operation), awaited));
+      }
+    }
+    if (awaited < 0) {
+      EndWait(progress, absl::OkStatus());
+      return absl::OkStatus();
     }
     WEFT_RETURN_IF_ERROR(AwaitProgress(progress, awaited, seen));
   }
@@ -497,15 +502,14 @@ absl::StatusOr<Mesh::Took> Mesh::TakeSome(Progress& progress,
 absl::Status Mesh::AwaitProgress(Progress& progress, int peer, uint64_t seen) {
   const Operation& operation = progress.operation;
   const uint64_t sequence = WireSequence(operation);
-  const absl::Duration report_after = options_.diagnosis.report_after;
   const Instant now = driver_.clock().Now();
   if (!progress.is_waiting) {
     progress.is_waiting = true;
-    progress.waits_since = now;
-    progress.report_at = now + report_after;
+    progress.reports.Begin(options_.diagnosis, now);
     const absl::Duration ask_after = std::min(
         kAskAfter * std::max(1, size() / kAskedAtOnce), kLongestAskAfter);
-    progress.ask_at = now + std::min(ask_after, report_after / 2);
+    progress.ask_at =
+        now + std::min(ask_after, options_.diagnosis.report_after / 2);
   }
   std::string report;
   Promise<void> waker(driver_);
@@ -516,9 +520,10 @@ absl::Status Mesh::AwaitProgress(Progress& progress, int peer, uint64_t seen) {
     if (now >= operation.deadline) {
       return absl::DeadlineExceededError(absl::StrCat(
           "rank ", rank(),
-          " waited for others: ", core_.DescribeWait(sequence, peer)));
+          " waited for others: ",
+          core_.DescribeWait(sequence, peer, progress.reports.since())));
     }
-    if (core_.IsSilent(peer, progress.waits_since, now)) {
+    if (core_.IsSilent(peer, progress.reports.since(), now)) {
       Act();
       return absl::OkStatus();
     }
@@ -527,20 +532,29 @@ absl::Status Mesh::AwaitProgress(Progress& progress, int peer, uint64_t seen) {
       core_.Ask(sequence);
       Act();
     }
-    if (now >= progress.report_at) {
-      progress.report_at = Instant::Infinite();
-      report =
-          absl::StrCat(Describe(operation), ": rank ", rank(),
-                       " still waits: ", core_.DescribeWait(sequence, peer));
+    if (progress.reports.IsDue(now)) {
+      const Instant since = progress.reports.since();
+      report = WaitText(operation, rank(), options_.group, now - since,
+                        core_.DescribeWait(sequence, peer, since));
     }
     waiters_.push_back(std::move(waker));
   }
   Flush();
   if (!report.empty()) Report(options_.diagnosis, report);
   const Instant until =
-      std::min({progress.ask_at, progress.report_at, operation.deadline});
+      std::min({progress.ask_at, progress.reports.due(), operation.deadline});
   woken.Wait(until - now).IgnoreError();
   return absl::OkStatus();
+}
+
+void Mesh::EndWait(Progress& progress, const absl::Status& status) {
+  progress.is_waiting = false;
+  if (!progress.reports.has_reported()) return;
+  Report(options_.diagnosis,
+         EndOfWaitText(progress.operation, rank(), options_.group,
+                       driver_.clock().Now() - progress.reports.since(),
+                       status));
+  progress.reports = {};
 }
 
 absl::Status Mesh::Exchange(Progress& progress,
@@ -564,11 +578,9 @@ absl::Status Mesh::Exchange(Progress& progress,
       has_moved = has_moved || took != Took::kNothing;
       is_taken = took == Took::kAll;
     }
+    if (has_moved) EndWait(progress, absl::OkStatus());
     if (is_sent && is_taken) return absl::OkStatus();
-    if (has_moved) {
-      progress.is_waiting = false;
-      continue;
-    }
+    if (has_moved) continue;
     {
       MutexLock lock(mu_);
       // Returned whatever came meanwhile: the core takes it for heard.

@@ -49,8 +49,7 @@ struct MeshOptions : GroupCoreOptions {
 struct Progress {
   const Operation& operation;
   std::vector<uint64_t> sent = {};  // messages, to each rank
-  Instant waits_since = {};
-  Instant report_at = {};
+  WaitReports reports = {};  // of a wait, until something is moved
   Instant ask_at = {};
   bool is_waiting = false;
 };
@@ -142,6 +141,9 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
     std::byte* memory = nullptr;    // for them, or:
     PieceReader* reader = nullptr;  // takes them
   };
+  // It waits no more: with `status`, where that is an error. Reports it, if the
+  // wait was reported.
+  void EndWait(Progress& progress, const absl::Status& status);
   // Sends one message and takes one, either of which may be absent. Errors as
   // Backend::Run.
   absl::Status Exchange(Progress& progress, const absl::optional<Outgoing>& out,

@@ -12,6 +12,7 @@ class MeshLink final : public Link {
       : mesh_(mesh), progress_{operation} {}
 
   absl::Status AwaitCompared() { return mesh_.AwaitCompared(progress_); }
+  void EndWait(const absl::Status& status) { mesh_.EndWait(progress_, status); }
 
   int rank() const override { return mesh_.rank(); }
   int size() const override { return mesh_.size(); }
@@ -64,6 +65,7 @@ absl::Status MeshBackend::RunWith(
     // What was sent before a barrier is compared before it ends.
     if (operation.verb == Verb::kBarrier) status = link.AwaitCompared();
     if (status.ok()) status = CatchToStatus([&] { return body(link); });
+    link.EndWait(status);
   }
   if (!status.ok() && !absl::IsAborted(status)) mesh_->Abort(status);
   return status;

@@ -1,0 +1,258 @@
+// Stuck: see the header.
+
+#include "weft/launch/stuck/stuck.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/numbers.h"
+
+namespace weft::launch {
+namespace {
+
+using Process = RankFacts::Process;
+
+// The waits of a job as a graph: from who waits to whom it waits for.
+class Waits {
+ public:
+  Waits(absl::Span<const RankFacts> ranks, absl::Duration after)
+      : after_(after) {
+    for (const RankFacts& rank : ranks) ranks_[rank.name] = &rank;
+  }
+
+  std::vector<StuckCause> Find();
+
+ private:
+  const RankFacts* FactsOf(const std::string& name) const {
+    const auto it = ranks_.find(name);
+    return it == ranks_.end() ? nullptr : it->second;
+  }
+  void Add(StuckClass why, std::set<std::string> ranks) {
+    causes_[{ranks.begin(), ranks.end()}] = why;
+  }
+  // What `awaited` is to `rank`, which waits for it: a cause; nothing: it waits
+  // itself.
+  std::optional<StuckClass> ClassOf(const RankFacts& rank, const RankWait& wait,
+                                    const AwaitedRank& awaited) const;
+  void AddCausesOf(const RankFacts& rank);
+  // The waiting ranks that wait for each other round a circle.
+  std::vector<std::set<std::string>> Circles() const;
+  std::set<std::string> ReachableFrom(const std::string& name) const;
+  void AddCircle(const std::set<std::string>& circle);
+
+  const absl::Duration after_;
+  std::map<std::string, const RankFacts*> ranks_;
+  // By who waits: those that it waits for and that wait, too.
+  std::map<std::string, std::set<std::string>> follows_;
+  std::set<std::string> explained_;  // who waits for a cause
+  std::map<std::vector<std::string>, StuckClass> causes_;
+};
+
+// "12" of "AllReduce #12"; -1: there is none.
+int64_t NumberOf(absl::string_view operation) {
+  const size_t at = operation.rfind('#');
+  int64_t number = -1;
+  if (at == absl::string_view::npos) return -1;
+  return absl::SimpleAtoi(operation.substr(at + 1), &number) ? number : -1;
+}
+
+// Whether `rank` says that it was in that operation, or in a later one, a second
+// before it was said of it that it was not: so long an answer may take.
+bool WasIn(const RankFacts& rank, const RankWait& wait) {
+  return absl::c_any_of(rank.waits, [&](const RankWait& own) {
+    return own.group == wait.group &&
+           own.waited > wait.said_ago + absl::Seconds(1) &&
+           NumberOf(own.operation) >= NumberOf(wait.operation);
+  });
+}
+
+std::optional<StuckClass> Waits::ClassOf(const RankFacts& rank,
+                                         const RankWait& wait,
+                                         const AwaitedRank& awaited) const {
+  const RankFacts* const other = FactsOf(awaited.name);
+  if (other == nullptr) return StuckClass::kUnknown;
+  switch (other->process) {
+    case Process::kGone:
+      return StuckClass::kGone;
+    case Process::kStopped:
+      return StuckClass::kStopped;
+    case Process::kRuns:
+    case Process::kUnknown:
+      break;
+  }
+  // Of two that run, one has not what the other has sent.
+  const bool is_unheard =
+      !awaited.has_called && other->name != rank.name && WasIn(*other, wait);
+  if (is_unheard) return StuckClass::kCutLink;
+  if (other->process == Process::kUnknown && other->waits.empty()) {
+    return StuckClass::kUnknown;
+  }
+  // A process that runs answers, whatever its own threads do.
+  if (!awaited.has_answered) return StuckClass::kCutLink;
+  if (!other->waits.empty()) return std::nullopt;
+  return other->is_heard ? StuckClass::kBusy : StuckClass::kUnknown;
+}
+
+void Waits::AddCausesOf(const RankFacts& rank) {
+  for (const RankWait& wait : rank.waits) {
+    if (wait.waited < after_) continue;
+    for (const AwaitedRank& awaited : wait.awaited) {
+      const auto why = ClassOf(rank, wait, awaited);
+      if (!why.has_value()) {
+        follows_[rank.name].insert(awaited.name);
+        continue;
+      }
+      explained_.insert(rank.name);
+      if (*why == StuckClass::kBusy && wait.said_ago > kFresh) continue;
+      if (*why == StuckClass::kCutLink) {
+        Add(*why, {rank.name, awaited.name});
+      } else {
+        Add(*why, {awaited.name});
+      }
+    }
+  }
+}
+
+std::set<std::string> Waits::ReachableFrom(const std::string& name) const {
+  std::set<std::string> reached;
+  std::vector<std::string> next = {name};
+  while (!next.empty()) {
+    const auto it = follows_.find(next.back());
+    next.pop_back();
+    if (it == follows_.end()) continue;
+    for (const std::string& other : it->second) {
+      if (reached.insert(other).second) next.push_back(other);
+    }
+  }
+  return reached;
+}
+
+std::vector<std::set<std::string>> Waits::Circles() const {
+  std::map<std::string, std::set<std::string>> reached;
+  for (const auto& [name, others] : follows_) {
+    reached[name] = ReachableFrom(name);
+  }
+  std::vector<std::set<std::string>> circles;
+  std::set<std::string> seen;
+  for (const auto& [name, others] : reached) {
+    if (others.count(name) == 0 || seen.count(name) > 0) continue;
+    std::set<std::string> circle = {name};
+    for (const std::string& other : others) {
+      const auto it = reached.find(other);
+      if (it != reached.end() && it->second.count(name) > 0) {
+        circle.insert(other);
+      }
+    }
+    seen.insert(circle.begin(), circle.end());
+    circles.push_back(std::move(circle));
+  }
+  return circles;
+}
+
+void Waits::AddCircle(const std::set<std::string>& circle) {
+  // Of each group, who waits in it for another of the circle that is not in it.
+  std::map<std::string, std::set<std::string>> callers;
+  std::set<std::string> groups;
+  for (const std::string& name : circle) {
+    for (const RankWait& wait : FactsOf(name)->waits) {
+      for (const AwaitedRank& awaited : wait.awaited) {
+        if (circle.count(awaited.name) == 0) continue;
+        groups.insert(wait.group);
+        if (!awaited.has_called) callers[wait.group].insert(name);
+      }
+    }
+  }
+  if (callers.size() > 1) {
+    std::set<std::string> named;
+    for (const auto& [group, names] : callers) {
+      named.insert(names.begin(), names.end());
+    }
+    return Add(StuckClass::kDifferentCalls, std::move(named));
+  }
+  // A circle that also waits for a cause outside goes on with that.
+  std::set<std::string> reached;
+  for (const std::string& name : circle) {
+    const std::set<std::string> others = ReachableFrom(name);
+    reached.insert(others.begin(), others.end());
+  }
+  if (absl::c_any_of(reached, [&](const std::string& name) {
+        return explained_.count(name) > 0;
+      })) {
+    return;
+  }
+  // Each has called what the other waits in.
+  Add(circle.size() == 2 && groups.size() == 1 ? StuckClass::kCutLink
+                                               : StuckClass::kUnknown,
+      circle);
+}
+
+std::vector<StuckCause> Waits::Find() {
+  for (const auto& [name, rank] : ranks_) {
+    AddCausesOf(*rank);
+    if (rank->process == Process::kStopped && rank->stopped >= after_) {
+      Add(StuckClass::kStopped, {name});
+    }
+  }
+  for (const std::set<std::string>& circle : Circles()) AddCircle(circle);
+  std::vector<StuckCause> found;
+  for (const auto& [ranks, why] : causes_) found.push_back({why, ranks});
+  return found;
+}
+
+}  // namespace
+
+std::vector<StuckCause> FindStuck(absl::Span<const RankFacts> ranks,
+                                  absl::Duration after) {
+  return Waits(ranks, after).Find();
+}
+
+absl::string_view NameOf(StuckClass why) {
+  switch (why) {
+    case StuckClass::kGone:
+      return "gone";
+    case StuckClass::kStopped:
+      return "stopped";
+    case StuckClass::kBusy:
+      return "busy";
+    case StuckClass::kDifferentCalls:
+      return "different-calls";
+    case StuckClass::kCutLink:
+      return "cut-link";
+    case StuckClass::kUnknown:
+      return "not-known";
+  }
+  return "not-known";
+}
+
+std::vector<std::string> VictimsOf(const StuckCause& cause,
+                                   absl::Span<const RankFacts> ranks) {
+  std::set<std::string> reached(cause.ranks.begin(), cause.ranks.end());
+  std::set<std::string> victims;
+  for (bool has_grown = true; has_grown;) {
+    has_grown = false;
+    for (const RankFacts& rank : ranks) {
+      if (victims.count(rank.name) > 0) continue;
+      for (const RankWait& wait : rank.waits) {
+        const bool waits_for = absl::c_any_of(
+            wait.awaited, [&](const AwaitedRank& awaited) {
+              return reached.count(awaited.name) > 0;
+            });
+        if (!waits_for) continue;
+        victims.insert(rank.name);
+        reached.insert(rank.name);
+        has_grown = true;
+        break;
+      }
+    }
+  }
+  // One that is stopped in its wait is a cause, and no victim of itself.
+  if (cause.ranks.size() == 1) victims.erase(cause.ranks.front());
+  return {victims.begin(), victims.end()};
+}
+
+}  // namespace weft::launch

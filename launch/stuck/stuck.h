@@ -1,0 +1,94 @@
+// Stuck: who keeps a job from going on, and how: a pure function of what each
+// rank says that it waits for and of what its launcher sees of its process.
+//
+// A rank that waits is a victim; who it waits for may be one too. So the waits
+// are followed to ranks that wait for nobody, or round a circle.
+
+#ifndef WEFT_LAUNCH_STUCK_STUCK_H_
+#define WEFT_LAUNCH_STUCK_STUCK_H_
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+
+namespace weft::launch {
+
+struct AwaitedRank {
+  std::string name;  // trainer1; or "rank 1", where no name is known
+  // Whether it is in the operation, too, as far as who waits for it knows.
+  bool has_called = false;
+  // False: it was asked what it does and has said nothing since.
+  bool has_answered = true;
+};
+
+// What a rank says of a collective operation that does not end.
+struct RankWait {
+  std::string operation;  // "AllReduce #12"
+  std::string group;      // the same at all its ranks
+  absl::Duration waited;
+  // How long ago it said so: who was awaited then may have come meanwhile.
+  absl::Duration said_ago;
+  std::vector<AwaitedRank> awaited;
+};
+
+struct RankFacts {
+  enum class Process {
+    kUnknown,  // of another node
+    kRuns,
+    kStopped,  // by a signal or a debugger
+    kGone,
+  };
+
+  std::string name;
+  Process process = Process::kUnknown;
+  // Of a process of this node.
+  pid_t pid = 0;
+  char state = '?';        // of its main thread, as /proc says
+  absl::Duration cpu;      // that it used
+  absl::Duration over;     // in the last time of this length
+  absl::Duration stopped;  // since when, if it is
+  // Whether what it says is heard: who says nothing waits for nobody.
+  bool is_heard = false;
+  std::vector<RankWait> waits;  // of different groups
+};
+
+enum class StuckClass {
+  kGone,            // a process has ended
+  kStopped,         // one is stopped
+  kBusy,            // one runs, and is not in the call
+  kDifferentCalls,  // each waits for the other, in operations of its own
+  kCutLink,         // they run, and do not hear each other
+  kUnknown,         // facts are missing
+};
+
+struct StuckCause {
+  StuckClass why = StuckClass::kUnknown;
+  // One; of kDifferentCalls and kCutLink at least two; by name.
+  std::vector<std::string> ranks;
+};
+
+// What was said longer ago does not show that a rank which runs is not in a
+// call.
+inline constexpr absl::Duration kFresh = absl::Milliseconds(1500);
+
+// Each cause once: what keeps those from going on that have waited for at least
+// `after`, and who has been stopped for so long. Empty: nobody waits so long.
+// A name of which there are no facts is a rank of which nothing is known.
+std::vector<StuckCause> FindStuck(absl::Span<const RankFacts> ranks,
+                                  absl::Duration after);
+
+// "stopped": one word, for programs.
+absl::string_view NameOf(StuckClass why);
+
+// Who waits for a rank of `cause`, directly or through others; by name.
+std::vector<std::string> VictimsOf(const StuckCause& cause,
+                                   absl::Span<const RankFacts> ranks);
+
+}  // namespace weft::launch
+
+#endif  // WEFT_LAUNCH_STUCK_STUCK_H_

@@ -1,0 +1,146 @@
+// StuckWatch: see the header.
+
+#include "weft/launch/stuck/stuck_watch.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "absl/algorithm/container.h"
+#include "weft/launch/stuck/wait_line.h"
+
+namespace weft::launch {
+namespace {
+
+constexpr absl::Duration kFirstPause = absl::Seconds(10);
+constexpr absl::Duration kLongestPause = absl::Minutes(10);
+// Over so long, at least, the CPU time of a process is told.
+constexpr absl::Duration kCpuTime = absl::Seconds(4);
+// Of different groups. A rank that says more is no rank of Weft.
+constexpr size_t kMostWaits = 256;
+
+}  // namespace
+
+void StuckWatch::Start(const std::string& name, pid_t pid) {
+  Rank& rank = ranks_[name];
+  rank = {};
+  rank.seen_pid = pid;
+}
+
+void StuckWatch::End(const std::string& name) {
+  Rank& rank = ranks_[name];
+  rank.is_gone = true;
+  rank.stopped_since = Instant::Infinite();
+  rank.waits.clear();
+}
+
+void StuckWatch::Line(const std::string& name, absl::string_view line,
+                      Instant now) {
+  std::optional<WaitLine> found = WaitLineIn(line);
+  const auto it = ranks_.find(name);
+  if (!found.has_value() || it == ranks_.end()) return;
+  Rank& rank = it->second;
+  if (found->is_over) {
+    return EndWait(rank, found->wait, found->has_failed);
+  }
+  if (rank.waits.size() >= kMostWaits) return;
+  rank.waits[found->wait.group] = {std::move(found->wait), now};
+}
+
+void StuckWatch::EndWait(Rank& rank, const RankWait& over, bool has_failed) {
+  rank.waits.erase(over.group);
+  if (!has_failed && stuck_since_.has_value() && is_only_busy_) {
+    slow_ = std::max(slow_, over.waited);
+  }
+}
+
+void StuckWatch::Look(const std::string& name, const ProcessLook& look,
+                      Instant now) {
+  const auto it = ranks_.find(name);
+  if (it == ranks_.end()) return;
+  Rank& rank = it->second;
+  rank.state = look.state;
+  if (look.pid != 0) rank.seen_pid = look.pid;
+  if (!look.is_stopped()) {
+    rank.stopped_since = Instant::Infinite();
+  } else if (rank.stopped_since == Instant::Infinite()) {
+    rank.stopped_since = now;
+  }
+  rank.cpu.emplace_back(now, look.cpu);
+  while (rank.cpu.size() > 2 && now - rank.cpu[1].first >= kCpuTime) {
+    rank.cpu.pop_front();
+  }
+}
+
+std::vector<RankFacts> StuckWatch::Facts(Instant now) const {
+  std::vector<RankFacts> all;
+  for (const auto& [name, rank] : ranks_) {
+    RankFacts facts;
+    facts.name = name;
+    facts.pid = rank.seen_pid;
+    facts.state = rank.state;
+    facts.is_heard = true;
+    facts.process = RankFacts::Process::kRuns;
+    if (rank.is_gone) {
+      facts.process = RankFacts::Process::kGone;
+    } else if (rank.stopped_since != Instant::Infinite()) {
+      facts.process = RankFacts::Process::kStopped;
+      facts.stopped = now - rank.stopped_since;
+    }
+    if (!rank.cpu.empty()) {
+      facts.over = rank.cpu.back().first - rank.cpu.front().first;
+        facts.cpu = std::max(rank.cpu.back().second - rank.cpu.front().second,
+                           absl::ZeroDuration());
+    }
+    for (const auto& [group, said] : rank.waits) {
+      RankWait wait = said.wait;
+      wait.said_ago = now - said.at;
+      wait.waited += wait.said_ago;
+      facts.waits.push_back(std::move(wait));
+    }
+    all.push_back(std::move(facts));
+  }
+  return all;
+}
+
+StuckWatch::News StuckWatch::Check(Instant now) {
+  News news;
+  const std::vector<RankFacts> facts = Facts(now);
+  const bool lasts = absl::c_any_of(facts, [](const RankFacts& rank) {
+    return rank.stopped >= kStuckAfter ||
+           absl::c_any_of(rank.waits, [](const RankWait& wait) {
+             return wait.waited >= kStuckAfter;
+           });
+  });
+  if (!lasts) {
+    if (!stuck_since_.has_value()) return news;
+    news.is_over = true;
+    news.lasted = now - *stuck_since_;
+    stuck_since_.reset();
+    is_only_busy_ = true;
+    return news;
+  }
+  const absl::Duration patience = std::max(kStuckAfter, 2 * slow_);
+  for (StuckCause& cause : FindStuck(facts, kStuckAfter)) {
+    const bool is_busy = cause.why == StuckClass::kBusy;
+    if (is_busy && absl::c_none_of(facts, [&](const RankFacts& rank) {
+          return absl::c_any_of(rank.waits, [&](const RankWait& wait) {
+            return wait.waited >= patience;
+          });
+        })) {
+      continue;
+    }
+    const auto it =
+        told_.try_emplace({cause.why, cause.ranks}, Told{now, kFirstPause})
+            .first;
+    if (now - it->second.next > kLongestPause) it->second = {now, kFirstPause};
+    if (now < it->second.next) continue;
+    it->second.next = now + it->second.pause;
+    it->second.pause = std::min(2 * it->second.pause, kLongestPause);
+    if (!stuck_since_.has_value()) stuck_since_ = now;
+    is_only_busy_ = is_only_busy_ && is_busy;
+    news.causes.push_back(std::move(cause));
+  }
+  return news;
+}
+
+}  // namespace weft::launch

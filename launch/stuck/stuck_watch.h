@@ -1,0 +1,86 @@
+// StuckWatch: when `weft run` says that its job is stuck, and when that it goes
+// on: a pure state machine, fed with the lines that ranks write and with looks
+// at their processes.
+//
+// A cause is said once the waits have lasted kStuckAfter, and again, while it
+// lasts, after pauses that become longer. Nothing is ended. A rank that runs may
+// only be slow: where waits for such a rank have ended by themselves, the next
+// ones are borne for twice as long before they are said.
+
+#ifndef WEFT_LAUNCH_STUCK_STUCK_WATCH_H_
+#define WEFT_LAUNCH_STUCK_STUCK_WATCH_H_
+
+#include <sys/types.h>
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "weft/base/clock.h"
+#include "weft/launch/stuck/process_look.h"
+#include "weft/launch/stuck/stuck.h"
+
+namespace weft::launch {
+
+inline constexpr absl::Duration kStuckAfter = absl::Seconds(4);
+
+// Thread-safety: one thread at a time. Times do not go back.
+class StuckWatch {
+ public:
+  // A process of this node has been started, under a name that no other has
+  // now; has ended.
+  void Start(const std::string& name, pid_t pid);
+  void End(const std::string& name);
+
+  // It has written this line.
+  void Line(const std::string& name, absl::string_view line, Instant now);
+  // What /proc says of it now. Wanted about once a second.
+  void Look(const std::string& name, const ProcessLook& look, Instant now);
+
+  struct News {
+    std::vector<StuckCause> causes;  // to be said now
+    bool is_over = false;            // the job goes on, after it was stuck
+    absl::Duration lasted;           // then: since the first cause was said
+  };
+  // Wanted after each line and look.
+  News Check(Instant now);
+
+  // What is known now: of StuckText.
+  std::vector<RankFacts> Facts(Instant now) const;
+
+ private:
+  struct Said {
+    RankWait wait;
+    Instant at;
+  };
+  struct Rank {
+    pid_t seen_pid = 0;  // its own, or that of its program
+    bool is_gone = false;
+    Instant stopped_since = Instant::Infinite();
+    char state = '?';
+    std::deque<std::pair<Instant, absl::Duration>> cpu;  // of the last seconds
+    std::map<std::string, Said> waits;                   // by group
+  };
+  struct Told {
+    Instant next;  // when it may be said again
+    absl::Duration pause;
+  };
+  using Key = std::pair<StuckClass, std::vector<std::string>>;
+
+  void EndWait(Rank& rank, const RankWait& over, bool has_failed);
+
+  std::map<std::string, Rank> ranks_;
+  std::map<Key, Told> told_;
+  std::optional<Instant> stuck_since_;     // of what was said and lasts
+  bool is_only_busy_ = true;               // all that was said since then
+  absl::Duration slow_;  // the longest wait for a busy rank that has ended
+};
+
+}  // namespace weft::launch
+
+#endif  // WEFT_LAUNCH_STUCK_STUCK_WATCH_H_
