@@ -44,9 +44,9 @@ std::string EndOfWaitText(const Operation& operation, int rank,
   return absl::StrCat(
       Describe(operation), ": rank ", rank, " of group ", group,
       " no longer waits, after ", Seconds(waited),
-      status.ok() ? ""
-                  : absl::StrCat(" (", absl::StatusCodeToString(status.code()),
-                                 ")"));
+      status.ok()
+          ? ""
+          : absl::StrCat(" (", absl::StatusCodeToString(status.code()), ")"));
 }
 
 std::string RankText(int rank, absl::string_view name) {

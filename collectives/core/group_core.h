@@ -164,8 +164,8 @@ class GroupCore {
   std::string DescribeRanksBefore(uint64_t sequence) const {
     return called_.DescribeRanksBefore(sequence, rank(), options_.names);
   }
-  // The same; where all have, what is known of `peer`. And whether `peer`, which
-  // this rank waits for and has asked, has said anything after `since`.
+  // The same; where all have, what is known of `peer`. And whether `peer`,
+  // which this rank waits for and has asked, has said anything after `since`.
   std::string DescribeWait(uint64_t sequence, int peer, Instant since) const;
 
   // --- Messages of operations. ---

@@ -22,6 +22,8 @@
 #include "weft/launch/run/job_event.h"
 #include "weft/launch/run/plan.h"
 #include "weft/launch/run/rank_mark.h"
+#include "weft/launch/stuck/process_look.h"
+#include "weft/launch/stuck/stuck_text.h"
 #include "weft/telemetry/field.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/options.h"
@@ -36,6 +38,14 @@ constexpr int kMostQuickEnds = 3;
 // After a failure, how long workers of other nodes may still leave before it is
 // killed. Those of this node have ended.
 constexpr absl::Duration kHastyEnd = absl::Seconds(5);
+// Between two looks at what the processes do.
+constexpr absl::Duration kLookEvery = absl::Seconds(1);
+
+std::string HostName() {
+  char host[256] = {};
+  gethostname(host, sizeof(host) - 1);
+  return host;
+}
 
 }  // namespace
 
@@ -164,8 +174,8 @@ absl::Status Job::StartAll() {
 }
 
 int Job::PollTimeout() const {
-  if (kill_at_.is_infinite()) return -1;
-  const int64_t ms = absl::ToInt64Milliseconds(kill_at_ - Now()) + 1;
+  const Instant next = std::min(kill_at_, next_look_);
+  const int64_t ms = absl::ToInt64Milliseconds(next - Now()) + 1;
   return static_cast<int>(std::clamp<int64_t>(ms, 0, 60000));
 }
 
@@ -216,6 +226,7 @@ void Job::Watch() {
     OnExits(ended);
     if (has_coordinator_ended) OnCoordinatorExit();
     KillIfDue();
+    WatchProgress();
   }
 }
 
@@ -230,6 +241,7 @@ bool Job::Forward(Child& child) {
     for (const std::string& line : lines) {
       to << absl::StrCat(prefix, line, "\n");
       TellJobEvent(child, line);
+      stuck_.Line(child.name(), line, Now());
     }
     if (!lines.empty()) to.flush();
     found = found || !lines.empty();
@@ -445,9 +457,7 @@ FailureFacts Job::FactsOfJob() const {
     facts.roles.push_back({role.role, options_.nodes * role.count});
   }
   facts.roles.push_back({worker::kCoordinatorRole, 1});
-  char host[256] = {};
-  gethostname(host, sizeof(host) - 1);
-  facts.host = host;
+  facts.host = HostName();
   facts.log_dir = options_.log_dir;
   return facts;
 }
@@ -513,11 +523,46 @@ void Job::TellJobEvent(const Child& child, absl::string_view line) {
   TellEvent(event->event, fields);
 }
 
+void Job::WatchProgress() {
+  if (culprit_ != nullptr || signal_ != 0) return;  // all are ending
+  const Instant now = Now();
+  if (now >= next_look_) {
+    next_look_ = now + kLookEvery;
+    const auto look = [&](const Child& child) {
+      if (child.has_ended()) return;
+      if (const auto seen = LookAt(child.pid()); seen.has_value()) {
+        stuck_.Look(child.name(), *seen, now);
+      }
+    };
+    for (const auto& child : children_) look(*child);
+    if (coordinator_ != nullptr) look(*coordinator_);
+  }
+  const StuckWatch::News news = stuck_.Check(now);
+  if (news.is_over) {
+    err_ << "weft: the job goes on, after "
+         << absl::FormatDuration(absl::Trunc(news.lasted, absl::Seconds(1)))
+         << "\n";
+    err_.flush();
+    TellEvent("unstuck", {{"lasted_s", absl::ToDoubleSeconds(news.lasted)}});
+  }
+  if (news.causes.empty()) return;
+  const std::vector<RankFacts> facts = stuck_.Facts(now);
+  const std::string host = HostName();
+  for (const StuckCause& cause : news.causes) {
+    const std::string text = StuckText(cause, facts, host, options_.job);
+    err_ << "weft: no progress: " << telemetry::Printable(text) << "\n";
+    TellEvent("stuck", StuckFields(cause, facts, host));
+  }
+  err_.flush();
+}
+
 void Job::TellStart(const Child& child, absl::string_view event) {
+  stuck_.Start(child.name(), child.pid());
   TellEvent(event, {{"rank", child.name()}, {"pid", child.pid()}});
 }
 
 void Job::TellEnd(const Child& child) {
+  stuck_.End(child.name());
   notes_.End(child, Now());
   const RankReport report = notes_.ReportOf(child);
   TellEvent("rank_ended", {{"rank", report.name},

@@ -25,6 +25,7 @@
 #include "weft/launch/run/keeper.h"
 #include "weft/launch/run/launcher.h"
 #include "weft/launch/run/signal_scope.h"
+#include "weft/launch/stuck/stuck_watch.h"
 #include "weft/telemetry/field.h"
 
 namespace weft::launch {
@@ -91,6 +92,9 @@ class Job {
   void TellEvent(absl::string_view event, const telemetry::Fields& fields);
   // What a line that `child` has written tells of the job.
   void TellJobEvent(const Child& child, absl::string_view line);
+  // Looks at the processes, about once a second, and says who keeps the job
+  // from going on, if anybody does.
+  void WatchProgress();
   void TellStart(const Child& child, absl::string_view event);
   void TellEnd(const Child& child);
   int ExitCode() const;
@@ -114,6 +118,8 @@ class Job {
   Instant started_at_;
   const Child* culprit_ = nullptr;  // the first that failed by itself
   EndNotes notes_;
+  StuckWatch stuck_;
+  Instant next_look_;  // at the processes
   std::vector<const Child*> left_out_;  // failed, and the others went on
   bool is_final_ = false;               // of the culprit, after Run
   int signal_ = 0;                      // that we were sent

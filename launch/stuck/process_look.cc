@@ -50,9 +50,8 @@ std::string FirstLine(const std::string& path) {
 }
 
 std::optional<ProcessLook> LookAt(pid_t pid, int depth) {
-  std::optional<ProcessLook> look =
-      ParseProcessStat(FirstLine(absl::StrCat("/proc/", pid, "/stat")),
-                       sysconf(_SC_CLK_TCK));
+  std::optional<ProcessLook> look = ParseProcessStat(
+      FirstLine(absl::StrCat("/proc/", pid, "/stat")), sysconf(_SC_CLK_TCK));
   if (!look.has_value()) return look;
   look->pid = pid;
   if (look->state != 'S' || depth == kMostDepth) return look;

@@ -61,8 +61,8 @@ int64_t NumberOf(absl::string_view operation) {
   return absl::SimpleAtoi(operation.substr(at + 1), &number) ? number : -1;
 }
 
-// Whether `rank` says that it was in that operation, or in a later one, a second
-// before it was said of it that it was not: so long an answer may take.
+// Whether `rank` says that it was in that operation, or in a later one, a
+// second before it was said of it that it was not: so long an answer may take.
 bool WasIn(const RankFacts& rank, const RankWait& wait) {
   return absl::c_any_of(rank.waits, [&](const RankWait& own) {
     return own.group == wait.group &&
@@ -238,8 +238,8 @@ std::vector<std::string> VictimsOf(const StuckCause& cause,
     for (const RankFacts& rank : ranks) {
       if (victims.count(rank.name) > 0) continue;
       for (const RankWait& wait : rank.waits) {
-        const bool waits_for = absl::c_any_of(
-            wait.awaited, [&](const AwaitedRank& awaited) {
+        const bool waits_for =
+            absl::c_any_of(wait.awaited, [&](const AwaitedRank& awaited) {
               return reached.count(awaited.name) > 0;
             });
         if (!waits_for) continue;

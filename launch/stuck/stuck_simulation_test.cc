@@ -2,10 +2,11 @@
 // it must name each fault, of its class, and nobody else.
 //
 // A job is ranks that call operations of groups in one order. A fault strikes a
-// rank, or a link, as it comes to an operation. The simulation runs until nobody
-// goes on; what each rank would report then is made from where it stands, as the
-// two backends of process groups do: the one sees who has not arrived, the other
-// knows who has not called, and else waits for the rank before it in a ring.
+// rank, or a link, as it comes to an operation. The simulation runs until
+// nobody goes on; what each rank would report then is made from where it
+// stands, as the two backends of process groups do: the one sees who has not
+// arrived, the other knows who has not called, and else waits for the rank
+// before it in a ring.
 
 #include <algorithm>
 #include <iostream>
@@ -100,7 +101,9 @@ class SimulatedJob {
 
   const std::vector<Fault>& faults() const { return faults_; }
   int ranks() const { return ranks_; }
-  bool is_stuck() const { return absl::c_any_of(is_inside_, [](bool b) { return b; }); }
+  bool is_stuck() const {
+    return absl::c_any_of(is_inside_, [](bool b) { return b; });
+  }
 
   // Of `unseen` ranks, which run on another node, nothing is known.
   std::vector<RankFacts> Facts(const std::set<int>& unseen = {}) {
@@ -118,8 +121,9 @@ class SimulatedJob {
       }
       if (facts.process == Process::kStopped) facts.stopped = absl::Seconds(5);
       // One that was stopped may have said that it waits before.
-      const bool says = facts.process == Process::kRuns ||
-                        (facts.process == Process::kStopped && random_.Chance(0.5));
+      const bool says =
+          facts.process == Process::kRuns ||
+          (facts.process == Process::kStopped && random_.Chance(0.5));
       if (is_inside_[r] && says) facts.waits.push_back(WaitOf(r));
       all.push_back(std::move(facts));
     }
@@ -173,7 +177,8 @@ class SimulatedJob {
 
   // `rank` calls its next operation, unless a fault keeps it from that.
   bool Arrive(int rank) {
-    if (is_inside_[rank] || at_[rank] == static_cast<int>(calls_[rank].size())) {
+    if (is_inside_[rank] ||
+        at_[rank] == static_cast<int>(calls_[rank].size())) {
       return false;
     }
     bool calls = true;
@@ -208,8 +213,8 @@ class SimulatedJob {
       const bool is_it = fault.rank == from && fault.other == to;
       const bool is_back =
           fault.rank == to && fault.other == from && !fault.is_one_way;
-      const auto place = absl::c_find(calls_[fault.rank], call) -
-                         calls_[fault.rank].begin();
+      const auto place =
+          absl::c_find(calls_[fault.rank], call) - calls_[fault.rank].begin();
       if ((is_it || is_back) && place >= fault.at &&
           place < static_cast<int>(calls_[fault.rank].size())) {
         fault.has_struck = true;  // somebody needs what does not come
@@ -326,18 +331,20 @@ bool IsNameOf(const StuckCause& cause, const Fault& fault) {
   return cause.ranks == ranks;
 }
 
-std::string Describe(const SimulatedJob& job, const std::vector<RankFacts>& facts) {
+std::string Describe(const SimulatedJob& job,
+                     const std::vector<RankFacts>& facts) {
   std::string text;
   for (const Fault& fault : job.faults()) {
-    absl::StrAppend(&text, "fault ", NameOf(ClassOf(fault)), " ", fault.rank, " ",
-                    fault.other, fault.has_struck ? "" : " (has not struck)",
-                    "\n");
+    absl::StrAppend(&text, "fault ", NameOf(ClassOf(fault)), " ", fault.rank,
+                    " ", fault.other,
+                    fault.has_struck ? "" : " (has not struck)", "\n");
   }
   for (const RankFacts& rank : facts) {
     absl::StrAppend(&text, rank.name, " process ",
                     static_cast<int>(rank.process));
     for (const RankWait& wait : rank.waits) {
-      absl::StrAppend(&text, " in ", wait.operation, " of ", wait.group, " for");
+      absl::StrAppend(&text, " in ", wait.operation, " of ", wait.group,
+                      " for");
       for (const AwaitedRank& awaited : wait.awaited) {
         absl::StrAppend(&text, " ", awaited.name,
                         awaited.has_called ? "(called)" : "",
@@ -361,8 +368,7 @@ TEST(StuckSimulation, EachFaultIsNamedWithItsClassAndNobodyElse) {
     if (!job.is_stuck()) continue;
     ++stuck;
     const std::vector<RankFacts> facts = job.Facts();
-    const std::vector<StuckCause> causes =
-        FindStuck(facts, absl::Seconds(4));
+    const std::vector<StuckCause> causes = FindStuck(facts, absl::Seconds(4));
     SCOPED_TRACE(absl::StrCat("seed ", seed, "\n", Describe(job, facts),
                               "found: ", Text(causes)));
     for (const StuckCause& cause : causes) {
@@ -373,9 +379,9 @@ TEST(StuckSimulation, EachFaultIsNamedWithItsClassAndNobodyElse) {
     }
     for (const Fault& fault : job.faults()) {
       if (!fault.has_struck) continue;
-      const bool is_named = absl::c_any_of(causes, [&](const StuckCause& cause) {
-        return IsNameOf(cause, fault);
-      });
+      const bool is_named = absl::c_any_of(
+          causes,
+          [&](const StuckCause& cause) { return IsNameOf(cause, fault); });
       // A wrong order may do no harm; alone it is the reason.
       if (fault.kind == Kind::kSwap && job.faults().size() > 1) {
         unnamed_swaps += is_named ? 0 : 1;
@@ -398,8 +404,8 @@ TEST(StuckSimulation, EachFaultIsNamedWithItsClassAndNobodyElse) {
   EXPECT_EQ(named.count(StuckClass::kUnknown), 0u);
 }
 
-// What is seen is of one node of two: of ranks of the other it is only said that
-// they are not known, and of those here nobody is named wrongly.
+// What is seen is of one node of two: of ranks of the other it is only said
+// that they are not known, and of those here nobody is named wrongly.
 TEST(StuckSimulation, WithoutTheFactsOfAnotherNodeNobodyIsNamedWrongly) {
   int known = 0;
   int unknown = 0;
@@ -410,8 +416,7 @@ TEST(StuckSimulation, WithoutTheFactsOfAnotherNodeNobodyIsNamedWrongly) {
     std::set<int> unseen;
     for (int r = job.ranks() / 2; r < job.ranks(); ++r) unseen.insert(r);
     const std::vector<RankFacts> facts = job.Facts(unseen);
-    const std::vector<StuckCause> causes =
-        FindStuck(facts, absl::Seconds(4));
+    const std::vector<StuckCause> causes = FindStuck(facts, absl::Seconds(4));
     SCOPED_TRACE(absl::StrCat("seed ", seed, "\n", Describe(job, facts),
                               "found: ", Text(causes)));
     for (const StuckCause& cause : causes) {

@@ -43,13 +43,14 @@ std::string Who(const std::string& name, absl::Span<const RankFacts> ranks,
 std::string Does(const RankFacts& rank) {
   if (rank.over <= absl::ZeroDuration()) return "it runs";
   const double share = absl::FDivDuration(rank.cpu, rank.over);
-  const std::string used =
-      absl::StrCat(Seconds(rank.cpu), " of CPU in the last ", Seconds(rank.over));
+  const std::string used = absl::StrCat(
+      Seconds(rank.cpu), " of CPU in the last ", Seconds(rank.over));
   if (share >= 0.5) return absl::StrCat("it computes, ", used);
   if (rank.state == 'D') {
     return absl::StrCat("its main thread waits for a disk or a device, ", used);
   }
-  return absl::StrCat(share < 0.05 ? "it sleeps, " : "it mostly sleeps, ", used);
+  return absl::StrCat(share < 0.05 ? "it sleeps, " : "it mostly sleeps, ",
+                      used);
 }
 
 // Null: nobody waits.
@@ -75,7 +76,8 @@ std::string WhoWaits(const std::vector<std::string>& victims,
                       " (", Seconds(longest->waited), ")");
 }
 
-// "trainer0 is in AllReduce #4 of group A, trainer1 in AllReduce #2 of group B".
+// "trainer0 is in AllReduce #4 of group A, trainer1 in AllReduce #2 of group
+// B".
 std::string Calls(const std::vector<std::string>& names,
                   absl::Span<const RankFacts> ranks) {
   std::map<std::string, std::vector<std::string>> callers;
@@ -87,8 +89,8 @@ std::string Calls(const std::vector<std::string>& names,
   }
   std::vector<std::string> calls;
   for (const auto& [call, by] : callers) {
-    calls.push_back(absl::StrCat(List(by), by.size() == 1 ? " is" : " are",
-                                 " in ", call));
+    calls.push_back(
+        absl::StrCat(List(by), by.size() == 1 ? " is" : " are", " in ", call));
   }
   return absl::StrJoin(calls, "; ");
 }
@@ -96,8 +98,9 @@ std::string Calls(const std::vector<std::string>& names,
 std::string UnknownText(const StuckCause& cause,
                         absl::Span<const RankFacts> ranks) {
   if (cause.ranks.size() > 1) {
-    return absl::StrCat("; all of them have called it, and who keeps them is "
-                        "not known");
+    return absl::StrCat(
+        "; all of them have called it, and who keeps them is "
+        "not known");
   }
   bool has_answered = true;
   for (const RankFacts& rank : ranks) {
@@ -143,8 +146,9 @@ telemetry::Fields StuckFields(const StuckCause& cause,
   return fields;
 }
 
-std::string StuckText(const StuckCause& cause, absl::Span<const RankFacts> ranks,
-                      absl::string_view host, absl::string_view job) {
+std::string StuckText(const StuckCause& cause,
+                      absl::Span<const RankFacts> ranks, absl::string_view host,
+                      absl::string_view job) {
   const std::string waits = WhoWaits(VictimsOf(cause, ranks), ranks);
   const std::string& first = cause.ranks.front();
   const RankFacts* const facts = Find(ranks, first);
@@ -159,10 +163,10 @@ std::string StuckText(const StuckCause& cause, absl::Span<const RankFacts> ranks
                           " is stopped by a signal or a debugger; `kill -CONT ",
                           facts->pid, "` lets it go on");
     case StuckClass::kBusy:
-      return absl::StrCat(
-          whose, " runs and is not in that call: ", Does(*facts),
-          "; it may only be slow: `weft status --job=", job, " --page=", first,
-          "` says what it does");
+      return absl::StrCat(whose,
+                          " runs and is not in that call: ", Does(*facts),
+                          "; it may only be slow: `weft status --job=", job,
+                          " --page=", first, "` says what it does");
     case StuckClass::kDifferentCalls:
       return absl::StrCat(
           "the ranks called different things and wait for each other: ",
@@ -180,8 +184,9 @@ std::string StuckText(const StuckCause& cause, absl::Span<const RankFacts> ranks
                           "network between their hosts");
     }
     case StuckClass::kUnknown:
-      return absl::StrCat(waits, UnknownText(cause, ranks), "; `weft dump --job=",
-                          job, "` asks all ranks what they do");
+      return absl::StrCat(waits, UnknownText(cause, ranks),
+                          "; `weft dump --job=", job,
+                          "` asks all ranks what they do");
   }
   return waits;
 }

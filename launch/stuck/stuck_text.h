@@ -17,8 +17,8 @@ namespace weft::launch {
 // terminal. `cause` is one of FindStuck(ranks); the processes of `ranks` are on
 // `host`.
 std::string StuckText(const StuckCause& cause,
-                      absl::Span<const RankFacts> ranks,
-                      absl::string_view host, absl::string_view job);
+                      absl::Span<const RankFacts> ranks, absl::string_view host,
+                      absl::string_view job);
 
 // The same for programs: the fields of the event "stuck".
 telemetry::Fields StuckFields(const StuckCause& cause,

@@ -88,7 +88,7 @@ std::vector<RankFacts> StuckWatch::Facts(Instant now) const {
     }
     if (!rank.cpu.empty()) {
       facts.over = rank.cpu.back().first - rank.cpu.front().first;
-        facts.cpu = std::max(rank.cpu.back().second - rank.cpu.front().second,
+      facts.cpu = std::max(rank.cpu.back().second - rank.cpu.front().second,
                            absl::ZeroDuration());
     }
     for (const auto& [group, said] : rank.waits) {
@@ -104,6 +104,11 @@ std::vector<RankFacts> StuckWatch::Facts(Instant now) const {
 
 StuckWatch::News StuckWatch::Check(Instant now) {
   News news;
+  const bool is_quiet = absl::c_all_of(ranks_, [](const auto& rank) {
+    return rank.second.waits.empty() &&
+           rank.second.stopped_since == Instant::Infinite();
+  });
+  if (is_quiet && !stuck_since_.has_value()) return news;
   const std::vector<RankFacts> facts = Facts(now);
   const bool lasts = absl::c_any_of(facts, [](const RankFacts& rank) {
     return rank.stopped >= kStuckAfter ||

@@ -3,9 +3,9 @@
 // at their processes.
 //
 // A cause is said once the waits have lasted kStuckAfter, and again, while it
-// lasts, after pauses that become longer. Nothing is ended. A rank that runs may
-// only be slow: where waits for such a rank have ended by themselves, the next
-// ones are borne for twice as long before they are said.
+// lasts, after pauses that become longer. Nothing is ended. A rank that runs
+// may only be slow: where waits for such a rank have ended by themselves, the
+// next ones are borne for twice as long before they are said.
 
 #ifndef WEFT_LAUNCH_STUCK_STUCK_WATCH_H_
 #define WEFT_LAUNCH_STUCK_STUCK_WATCH_H_
@@ -76,8 +76,8 @@ class StuckWatch {
 
   std::map<std::string, Rank> ranks_;
   std::map<Key, Told> told_;
-  std::optional<Instant> stuck_since_;     // of what was said and lasts
-  bool is_only_busy_ = true;               // all that was said since then
+  std::optional<Instant> stuck_since_;  // of what was said and lasts
+  bool is_only_busy_ = true;            // all that was said since then
   absl::Duration slow_;  // the longest wait for a busy rank that has ended
 };
 

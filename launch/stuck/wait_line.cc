@@ -34,7 +34,8 @@ std::string OperationIn(absl::string_view text) {
       continue;
     }
     const absl::string_view digits = number.substr(1);
-    if (digits.empty() || !absl::c_all_of(digits, absl::ascii_isdigit)) continue;
+    if (digits.empty() || !absl::c_all_of(digits, absl::ascii_isdigit))
+      continue;
     return absl::StrCat(verb, " ", number);
   }
   return "";
@@ -113,8 +114,8 @@ std::optional<WaitLine> WaitLineIn(absl::string_view line) {
   }
   if (end != absl::string_view::npos) rest.remove_prefix(end);
   if (found.is_over) {
-    found.has_failed = absl::StartsWith(rest, " (") &&
-                       rest.size() > 2 && absl::ascii_isupper(rest[2]);
+    found.has_failed = absl::StartsWith(rest, " (") && rest.size() > 2 &&
+                       absl::ascii_isupper(rest[2]);
     return found;
   }
   if (!absl::ConsumePrefix(&rest, ": ")) return std::nullopt;

@@ -519,8 +519,7 @@ absl::Status Mesh::AwaitProgress(Progress& progress, int peer, uint64_t seen) {
     if (events_.load() != seen) return absl::OkStatus();
     if (now >= operation.deadline) {
       return absl::DeadlineExceededError(absl::StrCat(
-          "rank ", rank(),
-          " waited for others: ",
+          "rank ", rank(), " waited for others: ",
           core_.DescribeWait(sequence, peer, progress.reports.since())));
     }
     if (core_.IsSilent(peer, progress.reports.since(), now)) {
@@ -550,10 +549,10 @@ absl::Status Mesh::AwaitProgress(Progress& progress, int peer, uint64_t seen) {
 void Mesh::EndWait(Progress& progress, const absl::Status& status) {
   progress.is_waiting = false;
   if (!progress.reports.has_reported()) return;
-  Report(options_.diagnosis,
-         EndOfWaitText(progress.operation, rank(), options_.group,
-                       driver_.clock().Now() - progress.reports.since(),
-                       status));
+  Report(
+      options_.diagnosis,
+      EndOfWaitText(progress.operation, rank(), options_.group,
+                    driver_.clock().Now() - progress.reports.since(), status));
   progress.reports = {};
 }
 

@@ -49,7 +49,7 @@ struct MeshOptions : GroupCoreOptions {
 struct Progress {
   const Operation& operation;
   std::vector<uint64_t> sent = {};  // messages, to each rank
-  WaitReports reports = {};  // of a wait, until something is moved
+  WaitReports reports = {};         // of a wait, until something is moved
   Instant ask_at = {};
   bool is_waiting = false;
 };

@@ -1,0 +1,159 @@
+#include "weft/launch/stuck/stuck_watch.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace weft::launch {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+// Two trainers, of which trainer0 waits for trainer1.
+class StuckWatchTest : public ::testing::Test {
+ protected:
+  StuckWatchTest() {
+    watch_.Start("trainer0", 10);
+    watch_.Start("trainer1", 11);
+  }
+
+  Instant At(double seconds) const { return start_ + absl::Seconds(seconds); }
+
+  // Looks at both, each second, until then: what is said meanwhile.
+  std::vector<StuckCause> RunUntil(double seconds) {
+    std::vector<StuckCause> said;
+    for (; now_ <= seconds; now_ += 1) {
+      const absl::Duration cpu = absl::Seconds(now_);
+      watch_.Look("trainer0", {10, 'S', absl::ZeroDuration()}, At(now_));
+      watch_.Look("trainer1", {11, state_, cpu}, At(now_));
+      Take(watch_.Check(At(now_)), &said);
+    }
+    return said;
+  }
+
+  std::vector<StuckCause> Wait(double at, double waited) {
+    watch_.Line("trainer0",
+                absl::StrCat("AllReduce #7 at x.cc:1: rank 0 of group g still "
+                             "waits after ",
+                             waited, "s: rank 1 (trainer1) has not called it"),
+                At(at));
+    std::vector<StuckCause> said;
+    Take(watch_.Check(At(at)), &said);
+    return said;
+  }
+
+  void Take(StuckWatch::News news, std::vector<StuckCause>* said) {
+    if (news.is_over) ++over_;
+    said->insert(said->end(), news.causes.begin(), news.causes.end());
+  }
+
+  bool EndsWait(double at, double waited, const std::string& how = "") {
+    watch_.Line("trainer0",
+                absl::StrCat("AllReduce #7 at x.cc:1: rank 0 of group g no "
+                             "longer waits, after ",
+                             waited, "s", how),
+                At(at));
+    return watch_.Check(At(at)).is_over;
+  }
+
+  StuckWatch watch_;
+  const Instant start_ = Instant::FromNanoseconds(1'000'000'000);
+  double now_ = 0;
+  char state_ = 'R';
+  int over_ = 0;
+};
+
+TEST_F(StuckWatchTest, SaysWhoIsBusyOnceTheWaitIsLong) {
+  EXPECT_THAT(RunUntil(1), IsEmpty());
+  EXPECT_THAT(Wait(2, 2), IsEmpty());
+  EXPECT_THAT(RunUntil(3), IsEmpty());
+  const std::vector<StuckCause> said = Wait(4, 4);
+  ASSERT_THAT(said, SizeIs(1));
+  EXPECT_EQ(said[0].why, StuckClass::kBusy);
+  EXPECT_THAT(said[0].ranks, ElementsAre("trainer1"));
+  EXPECT_TRUE(EndsWait(6, 6));
+}
+
+// It has used 4 s of CPU in 4 s.
+TEST_F(StuckWatchTest, KnowsTheCpuTimeOfTheLastSeconds) {
+  RunUntil(20);
+  for (const RankFacts& rank : watch_.Facts(At(20))) {
+    EXPECT_EQ(rank.over, absl::Seconds(4)) << rank.name;
+    EXPECT_EQ(rank.cpu, absl::Seconds(rank.name == "trainer1" ? 4 : 0));
+  }
+}
+
+TEST_F(StuckWatchTest, StoppedRankIsSaidWithoutThatAnybodyWaits) {
+  RunUntil(1);
+  state_ = 'T';
+  const std::vector<StuckCause> said = RunUntil(7);
+  ASSERT_THAT(said, SizeIs(1));
+  EXPECT_EQ(said[0].why, StuckClass::kStopped);
+  state_ = 'R';
+  EXPECT_THAT(RunUntil(8), IsEmpty());
+  EXPECT_EQ(over_, 1);
+}
+
+// As a debugger holds a rank for minutes.
+TEST_F(StuckWatchTest, IsSaidAgainAfterLongerAndLongerPauses) {
+  state_ = 't';
+  const size_t said = RunUntil(600).size();
+  // At 4, 14, 34, 74, 154, 314 s.
+  EXPECT_EQ(said, 6u);
+  EXPECT_EQ(over_, 0);
+}
+
+// A step that waits for a slow rank each time, as while it saves.
+TEST_F(StuckWatchTest, SlowRankWhoseWaitsEndByThemselvesIsBorneForLonger) {
+  RunUntil(1);
+  EXPECT_THAT(Wait(4, 4), SizeIs(1));
+  EXPECT_TRUE(EndsWait(8, 8));
+  now_ = 9;
+  for (double step = 1; step < 10; ++step) {
+    RunUntil(10 * step + 1);
+    EXPECT_THAT(Wait(10 * step + 4, 4), IsEmpty());
+    EXPECT_THAT(Wait(10 * step + 8, 8), IsEmpty());
+    EXPECT_FALSE(EndsWait(10 * step + 9, 9));
+  }
+  EXPECT_THAT(Wait(216, 16), SizeIs(1));
+}
+
+// A group that goes on without a rank that it has lost.
+TEST_F(StuckWatchTest, WaitsThatEndWithAnErrorAreNoSlowness) {
+  Wait(4, 4);
+  EXPECT_TRUE(EndsWait(8, 8, " (UNAVAILABLE)"));
+  EXPECT_THAT(Wait(34, 4), SizeIs(1));
+}
+
+TEST_F(StuckWatchTest, OfARankThatEndsNothingIsAwaited) {
+  Wait(4, 4);
+  watch_.End("trainer0");
+  EXPECT_TRUE(watch_.Check(At(5)).is_over);
+  watch_.Start("trainer0", 12);
+  EXPECT_FALSE(watch_.Check(At(6)).is_over);
+}
+
+TEST_F(StuckWatchTest, RankThatHasEndedIsSaidToBeGone) {
+  watch_.End("trainer1");
+  const std::vector<StuckCause> said = Wait(4, 4);
+  ASSERT_THAT(said, SizeIs(1));
+  EXPECT_EQ(said[0].why, StuckClass::kGone);
+}
+
+TEST_F(StuckWatchTest, LinesOfOthersAndLookAtOthersAreNothing) {
+  watch_.Line("trainer7",
+              "AllReduce #7 at x: rank 0 of group g still waits "
+              "after 9s: rank 1 (trainer1) has not called it",
+              At(9));
+  watch_.Look("trainer7", {7, 'T', absl::ZeroDuration()}, At(9));
+  EXPECT_THAT(watch_.Check(At(20)).causes, IsEmpty());
+}
+
+}  // namespace
+}  // namespace weft::launch

@@ -1,0 +1,90 @@
+#include "weft/launch/stuck/wait_line.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace weft::launch {
+namespace {
+
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr char kText[] =
+    "20:12:01.123456 trainer0 AllReduce #12 (sum of f32[10]) at train.cc:31: "
+    "rank 0 of group trainer/the world#3 still waits after 4.001s: rank 1 "
+    "(trainer1) has not called it and last called AllReduce #11 (sum of "
+    "f32[10]) at train.cc:30; rank 2 (trainer2) has not finished it; rank 1 "
+    "(trainer1) has not answered meanwhile (join_group.cc:206)";
+
+TEST(WaitLine, SaysWhoIsAwaitedInWhichOperation) {
+  const auto line = WaitLineIn(kText);
+  ASSERT_TRUE(line.has_value());
+  EXPECT_FALSE(line->is_over);
+  EXPECT_EQ(line->wait.operation, "AllReduce #12");
+  EXPECT_EQ(line->wait.group, "trainer/the world#3");
+  EXPECT_EQ(line->wait.waited, absl::Milliseconds(4001));
+  ASSERT_THAT(line->wait.awaited, SizeIs(2));
+  EXPECT_EQ(line->wait.awaited[0].name, "trainer1");
+  EXPECT_FALSE(line->wait.awaited[0].has_called);
+  EXPECT_FALSE(line->wait.awaited[0].has_answered);
+  EXPECT_EQ(line->wait.awaited[1].name, "trainer2");
+  EXPECT_TRUE(line->wait.awaited[1].has_called);
+  EXPECT_TRUE(line->wait.awaited[1].has_answered);
+}
+
+TEST(WaitLine, IsReadInLogsOfJsonToo) {
+  const auto line = WaitLineIn(
+      R"({"ts":"x","role":"trainer","rank":0,"message":"Barrier #3 at a.cc:1: )"
+      R"(rank 2 of group world still waits after 2s: rank 0 has sent nothing )"
+      R"(and has called nothing yet","site":"join_group.cc:206","fields":{}})");
+  ASSERT_TRUE(line.has_value());
+  EXPECT_EQ(line->wait.operation, "Barrier #3");
+  EXPECT_EQ(line->wait.group, "world");
+  ASSERT_THAT(line->wait.awaited, SizeIs(1));
+  EXPECT_EQ(line->wait.awaited[0].name, "rank 0");
+  EXPECT_TRUE(line->wait.awaited[0].has_called);
+}
+
+TEST(WaitLine, EndOfAWaitSaysWhetherItFailed) {
+  const std::string head =
+      "20:12:01.123456 trainer0 AllReduce #12 at train.cc:31: rank 0 of group "
+      "trainer/world#3 no longer waits, after 12.5s";
+  const auto well = WaitLineIn(head + " (join_group.cc:206)");
+  ASSERT_TRUE(well.has_value());
+  EXPECT_TRUE(well->is_over);
+  EXPECT_FALSE(well->has_failed);
+  EXPECT_EQ(well->wait.waited, absl::Seconds(12.5));
+  EXPECT_THAT(well->wait.awaited, IsEmpty());
+  const auto failed = WaitLineIn(head + " (UNAVAILABLE) (join_group.cc:206)");
+  ASSERT_TRUE(failed.has_value());
+  EXPECT_TRUE(failed->has_failed);
+  EXPECT_TRUE(WaitLineIn(head)->is_over);
+}
+
+// Whatever a program writes, and wherever a line is cut.
+TEST(WaitLine, IsNothingOfOtherLines) {
+  for (const char* const other :
+       {"", "still waits after", " still waits after ", "rank 0 of group x",
+        "who still waits after 4s: rank 1 has not called it",
+        "AllReduce #1 at x: rank 0 of group  still waits after 4s: x",
+        "AllReduce #1 at x: rank 0 of group g still waits after -4s: x",
+        "AllReduce #1 at x: rank 0 of group g still waits after inf: x",
+        "AllReduce #1 at x: rank 0 of group g still waits after long: x"}) {
+    EXPECT_FALSE(WaitLineIn(other).has_value()) << other;
+  }
+  const std::string text = kText;
+  for (size_t size = 0; size <= text.size(); ++size) {
+    const auto line = WaitLineIn(absl::string_view(text).substr(0, size));
+    if (line.has_value()) {
+      EXPECT_EQ(line->wait.operation, "AllReduce #12");
+    }
+    (void)WaitLineIn(absl::string_view(text).substr(size));
+  }
+}
+
+}  // namespace
+}  // namespace weft::launch
