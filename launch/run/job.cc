@@ -518,7 +518,11 @@ void Job::TellEvent(absl::string_view event, const telemetry::Fields& fields) {
 void Job::TellJobEvent(const Child& child, absl::string_view line) {
   const std::optional<JobEvent> event = JobEventIn(line);
   if (!event.has_value()) return;
-  telemetry::Fields fields = {{"rank", child.name()}, {"step", event->step}};
+  telemetry::Fields fields = {{"rank", child.name()}};
+  if (event->step >= 0) fields.push_back({"step", event->step});
+  if (event->partitions >= 0) {
+    fields.push_back({"partitions", event->partitions});
+  }
   if (event->ranks >= 0) fields.push_back({"ranks", event->ranks});
   TellEvent(event->event, fields);
 }

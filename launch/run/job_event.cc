@@ -10,15 +10,18 @@
 namespace weft::launch {
 namespace {
 
-// The messages are those of train/.
+// The messages are those of train/ and ps/replicated.
 struct Told {
   const char* message;
   const char* event;
+  const char* number = "step";  // that the line must have
 };
 constexpr Told kTold[] = {
     {"taking part", "rank_joined"},
     {"asked to stop; leaving, and the others go on", "rank_left"},
     {"a rank was lost; the others meet again", "step_repeated"},
+    {"promoted; serving as the primary what it was the backup of", "promoted",
+     "partitions"},
 };
 
 // The number behind `name`, as in step=12 or "step":12.
@@ -47,11 +50,11 @@ std::optional<JobEvent> JobEventIn(absl::string_view line) {
         !absl::StrContains(line, absl::StrCat("\"", told.message, "\""))) {
       continue;
     }
-    const std::optional<int64_t> step = NumberOf("step", line);
-    if (!step.has_value()) return std::nullopt;
+    const std::optional<int64_t> number = NumberOf(told.number, line);
+    if (!number.has_value()) return std::nullopt;
     JobEvent event;
     event.event = told.event;
-    event.step = *step;
+    (event.event == "promoted" ? event.partitions : event.step) = *number;
     if (event.event == "rank_joined") {
       event.ranks = NumberOf("ranks", line).value_or(-1);
     }

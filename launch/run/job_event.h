@@ -1,6 +1,6 @@
 // JobEvent: what a line of Weft's log, which a rank has written, tells of the
 // job: a rank that takes part, leaves, or repeats a step since another was
-// lost.
+// lost; a server that is promoted.
 
 #ifndef WEFT_LAUNCH_RUN_JOB_EVENT_H_
 #define WEFT_LAUNCH_RUN_JOB_EVENT_H_
@@ -14,13 +14,15 @@
 namespace weft::launch {
 
 struct JobEvent {
-  std::string event;   // rank_joined, rank_left, step_repeated
-  int64_t step = 0;    // that the rank has taken last
-  int64_t ranks = -1;  // of rank_joined: how many take part; else -1
+  std::string event;  // rank_joined, rank_left, step_repeated, promoted
+  // -1: of other events.
+  int64_t step = -1;        // all but promoted: that the rank has taken last
+  int64_t ranks = -1;       // rank_joined: how many take part
+  int64_t partitions = -1;  // promoted: how many it serves as their backup
 };
 
 // The event that `line`, of the log as text or as JSON, tells of who wrote it.
-// Of a line that is none of these, or has no step: nothing.
+// Of a line that is none of these, or lacks its number: nothing.
 std::optional<JobEvent> JobEventIn(absl::string_view line);
 
 }  // namespace weft::launch

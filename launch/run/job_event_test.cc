@@ -36,6 +36,16 @@ TEST(JobEventIn, TellsOneThatLeavesAndAStepThatIsRepeated) {
   EXPECT_EQ(repeated->event, "step_repeated");
 }
 
+TEST(JobEventIn, TellsOfAServerThatIsPromoted) {
+  const auto promoted = JobEventIn(
+      "16:59:23.8 ps1 promoted; serving as the primary what it was the backup "
+      "of partitions=12 (map_keeper.cc:431)");
+  ASSERT_TRUE(promoted.has_value());
+  EXPECT_EQ(promoted->event, "promoted");
+  EXPECT_EQ(promoted->partitions, 12);
+  EXPECT_EQ(promoted->step, -1);
+}
+
 TEST(JobEventIn, IsNothingElse) {
   for (const char* line :
        {"", "taking part", "I trainer1 taking part rank=1",

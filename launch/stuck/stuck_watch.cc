@@ -42,8 +42,10 @@ void StuckWatch::Line(const std::string& name, absl::string_view line,
   if (found->is_over) {
     return EndWait(rank, found->wait, found->has_failed);
   }
-  if (rank.waits.size() >= kMostWaits) return;
-  rank.waits[found->wait.group] = {std::move(found->wait), now};
+  if (rank.waits.size() >= kMostWaits) rank.waits.clear();
+  Said& said = rank.waits[found->wait.group];
+  said.wait = std::move(found->wait);
+  said.at = now;
 }
 
 void StuckWatch::EndWait(Rank& rank, const RankWait& over, bool has_failed) {

@@ -426,8 +426,28 @@ void MapKeeper::Adopt(const KnownMap& map) {
 
 // --- The telling thread ------------------------------------------------------
 
+namespace {
+
+// How many partitions `self` had as a backup before, and has now since their
+// primary is silent or gone. One that hands over does so of itself.
+int PromotedTo(WorkerKey self, const PartitionMap& before,
+               const PartitionMap& now) {
+  int promoted = 0;
+  for (int i = 0; i < std::min(before.entries(), now.entries()); ++i) {
+    const PartitionMap::Entry& entry = before.entry(i);
+    if (entry.backup == self && !entry.is_handing_over &&
+        now.entry(i).primary == self) {
+      ++promoted;
+    }
+  }
+  return promoted;
+}
+
+}  // namespace
+
 void MapKeeper::Tell() {
   uint64_t told = 0;
+  KnownMap before;  // null: none was told
   for (;;) {
     KnownMap map;  // null: no newer one
     std::optional<Contact> contact;
@@ -443,6 +463,14 @@ void MapKeeper::Tell() {
     }
     if (map) {
       told = map->map.epoch();
+      const int promoted =
+          before ? PromotedTo(options_.self, before->map, map->map) : 0;
+      if (promoted > 0) {  // launch/run/job_event.cc reads it
+        WEFT_LOG(telemetry_.logger(), Info,
+                 "promoted; serving as the primary what it was the backup of")
+            .With("partitions", promoted);
+      }
+      before = map;
       if (options_.on_map) options_.on_map(map->map);
     }
     if (contact && options_.on_contact) {
