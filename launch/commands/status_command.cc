@@ -185,8 +185,10 @@ Sections SectionsIn(const std::vector<Page>& pages, const std::string& name) {
   return sections;
 }
 
-TrainingReport TrainingIn(const std::vector<Page>& pages) {
+TrainingReport TrainingIn(const std::vector<Page>& pages,
+                          const std::string& job) {
   TrainingReport report;
+  report.job = job;
   Instant first = Instant::Infinite();
   Instant last;
   for (const Page& page : pages) {
@@ -326,7 +328,7 @@ Shown Ask(const Question& question, const rendezvous::View& view,
   if (wanted.passes) {
     shown.sections.push_back(SectionsIn(pages, worker::kPassesSection));
   }
-  if (wanted.training) shown.training = TrainingIn(pages);
+  if (wanted.training) shown.training = TrainingIn(pages, job);
   return shown;
 }
 

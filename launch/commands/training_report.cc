@@ -5,10 +5,16 @@
 #include <cstdint>
 #include <optional>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
+#include "weft/launch/stuck/stuck.h"
+#include "weft/launch/stuck/stuck_text.h"
 #include "weft/telemetry/field.h"
+#include "weft/telemetry/field_json.h"
 
 namespace weft::launch {
 namespace {
@@ -164,6 +170,75 @@ std::string SlowestLine(const TrainingReport& report) {
                       Percent(waits[1].first), " or more\n");
 }
 
+// Of the group of all trainers: of others it is not known who is in them.
+constexpr absl::string_view kOfAll = " of group trainer/world";
+constexpr absl::Duration kLongWait = absl::Seconds(4);
+
+// The 12 of "AllReduce #12"; -1: there is none.
+int64_t NumberOf(absl::string_view operation) {
+  const size_t at = operation.rfind('#');
+  int64_t number = -1;
+  if (at == absl::string_view::npos) return number;
+  return absl::SimpleAtoi(operation.substr(at + 1), &number) ? number : -1;
+}
+
+// What each trainer says that it is in, as facts: who answers runs.
+std::vector<RankFacts> FactsOf(const TrainingReport& report) {
+  std::vector<RankFacts> all;
+  for (const auto& [name, fields] : report.trainers) {
+    RankFacts rank;
+    rank.name = name;
+    rank.process = RankFacts::Process::kRuns;
+    rank.is_heard = !fields.contains("error");
+    std::string operation = TextIn(fields, "operation");
+    const double seconds = NumberIn(fields, "operation_seconds").value_or(0);
+    if (absl::EndsWith(operation, kOfAll) && seconds > 0 && seconds < 1e9) {
+      operation.resize(operation.size() - kOfAll.size());
+      rank.waits = {{std::move(operation), "trainer/world",
+                     absl::Seconds(seconds), absl::ZeroDuration(), {}}};
+    }
+    all.push_back(std::move(rank));
+  }
+  for (RankFacts& rank : all) {
+    for (RankWait& wait : rank.waits) {
+      for (const RankFacts& other : all) {
+        const bool is_in_it = !other.waits.empty() &&
+                              NumberOf(other.waits[0].operation) >=
+                                  NumberOf(wait.operation);
+        if (!is_in_it) wait.awaited.push_back({other.name});
+      }
+      for (const auto& [name, why] : report.silent) {
+        wait.awaited.push_back({name, false, /*has_answered=*/false});
+      }
+    }
+  }
+  return all;
+}
+
+std::vector<StuckCause> StuckIn(const TrainingReport& report,
+                                const std::vector<RankFacts>& facts) {
+  return FindStuck(facts, kLongWait + report.spread);
+}
+
+std::string StuckLines(const TrainingReport& report) {
+  const std::vector<RankFacts> facts = FactsOf(report);
+  std::string lines;
+  for (const StuckCause& cause : StuckIn(report, facts)) {
+    absl::StrAppend(&lines, "  no progress: ",
+                    Printable(StuckText(cause, facts, "", report.job)), "\n");
+  }
+  return lines;
+}
+
+json StuckJson(const TrainingReport& report) {
+  const std::vector<RankFacts> facts = FactsOf(report);
+  json all = json::array();
+  for (const StuckCause& cause : StuckIn(report, facts)) {
+    all.push_back(telemetry::ToJson(StuckFields(cause, facts, "")));
+  }
+  return all;
+}
+
 }  // namespace
 
 json ToJson(const TrainingReport& report) {
@@ -182,7 +257,8 @@ json ToJson(const TrainingReport& report) {
   }
   return {{"workers", std::move(workers)},
           {"no_answer", std::move(silent)},
-          {"reasons", std::move(reasons)}};
+          {"reasons", std::move(reasons)},
+          {"stuck", StuckJson(report)}};
 }
 
 std::string ToText(const TrainingReport& report) {
@@ -197,7 +273,8 @@ std::string ToText(const TrainingReport& report) {
     absl::StrAppend(&text, "  ", name,
                     ": no answer: ", Printable(why.message()), "\n");
   }
-  absl::StrAppend(&text, BehindLine(report, furthest), SlowestLine(report));
+  absl::StrAppend(&text, BehindLine(report, furthest), SlowestLine(report),
+                  StuckLines(report));
   return text;
 }
 

@@ -16,6 +16,7 @@ namespace weft::launch {
 
 // Nothing in it is trusted: it is what others have sent.
 struct TrainingReport {
+  std::string job;
   // By worker: the fields of the section (train/training_metrics.h).
   std::vector<std::pair<std::string, nlohmann::json>> trainers;
   // Who has not answered, and why.
@@ -26,11 +27,12 @@ struct TrainingReport {
 };
 
 // {"workers": {NAME: fields and "steps_behind"}, "no_answer": [NAME],
-// "reasons": {NAME: why}}.
+// "reasons": {NAME: why}, "stuck": [{"class", "ranks", "waiting", "operation",
+// "group", "waited_s"}]}: the last as the event of `weft run`.
 nlohmann::json ToJson(const TrainingReport& report);
 
-// A line for each trainer, then who is behind and who is slow, if any is. For a
-// terminal. Empty if there is nothing to say.
+// A line for each trainer, then who is behind, who is slow, and for whom others
+// have waited long, if there is any. For a terminal. Empty if there is nothing to say.
 std::string ToText(const TrainingReport& report);
 
 }  // namespace weft::launch

@@ -109,6 +109,36 @@ TEST(TrainingReport, NamesTheOperationThatATrainerIsIn) {
                         "trainer/world for 2.500 s, "));
 }
 
+// trainer0 and trainer2 wait for trainer1, which is not in the operation.
+TEST(TrainingReport, NamesWhomTheOthersHaveWaitedForLong) {
+  TrainingReport report;
+  report.job = "mnist";
+  Json waits = At(9, "backward", 6);
+  waits["operation"] = "AllReduce #12 of group trainer/world";
+  waits["operation_seconds"] = 5.5;
+  report.trainers = {
+      {"trainer0", waits}, {"trainer1", At(9, "data", 6)}, {"trainer2", waits}};
+  EXPECT_THAT(ToText(report),
+              HasSubstr("  no progress: trainer0 and trainer2 wait in AllReduce "
+                        "#12 of group trainer/world (5.5 s) for trainer1, "
+                        "which runs and is not in that call"));
+  const Json stuck = ToJson(report)["stuck"];
+  ASSERT_EQ(stuck.size(), 1u);
+  EXPECT_EQ(stuck[0]["class"], "busy");
+  EXPECT_EQ(stuck[0]["ranks"], "trainer1");
+  EXPECT_EQ(stuck[0]["waiting"], "trainer0,trainer2");
+
+  // One that does not answer is not known.
+  report.trainers.erase(report.trainers.begin() + 1);
+  report.silent = {{"trainer1", absl::DeadlineExceededError("no answer")}};
+  EXPECT_EQ(ToJson(report)["stuck"][0]["class"], "not-known");
+  EXPECT_THAT(ToText(report), HasSubstr("which does not answer"));
+
+  // Of a wait that may have begun while they were asked nothing is said.
+  report.spread = absl::Seconds(2);
+  EXPECT_THAT(ToText(report), Not(HasSubstr("no progress")));
+}
+
 TEST(TrainingReport, NothingIsSaidWhereNobodyTrains) {
   EXPECT_EQ(ToText({}), "");
   EXPECT_EQ(ToJson({})["workers"], Json::object());
