@@ -194,17 +194,20 @@ std::vector<RankFacts> FactsOf(const TrainingReport& report) {
     const double seconds = NumberIn(fields, "operation_seconds").value_or(0);
     if (absl::EndsWith(operation, kOfAll) && seconds > 0 && seconds < 1e9) {
       operation.resize(operation.size() - kOfAll.size());
-      rank.waits = {{std::move(operation), "trainer/world",
-                     absl::Seconds(seconds), absl::ZeroDuration(), {}}};
+      rank.waits = {{std::move(operation),
+                     "trainer/world",
+                     absl::Seconds(seconds),
+                     absl::ZeroDuration(),
+                     {}}};
     }
     all.push_back(std::move(rank));
   }
   for (RankFacts& rank : all) {
     for (RankWait& wait : rank.waits) {
       for (const RankFacts& other : all) {
-        const bool is_in_it = !other.waits.empty() &&
-                              NumberOf(other.waits[0].operation) >=
-                                  NumberOf(wait.operation);
+        const bool is_in_it =
+            !other.waits.empty() &&
+            NumberOf(other.waits[0].operation) >= NumberOf(wait.operation);
         if (!is_in_it) wait.awaited.push_back({other.name});
       }
       for (const auto& [name, why] : report.silent) {

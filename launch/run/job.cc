@@ -175,6 +175,7 @@ absl::Status Job::StartAll() {
 
 int Job::PollTimeout() const {
   const Instant next = std::min(kill_at_, next_look_);
+  if (next.is_infinite()) return -1;
   const int64_t ms = absl::ToInt64Milliseconds(next - Now()) + 1;
   return static_cast<int>(std::clamp<int64_t>(ms, 0, 60000));
 }
@@ -528,7 +529,10 @@ void Job::TellJobEvent(const Child& child, absl::string_view line) {
 }
 
 void Job::WatchProgress() {
-  if (culprit_ != nullptr || signal_ != 0) return;  // all are ending
+  if (culprit_ != nullptr || signal_ != 0) {  // all are ending
+    next_look_ = Instant::Infinite();
+    return;
+  }
   const Instant now = Now();
   if (now >= next_look_) {
     next_look_ = now + kLookEvery;

@@ -46,6 +46,9 @@ std::string Does(const RankFacts& rank) {
   const std::string used = absl::StrCat(
       Seconds(rank.cpu), " of CPU in the last ", Seconds(rank.over));
   if (share >= 0.5) return absl::StrCat("it computes, ", used);
+  if (rank.state == 'R') {
+    return absl::StrCat("it wants to run and gets little of a core, ", used);
+  }
   if (rank.state == 'D') {
     return absl::StrCat("its main thread waits for a disk or a device, ", used);
   }
