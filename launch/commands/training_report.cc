@@ -237,7 +237,7 @@ json StuckJson(const TrainingReport& report) {
   const std::vector<RankFacts> facts = FactsOf(report);
   json all = json::array();
   for (const StuckCause& cause : StuckIn(report, facts)) {
-    all.push_back(telemetry::ToJson(StuckFields(cause, facts, "")));
+    all.push_back(json(telemetry::ToJson(StuckFields(cause, facts, ""))));
   }
   return all;
 }

@@ -25,6 +25,7 @@ namespace weft::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -48,6 +49,7 @@ std::unique_ptr<Process> StartRun(const Job& job, const std::string& saved,
       Program("weft"),
       "run",
       "--replicas=2",
+      "--events=" + job.Path("events"),
       "--role",
       absl::StrCat("ps=", kServers, ":", Program("parameter_server"),
                    " --checkpoint-dir=", saved),
@@ -114,6 +116,9 @@ TEST(Failover, KillOfEachServerLeavesTheBitsOfAnUndisturbedTraining) {
   }
   AwaitWholeEpoch(*run, saved, kSteps);
   Stop(*run);
+  EXPECT_THAT(ReadBytes(job.Path("events")),
+              ContainsRegex(R"("event":"promoted","rank":"ps[0-2]",)"
+                            R"("partitions":[1-9])"));
   ExpectUndisturbed(job, saved);
   ExpectNothingLeft(job.Path("run"));
 }
