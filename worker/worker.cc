@@ -2,6 +2,7 @@
 
 #include "weft/worker/worker.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -54,6 +55,44 @@ absl::Duration HandlerSpin(const Options& options) {
   return static_cast<unsigned>(options.ranks_on_host) > cores
              ? absl::ZeroDuration()
              : absl::Microseconds(50);
+}
+
+// What a worker needs: a connection to each other worker and one from it, and
+// where it hosts the coordinator that worker's stream and its process besides.
+int64_t DescriptorsOf(const Options& options) {
+  const int64_t others = options.world().size() - 1;
+  return net::kFewestDescriptors +
+         (options.hosts_coordinator() ? 4 : 2) * others;
+}
+
+// A worker that runs out of descriptors once it is in the job would blame the
+// peers that it cannot reach.
+absl::Status CheckDescriptors(const Options& options) {
+  const int64_t wanted = DescriptorsOf(options);
+  const int64_t free = net::FreeDescriptors();
+  if (free >= wanted) return absl::OkStatus();
+  rlimit limit = {};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "wanted at least ", wanted, " free descriptors, as one of ",
+      options.world().size(), " workers, found ", free, " of a limit of ",
+      limit.rlim_cur, "; raise it by `ulimit -n`"));
+}
+
+// As many connections with shared memory as there are descriptors for.
+int SharedMemories(const Options& options, telemetry::Logger& logger) {
+  constexpr int64_t kOfAMemory = 3;  // itself, and an eventfd for each end
+  const int64_t spare =
+      std::max<int64_t>(0, net::FreeDescriptors() - DescriptorsOf(options));
+  const int64_t most =
+      std::min<int64_t>(options.shared_memories, spare / kOfAMemory);
+  const int64_t of_all = 2 * int64_t{options.world().size() - 1};
+  if (most < std::min<int64_t>(options.shared_memories, of_all)) {
+    WEFT_LOG(logger, Warning, "connections that share memory: ")
+        << most << ", not " << options.shared_memories
+        << " (--shared-memories), for want of descriptors; raise `ulimit -n`";
+  }
+  return static_cast<int>(most);
 }
 
 }  // namespace
@@ -142,6 +181,7 @@ absl::Status Worker::OpenNetwork() {
     return WithExitCode(OfPart("--certs", credentials.status()),
                         ExitCode::kAuth);
   }
+  WEFT_RETURN_IF_ERROR(CheckDescriptors(options_));
   WEFT_RETURN_IF_ERROR(ServeMetrics(*credentials));
   loop.credentials = *std::move(credentials);
   loop.telemetry = telemetry_.get();
@@ -152,7 +192,8 @@ absl::Status Worker::OpenNetwork() {
 
   WEFT_ASSIGN_OR_RETURN(endpoint_, Listen());
   transport::GrpcTransportOptions transport;
-  transport.max_shared_memories = options_.shared_memories;
+  transport.max_shared_memories =
+      SharedMemories(options_, telemetry_->logger());
   OpenMemoryBudget();
   transport.memory_budget = memory_budget_;
   if (options_.shared_memories > 0) {

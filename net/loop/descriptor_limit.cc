@@ -4,6 +4,9 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -25,6 +28,24 @@ absl::Status CheckDescriptors(int wanted) {
   return absl::ResourceExhaustedError(absl::StrCat(
       "wanted at least ", wanted, " free descriptors, found ", free,
       " of a limit of ", limit.rlim_cur, "; raise it by `ulimit -n`"));
+}
+
+int64_t FreeDescriptors() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    return std::numeric_limits<int64_t>::max();
+  }
+  std::error_code error;
+  // It has one itself.
+  int64_t open = -1;
+  for (std::filesystem::directory_iterator each("/proc/self/fd", error), end;
+       !error && each != end; each.increment(error)) {
+    ++open;
+  }
+  const auto most = static_cast<int64_t>(
+      std::min(limit.rlim_cur,
+               static_cast<rlim_t>(std::numeric_limits<int64_t>::max())));
+  return error ? most : std::max<int64_t>(0, most - open);
 }
 
 void RaiseDescriptorLimit() {

@@ -2,6 +2,8 @@
 
 #include <sys/resource.h>
 
+#include <cstdint>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/net/loop/loop.h"
@@ -33,6 +35,16 @@ TEST(DescriptorLimit, LoopWithTooFewIsRefusedBeforeGrpcEndsTheProcess) {
   EXPECT_THAT(Loop::Create().status(),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        "of a limit of 16; raise it by `ulimit -n`"));
+}
+
+TEST(DescriptorLimit, TellsHowManyAreFree) {
+  const SoftLimit limit(64);
+  const int64_t free = FreeDescriptors();
+  EXPECT_GT(free, 0);
+  EXPECT_LT(free, 64);
+  EXPECT_THAT(CheckDescriptors(static_cast<int>(free)), IsOk());
+  EXPECT_THAT(CheckDescriptors(static_cast<int>(free) + 1),
+              StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
 TEST(DescriptorLimit, IsRaisedToTheHardOne) {
