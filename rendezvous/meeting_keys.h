@@ -1,5 +1,5 @@
-// LeaveMeeting: how the keys by which the ranks of a group have met leave the
-// store.
+// LeaveMeeting, AwaitOthersLeft: how the keys by which the ranks of a group have
+// met leave the store.
 
 #ifndef WEFT_RENDEZVOUS_MEETING_KEYS_H_
 #define WEFT_RENDEZVOUS_MEETING_KEYS_H_
@@ -22,6 +22,12 @@ namespace weft::rendezvous {
 absl::Status LeaveMeeting(Store& store, absl::string_view name, int ranks,
                           const std::vector<std::string>& keys,
                           absl::Duration timeout);
+
+// Before this rank's LeaveMeeting: returns once all the others have returned
+// from theirs, or after `timeout`. For a rank whose end may take the store
+// along, when it has written what the others must read.
+void AwaitOthersLeft(Store& store, absl::string_view name, int ranks,
+                     absl::Duration timeout);
 
 }  // namespace weft::rendezvous
 

@@ -427,6 +427,22 @@ TEST_P(StoreConformance, TheLastToLeaveAMeetingRemovesItsKeys) {
   EXPECT_THAT(a_->NumKeys(kLong), IsOkAndHolds(1));
 }
 
+TEST_P(StoreConformance, RankMayStayUntilAllOthersHaveLeftAMeeting) {
+  std::atomic<bool> has_left{false};
+  std::thread other([&] {
+    EXPECT_THAT(LeaveMeeting(*b_, "meet", 3, {}, kLong), IsOk());
+    has_left = true;
+    EXPECT_THAT(LeaveMeeting(*b_, "meet", 3, {}, kLong), IsOk());
+  });
+  AwaitOthersLeft(*a_, "meet", 3, kLong);
+  EXPECT_TRUE(has_left);
+  EXPECT_THAT(LeaveMeeting(*a_, "meet", 3, {}, kLong), IsOk());
+  other.join();
+  // Nobody leaves any more.
+  AwaitOthersLeft(*a_, "meet", 3, absl::Milliseconds(20));
+  EXPECT_THAT(a_->NumKeys(kLong), IsOkAndHolds(0));
+}
+
 // --- FileStore. --------------------------------------------------------------
 
 TEST(FileStore, FileOfAnotherRunIsRefused) {

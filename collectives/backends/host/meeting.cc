@@ -44,6 +44,10 @@ constexpr absl::Duration kLastLook = absl::Seconds(1);
 // How long a rank stays that was given another number of ranks.
 constexpr absl::Duration kToBeSeen = absl::Seconds(1);
 
+// How long a rank without memory stays until the others have read that it has
+// none: it may be the process that hosts the store, and end by this error.
+constexpr absl::Duration kToBeRead = absl::Seconds(5);
+
 // For removing keys, also where no time is left.
 constexpr absl::Duration kToLeave = absl::Seconds(2);
 
@@ -237,6 +241,13 @@ absl::StatusOr<std::string> Attempt::AwaitFromAll(const std::string& key) {
   absl::StatusOr<std::string> value = AwaitKey(key, options_.deadline);
   if (value.ok()) return value;
   WEFT_RETURN_IF_ERROR(CheckWait());
+  if (!absl::IsDeadlineExceeded(value.status())) {
+    // Who is missing was not found out.
+    return Reworded(value.status(),
+                    absl::StrCat("group ", options_.name, ": rank ",
+                                 options_.rank, " waited for the others: ",
+                                 value.status().message()));
+  }
   std::vector<int> missing;
   for (int r = 0; r < options_.size; ++r) {
     if (!has_come_[r]) missing.push_back(r);
@@ -414,10 +425,12 @@ absl::StatusOr<memory::Segment> Attempt::Follow(int leader) {
 absl::StatusOr<std::vector<std::string>> Attempt::AwaitAgreements() {
   const auto not_told = [&](int rank, const absl::Status& why) {
     return Reworded(
-        why, absl::StrCat(
-                 "group ", options_.name, ": rank ", rank,
-                 " has not told in time which ranks share a host's memory: ",
-                 why.message()));
+        why, absl::StrCat("group ", options_.name, ": rank ", rank,
+                          absl::IsDeadlineExceeded(why)
+                              ? " has not told in time"
+                              : " was to tell",
+                          " which ranks share a host's memory: ",
+                          why.message()));
   };
   if (options_.rank != 0) {
     const absl::StatusOr<std::string> packed =
@@ -512,7 +525,11 @@ absl::StatusOr<Meeting> Attempt::Run() {
   if (leads && options_.rank != 0) WEFT_RETURN_IF_ERROR(segment.status());
   Meeting meeting;
   const absl::StatusOr<std::vector<std::string>> agreements = AwaitAgreements();
-  if (leads) WEFT_RETURN_IF_ERROR(segment.status());
+  if (leads && !segment.ok()) {
+    rendezvous::AwaitOthersLeft(*options_.store, options_.name, options_.size,
+                                std::min(left(), kToBeRead));
+    return segment.status();
+  }
   WEFT_RETURN_IF_ERROR(agreements.status());
   WEFT_RETURN_IF_ERROR(ReadAgreements(*agreements, &meeting));
   if (!leads && meeting.ranks.size() == 1) {

@@ -3,6 +3,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -14,6 +15,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -26,6 +28,7 @@
 #include "weft/rendezvous/store.h"
 #include "weft/tests/outside/groups/gate.h"
 #include "weft/tests/outside/groups/worlds.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
@@ -238,6 +241,109 @@ TEST(Meeting, NoValueInTheStoreEndsAProcess) {
 }
 
 // --- Memory. -----------------------------------------------------------------
+
+// A store that rank 0 hosts and takes along when it ends; the others are slow.
+class StoreOfRankZero final : public rendezvous::Store {
+ public:
+  explicit StoreOfRankZero(MemoryStore& store, std::atomic<bool>& has_ended)
+      : store_(store), has_ended_(has_ended) {}
+
+  absl::StatusOr<uint64_t> Set(absl::string_view key, absl::string_view value,
+                               absl::Duration t) override {
+    WEFT_RETURN_IF_ERROR(Check());
+    return store_.Set(key, value, t);
+  }
+  absl::StatusOr<rendezvous::StoreEntry> Get(absl::string_view key,
+                                             absl::Duration t) override {
+    WEFT_RETURN_IF_ERROR(Check());
+    return store_.Get(key, t);
+  }
+  absl::StatusOr<rendezvous::StoreEntry> Wait(absl::string_view key,
+                                              uint64_t after,
+                                              absl::Duration t) override {
+    for (const absl::Time end = absl::Now() + t;;) {
+      WEFT_RETURN_IF_ERROR(Check());
+      auto entry = store_.Wait(
+          key, after, std::min(end - absl::Now(), absl::Milliseconds(50)));
+      if (!absl::IsDeadlineExceeded(entry.status()) || absl::Now() > end) {
+        return entry;
+      }
+    }
+  }
+  absl::StatusOr<int64_t> Add(absl::string_view key, int64_t delta,
+                              absl::Duration t) override {
+    WEFT_RETURN_IF_ERROR(Check());
+    return store_.Add(key, delta, t);
+  }
+  absl::StatusOr<Swap> CompareSet(absl::string_view key, uint64_t expected,
+                                  absl::string_view value,
+                                  absl::Duration t) override {
+    WEFT_RETURN_IF_ERROR(Check());
+    return store_.CompareSet(key, expected, value, t);
+  }
+  absl::StatusOr<bool> Delete(absl::string_view key,
+                              absl::Duration t) override {
+    WEFT_RETURN_IF_ERROR(Check());
+    return store_.Delete(key, t);
+  }
+
+ private:
+  absl::Status Check() const {
+    absl::SleepFor(absl::Milliseconds(20));
+    return has_ended_ ? absl::AbortedError("the store's host has ended")
+                      : absl::OkStatus();
+  }
+
+  MemoryStore& store_;
+  std::atomic<bool>& has_ended_;
+};
+
+// "kResourceExhausted: no memory for the segment, or more than memory_budget
+// has": on each rank, also where the first ends by that and hosts the store, as
+// trainer 0 of a job does.
+TEST(Meeting, EachRankHearsThatThereIsNoMemoryBeforeTheFirstEnds) {
+  weft::testing::TempDir directory;
+  chmod(directory.path().c_str(), 0700);
+  constexpr int kRanks = 6;
+  MemoryStore store;
+  std::atomic<bool> has_ended{false};
+  StoreOfRankZero of_others(store, has_ended);
+  const auto statuses = RunRanks(kRanks, [&](int rank) {
+    HostOptions options = OptionsOf(
+        rank, kRanks,
+        rank == 0 ? static_cast<rendezvous::Store*>(&store) : &of_others,
+        directory.path());
+    options.memory_budget = MemoryBudget::Open(directory.path(), kMiB).value();
+    const absl::Status status = ConnectHost(std::move(options)).status();
+    if (rank == 0) has_ended = true;
+    return status;
+  });
+  EXPECT_THAT(statuses, Each(StatusIs(kResourceExhausted,
+                                      "raise --shared-memory-budget")));
+}
+
+// Who waits for others and loses the store has not found out who is missing.
+TEST(Meeting, LossOfTheStoreNamesNoRankThatHasCome) {
+  weft::testing::TempDir directory;
+  MemoryStore store;
+  std::atomic<bool> has_ended{false};
+  StoreOfRankZero of_others(store, has_ended);
+  const auto statuses = RunRanks(3, [&](int rank) -> absl::Status {
+    if (rank == 0) {
+      // It never comes, and takes the store along once the others have.
+      EXPECT_TRUE(weft::testing::Becomes([&] { return store.size() == 2u; }));
+      has_ended = true;
+      return absl::OkStatus();
+    }
+    return ConnectHost(OptionsOf(rank, 3, &of_others, directory.path()))
+        .status();
+  });
+  for (const int rank : {1, 2}) {
+    EXPECT_FALSE(statuses[rank].ok());
+    EXPECT_FALSE(absl::StrContains(statuses[rank].message(), "did not come"))
+        << statuses[rank];
+  }
+}
 
 // Many ranks want more than the budget has, all at once: as much is given out
 // as there is, those that get none are told, and all go on.
