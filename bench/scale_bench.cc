@@ -33,6 +33,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <optional>
 #include <sstream>
@@ -42,6 +43,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -49,6 +51,7 @@
 #include "weft/bench/measure.h"
 #include "weft/bench/programs.h"
 #include "weft/collectives/process_group.h"
+#include "weft/rendezvous/world.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/function.h"
 #include "weft/tensor/tensor.h"
@@ -194,7 +197,10 @@ class Rank {
     AwaitAll();
     const double cpu = CpuSeconds();
     absl::SleepFor(absl::Seconds(options_.idle_seconds));
-    figures_["idle_ms_s"] = 1e3 * (CpuSeconds() - cpu) / options_.idle_seconds;
+    if (options_.idle_seconds > 0) {
+      figures_["idle_ms_s"] =
+          1e3 * (CpuSeconds() - cpu) / options_.idle_seconds;
+    }
   }
 
   template <typename F>
@@ -326,7 +332,53 @@ void PrintRow(const std::string& title, const Figures& figures) {
   std::fflush(stdout);
 }
 
+// What so many workers take, about: 9 MiB each, and 105 KiB of each for each
+// other one (docs/performance.md, "Many workers").
+int64_t MemoryMib(int64_t workers) {
+  return workers * 9 + workers * workers / 10;
+}
+
+int64_t AvailableMib() {
+  std::ifstream file("/proc/meminfo");
+  std::string line;
+  while (std::getline(file, line)) {
+    if (absl::StartsWith(line, "MemAvailable:")) {
+      return std::atoll(line.c_str() + 13) >> 10;
+    }
+  }
+  return std::numeric_limits<int64_t>::max();
+}
+
+bool HasRoomFor(int workers) {
+  const int64_t wanted = MemoryMib(workers);
+  const int64_t found = AvailableMib();
+  if (wanted <= found) return true;
+  std::fprintf(stderr,
+               "scale_bench: %d workers take about %lld MiB of memory, this "
+               "host has %lld: give fewer by --workers\n",
+               workers, static_cast<long long>(wanted),
+               static_cast<long long>(found));
+  return false;
+}
+
+// Of a flag: from `least` to a day. CLI::Range lets nan pass.
+CLI::Validator SecondsFrom(double least) {
+  return CLI::Validator(
+      [least](std::string& text) -> std::string {
+        double seconds = 0;
+        if (absl::SimpleAtod(text, &seconds) && seconds >= least &&
+            seconds <= 86400) {
+          return "";
+        }
+        return absl::StrCat("wanted from ", least, " to 86400 s, found ", text);
+      },
+      "SECONDS");
+}
+
 int Main(const Options& options) {
+  for (const int size : options.workers) {
+    if (!HasRoomFor(size)) return 1;
+  }
   std::printf("%-9s", "workers");
   for (const char* column : kColumns) std::printf(" %11s", column);
   std::printf("\n");
@@ -340,7 +392,9 @@ int Main(const Options& options) {
     PrintRow(absl::StrCat(size), *row);
     rows.emplace_back(size, *row);
   }
-  if (rows.size() < 2) return 0;
+  if (rows.size() < 2 || rows[rows.size() - 2].first == rows.back().first) {
+    return 0;
+  }
   const auto& [small, before] = rows[rows.size() - 2];
   const auto& [large, after] = rows.back();
   Figures exponents;
@@ -361,11 +415,16 @@ int main(int argc, char** argv) {
   weft::bench::Options options;
   CLI::App app{"costs of a job of many workers on one host"};
   app.add_option("--workers", options.workers, "numbers of workers")
-      ->delimiter(',');
-  app.add_option("--idle", options.idle_seconds, "seconds of the idle phase");
+      ->delimiter(',')
+      ->check(CLI::Range(1, weft::rendezvous::kMaxWorkers));
+  app.add_option("--idle", options.idle_seconds, "seconds of the idle phase")
+      ->check(weft::bench::SecondsFrom(0));
   app.add_option("--timeout", options.timeout_seconds,
-                 "seconds for each number of workers");
-  app.add_option("--arena-mib", options.arena_mib, "of each rank of the group");
+                 "seconds for each number of workers")
+      ->check(weft::bench::SecondsFrom(1));
+  app.add_option("--arena-mib", options.arena_mib,
+                 "of each rank of the group; 0: as JoinGroup")
+      ->check(CLI::Range(0, 1 << 20));
   app.add_flag("--tcp", options.tcp, "at TCP addresses");
   app.add_flag("!--no-group", options.group, "calls alone");
   app.add_option("--rank", options.rank)->group("");

@@ -108,7 +108,7 @@ void Main(PhaseOptions options, const std::vector<int>& sizes) {
   for (size_t phase = 0; phase < runs.front().size(); ++phase) {
     PrintHead(runs.front()[phase].phase);
     for (size_t i = 0; i < sizes.size(); ++i) {
-      if (i > 0) {
+      if (i > 0 && sizes[i - 1] != sizes[i]) {
         PrintExponents(runs[i - 1][phase], sizes[i - 1], runs[i][phase],
                        sizes[i]);
       }
@@ -120,6 +120,9 @@ void Main(PhaseOptions options, const std::vector<int>& sizes) {
 }  // namespace
 }  // namespace weft::bench
 
+// rendezvous::CoordinatorCore::Options::max_names.
+constexpr int kMostWorkers = 16384;
+
 int main(int argc, char** argv) {
   weft::rendezvous::PhaseOptions options;
   std::vector<int> sizes = {100, 1000, 10000};
@@ -129,7 +132,14 @@ int main(int argc, char** argv) {
   app.add_option("--seed", options.seed, "of the simulation");
   CLI11_PARSE(app, argc, argv);
   for (const int workers : sizes) {
-    if (workers > 2 * options.rack && options.rack > 0) continue;
+    if (workers > kMostWorkers) {
+      std::fprintf(stderr,
+                   "scale_sim: %d workers are more than the %d that a "
+                   "coordinator takes\n",
+                   workers, kMostWorkers);
+      return 1;
+    }
+    if (options.rack > 0 && workers > 2 * int64_t{options.rack}) continue;
     std::fprintf(stderr,
                  "scale_sim: %d workers are not more than two racks of %d\n",
                  workers, options.rack);
