@@ -9,6 +9,7 @@
 #include "weft/tensor/ops/fold.h"
 #include "weft/tensor/ops/product.h"
 #include "weft/tensor/ops/softmax_row.h"
+#include "weft/tensor/ops/wide.h"
 #include "weft/tensor/overlap.h"
 #include "weft/tensor/strided_loop.h"
 #include "weft/tensor/vectorize.h"
@@ -17,10 +18,12 @@ namespace weft {
 namespace {
 
 using internal::CheckSameDevice;
+using internal::IsHalf;
 using internal::Matrix;
 using internal::Multiply;
 using internal::OnDevice;
 using internal::Product;
+using internal::Wide;
 
 // What a query's hidden scores become: very low and not -infinity, of which a
 // query that sees nothing would become NaN.
@@ -217,7 +220,7 @@ void CheckOperands(const Tensor& q, const Tensor& k, const Tensor& v,
                          "; wanted [..., queries, d], [..., keys, d], [..., "
                          "keys, e] and [..., queries, e]");
   }
-  VisitFloating(q.dtype(), where, [](auto) {});
+  internal::CheckFloating(q, where);
 }
 
 // Checks where the gradient of `operand` is to be written.
@@ -307,6 +310,28 @@ void AttentionBackwardOnHost(const Scores& scores, const Tensor& grad,
   });
 }
 
+// AttentionBackwardInto of f16 or bf16; `weights` are f32.
+void BackwardInF32(const AttentionGradients& out, const Tensor& grad,
+                   const Tensor& query, const Tensor& key, const Tensor& value,
+                   const Tensor& weights, const AttentionScores& options) {
+  constexpr const char* kWhere = "AttentionBackwardInto";
+  const Tensor* const targets[] = {&out.q, &out.k, &out.v};
+  const Tensor* const operands[] = {&query, &key, &value};
+  AttentionGradients wide;
+  Tensor* const made[] = {&wide.q, &wide.k, &wide.v};
+  for (int i = 0; i < 3; ++i) {
+    CheckTarget(*targets[i], *operands[i], kWhere);
+    if (!targets[i]->defined()) continue;
+    *made[i] =
+        Tensor::Empty(operands[i]->shape(), DType::kF32, operands[i]->device());
+  }
+  AttentionBackwardInto(wide, Wide(grad), Wide(query), Wide(key), Wide(value),
+                        weights, options);
+  for (int i = 0; i < 3; ++i) {
+    if (targets[i]->defined()) targets[i]->CopyFrom(*made[i]);
+  }
+}
+
 }  // namespace
 
 Tensor AttentionInto(const Tensor& out, const Tensor& query, const Tensor& key,
@@ -314,6 +339,13 @@ Tensor AttentionInto(const Tensor& out, const Tensor& query, const Tensor& key,
   constexpr const char* kWhere = "AttentionInto";
   CheckOperands(query, key, value, out, kWhere);
   internal::CheckWritable(out, kWhere);
+  if (IsHalf(query)) {
+    const Tensor wide = Tensor::Empty(out.shape(), DType::kF32, out.device());
+    Tensor weights =
+        AttentionInto(wide, Wide(query), Wide(key), Wide(value), options);
+    out.CopyFrom(wide);
+    return weights;
+  }
   Tensor weights =
       Tensor::Empty(WeightsShape(query, key), query.dtype(), query.device());
   const Tensor mask = MaskFor(options.mask, query, weights.shape(), kWhere);
@@ -345,6 +377,9 @@ void AttentionBackwardInto(const AttentionGradients& out, const Tensor& grad,
   constexpr const char* kWhere = "AttentionBackwardInto";
   CheckOperands(query, key, value, grad, kWhere);
   CheckSameDevice(query, weights, kWhere);
+  if (IsHalf(query)) {
+    return BackwardInF32(out, grad, query, key, value, weights, options);
+  }
   const Shape shape = WeightsShape(query, key);
   if (weights.shape() != shape || weights.dtype() != query.dtype()) {
     ThrowInvalidArgument(kWhere, ": weights are ", weights.Describe(),

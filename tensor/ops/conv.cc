@@ -11,14 +11,18 @@
 #include "weft/tensor/ops/matmul.h"
 #include "weft/tensor/ops/onednn.h"
 #include "weft/tensor/ops/reduce.h"
+#include "weft/tensor/ops/wide.h"
 
 namespace weft {
 namespace {
 
 using dnnl::memory;
+using internal::CheckFloating;
 using internal::CheckSameDevice;
+using internal::IsHalf;
 using internal::OnDevice;
 using internal::Operation;
+using internal::Wide;
 
 // The sizes of one convolution.
 struct Geometry {
@@ -405,10 +409,6 @@ void RunBackward(const Geometry& g, const Conv2dOptions& options,
   });
 }
 
-void CheckFloating(const Tensor& x, const char* where) {
-  VisitFloating(x.dtype(), where, [](auto) {});
-}
-
 // Checks where the gradient of `operand`, of `shape`, is to be written.
 void CheckOutput(const Tensor& out, const Shape& shape, const Tensor& grad,
                  const char* operand, const char* where) {
@@ -511,6 +511,24 @@ void BackwardOnDevice(const Geometry& g, const Conv2dOptions& options,
   }
 }
 
+// Conv2dBackwardInto of f16 or bf16.
+void BackwardInF32(const Conv2dGradients& out, const Tensor& grad,
+                   const Tensor& x, const Tensor& weight,
+                   const Conv2dOptions& options) {
+  const Tensor* const targets[] = {&out.x, &out.weight, &out.bias};
+  Conv2dGradients wide;
+  Tensor* const made[] = {&wide.x, &wide.weight, &wide.bias};
+  for (int i = 0; i < 3; ++i) {
+    if (!targets[i]->defined()) continue;
+    *made[i] =
+        Tensor::Empty(targets[i]->shape(), DType::kF32, targets[i]->device());
+  }
+  Conv2dBackwardInto(wide, Wide(grad), Wide(x), Wide(weight), options);
+  for (int i = 0; i < 3; ++i) {
+    if (targets[i]->defined()) targets[i]->CopyFrom(*made[i]);
+  }
+}
+
 }  // namespace
 
 Tensor Conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
@@ -525,6 +543,9 @@ Tensor Conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
                          Name(weight.dtype()), "[", g.filters, "]");
   }
   CheckFloating(x, "Conv2d");
+  if (IsHalf(x)) {
+    return Conv2d(Wide(x), Wide(weight), Wide(bias), options).To(x.dtype());
+  }
   Tensor result = Tensor::Empty(OutputShape(g), x.dtype(), x.device());
   if (result.numel() == 0) return result;
   if (bias.defined()) {
@@ -560,6 +581,7 @@ void Conv2dBackwardInto(const Conv2dGradients& out, const Tensor& grad,
   CheckOutput(out.weight, weight.shape(), grad, "weight", kWhere);
   CheckOutput(out.bias, {g.filters}, grad, "bias", kWhere);
   CheckFloating(grad, kWhere);
+  if (IsHalf(grad)) return BackwardInF32(out, grad, x, weight, options);
   if (grad.device().is_cpu()) {
     // All at once, so that dL/dy is laid out once.
     BackwardOnHost(g, options, out, grad.Contiguous(), x.Contiguous(),

@@ -7,9 +7,13 @@
 #include "weft/tensor/on_device.h"
 #include "weft/tensor/ops/matmul.h"
 #include "weft/tensor/ops/reduce.h"
+#include "weft/tensor/ops/wide.h"
 
 namespace weft {
 namespace {
+
+using internal::IsHalf;
+using internal::Wide;
 
 bool Has(const std::string& letters, char letter) {
   return letters.find(letter) != std::string::npos;
@@ -229,15 +233,21 @@ Tensor GradientOf(absl::string_view equation, const std::string& mine,
   return Stretched({Contract(grad, other, reached), reached}, mine, shape);
 }
 
+bool AreHalf(const Tensor& a, const Tensor& b) {
+  return IsHalf(a) && a.dtype() == b.dtype();
+}
+
 }  // namespace
 
 Tensor Einsum(absl::string_view equation, const Tensor& a) {
+  if (IsHalf(a)) return Einsum(equation, Wide(a)).To(a.dtype());
   const Equation parsed = Parse(equation, 1);
   CheckDims(equation, a, parsed.a);
   return InOrder(SumOthers({a, parsed.a}, parsed.out), parsed.out).Contiguous();
 }
 
 Tensor Einsum(absl::string_view equation, const Tensor& a, const Tensor& b) {
+  if (AreHalf(a, b)) return Einsum(equation, Wide(a), Wide(b)).To(a.dtype());
   const Equation parsed = Parse(equation, 2);
   CheckDims(equation, a, parsed.a);
   CheckDims(equation, b, parsed.b);
@@ -247,6 +257,9 @@ Tensor Einsum(absl::string_view equation, const Tensor& a, const Tensor& b) {
 
 Tensor EinsumBackward(absl::string_view equation, const Tensor& grad,
                       const Shape& shape) {
+  if (IsHalf(grad)) {
+    return EinsumBackward(equation, Wide(grad), shape).To(grad.dtype());
+  }
   const Equation parsed = Parse(equation, 1);
   CheckGradient(equation, {grad, parsed.out}, parsed.a, shape);
   return Stretched({grad, parsed.out}, parsed.a, shape);
@@ -254,6 +267,10 @@ Tensor EinsumBackward(absl::string_view equation, const Tensor& grad,
 
 Tensor EinsumBackwardA(absl::string_view equation, const Tensor& grad,
                        const Tensor& b, const Shape& shape) {
+  if (AreHalf(grad, b)) {
+    return EinsumBackwardA(equation, Wide(grad), Wide(b), shape)
+        .To(grad.dtype());
+  }
   const Equation parsed = Parse(equation, 2);
   return GradientOf(equation, parsed.a, {grad, parsed.out}, {b, parsed.b},
                     shape);
@@ -261,6 +278,10 @@ Tensor EinsumBackwardA(absl::string_view equation, const Tensor& grad,
 
 Tensor EinsumBackwardB(absl::string_view equation, const Tensor& grad,
                        const Tensor& a, const Shape& shape) {
+  if (AreHalf(grad, a)) {
+    return EinsumBackwardB(equation, Wide(grad), Wide(a), shape)
+        .To(grad.dtype());
+  }
   const Equation parsed = Parse(equation, 2);
   return GradientOf(equation, parsed.b, {grad, parsed.out}, {a, parsed.a},
                     shape);

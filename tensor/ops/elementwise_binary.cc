@@ -4,16 +4,20 @@
 #include "weft/tensor/ops/elementwise.h"
 #include "weft/tensor/ops/elementwise_loop.h"
 #include "weft/tensor/ops/scalar_math.h"
+#include "weft/tensor/ops/wide.h"
 
 namespace weft {
 namespace {
 
 using internal::CheckedElement;
 using internal::CheckSameDType;
+using internal::IsHalf;
+using internal::Wide;
 
 template <typename Op>
 Tensor Arithmetic(const Tensor& a, const Tensor& b, const char* where, Op op) {
   CheckSameDType(a, b, where);
+  if (IsHalf(a)) return Arithmetic(Wide(a), Wide(b), where, op).To(a.dtype());
   return VisitNumber(a.dtype(), where, [&](auto type) {
     using T = typename decltype(type)::Type;
     return internal::MapBinary<T, T, T>(where, a, b, op);
@@ -24,6 +28,9 @@ Tensor Arithmetic(const Tensor& a, const Tensor& b, const char* where, Op op) {
 template <typename Op>
 Tensor WithNumber(const Tensor& x, double number, const char* where,
                   const char* name, Op op) {
+  if (IsHalf(x)) {
+    return WithNumber(Wide(x), number, where, name, op).To(x.dtype());
+  }
   return VisitNumber(x.dtype(), where, [&](auto type) {
     using T = typename decltype(type)::Type;
     return internal::MapWithValue<T, T>({name, {number}}, x,
@@ -34,6 +41,11 @@ Tensor WithNumber(const Tensor& x, double number, const char* where,
 template <typename Op>
 void Update(const Tensor& y, const Tensor& x, const char* where, Op op) {
   CheckSameDType(y, x, where);
+  if (IsHalf(y)) {
+    return internal::UpdateInF32(y, where, [&](const Tensor& wide) {
+      Update(wide, Wide(x), where, op);
+    });
+  }
   VisitNumber(y.dtype(), where, [&](auto type) {
     internal::UpdateBinary<typename decltype(type)::Type>(where, y, x, op);
   });
@@ -42,6 +54,11 @@ void Update(const Tensor& y, const Tensor& x, const char* where, Op op) {
 template <typename Op>
 void UpdateWithNumber(const Tensor& y, double number, const char* where,
                       const char* name, Op op) {
+  if (IsHalf(y)) {
+    return internal::UpdateInF32(y, where, [&](const Tensor& wide) {
+      UpdateWithNumber(wide, number, where, name, op);
+    });
+  }
   VisitNumber(y.dtype(), where, [&](auto type) {
     using T = typename decltype(type)::Type;
     const T value = CheckedElement<T>(number, where);
@@ -138,6 +155,10 @@ void Mul_(const Tensor& y, double x) {
 
 void Axpy_(const Tensor& y, double alpha, const Tensor& x) {
   CheckSameDType(y, x, "Axpy_");
+  if (IsHalf(y)) {
+    return internal::UpdateInF32(
+        y, "Axpy_", [&](const Tensor& wide) { Axpy_(wide, alpha, Wide(x)); });
+  }
   VisitNumber(y.dtype(), "Axpy_", [&](auto type) {
     using T = typename decltype(type)::Type;
     const T factor = CheckedElement<T>(alpha, "Axpy_");

@@ -6,13 +6,18 @@
 #include "weft/tensor/cast.h"
 #include "weft/tensor/ops/elementwise.h"
 #include "weft/tensor/ops/elementwise_loop.h"
+#include "weft/tensor/ops/wide.h"
 
 namespace weft {
 namespace {
 
+using internal::IsHalf;
+using internal::Wide;
+
 template <typename Op>
 Tensor Compare(const Tensor& a, const Tensor& b, const char* where, Op op) {
   internal::CheckSameDType(a, b, where);
+  if (IsHalf(a)) return Compare(Wide(a), Wide(b), where, op);
   return VisitDType(a.dtype(), [&](auto type) {
     using T = typename decltype(type)::Type;
     return internal::MapBinary<bool, T, T>(where, a, b, op);
@@ -23,6 +28,7 @@ template <typename Op>
 Tensor CompareNumbers(const Tensor& a, const Tensor& b, const char* where,
                       Op op) {
   internal::CheckSameDType(a, b, where);
+  if (IsHalf(a)) return CompareNumbers(Wide(a), Wide(b), where, op);
   return VisitNumber(a.dtype(), where, [&](auto type) {
     using T = typename decltype(type)::Type;
     return internal::MapBinary<bool, T, T>(where, a, b, op);
@@ -32,6 +38,7 @@ Tensor CompareNumbers(const Tensor& a, const Tensor& b, const char* where,
 template <typename Op>
 Tensor CompareWithNumber(const Tensor& x, double number, const char* where,
                          const char* name, Op op) {
+  if (IsHalf(x)) return CompareWithNumber(Wide(x), number, where, name, op);
   return VisitNumber(x.dtype(), where, [&](auto type) {
     using T = typename decltype(type)::Type;
     return internal::MapWithValue<bool, T>(

@@ -4,14 +4,18 @@
 #include "weft/tensor/ops/elementwise.h"
 #include "weft/tensor/ops/elementwise_loop.h"
 #include "weft/tensor/ops/scalar_math.h"
+#include "weft/tensor/ops/wide.h"
 
 namespace weft {
 namespace {
 
+using internal::IsHalf;
 using internal::Operation;
+using internal::Wide;
 
 template <typename Op>
 Tensor MapNumber(const Tensor& x, const Operation& operation, Op op) {
+  if (IsHalf(x)) return MapNumber(Wide(x), operation, op).To(x.dtype());
   return VisitNumber(x.dtype(), operation.name, [&](auto type) {
     using T = typename decltype(type)::Type;
     return internal::MapUnary<T, T>(operation, x, op);
@@ -20,6 +24,7 @@ Tensor MapNumber(const Tensor& x, const Operation& operation, Op op) {
 
 template <typename Op>
 Tensor MapFloating(const Tensor& x, const Operation& operation, Op op) {
+  if (IsHalf(x)) return MapFloating(Wide(x), operation, op).To(x.dtype());
   return VisitFloating(x.dtype(), operation.name, [&](auto type) {
     using T = typename decltype(type)::Type;
     return internal::MapUnary<T, T>(operation, x, op);
@@ -29,6 +34,7 @@ Tensor MapFloating(const Tensor& x, const Operation& operation, Op op) {
 template <typename Op>
 Tensor Backward(const Tensor& grad, const Tensor& y, const char* where, Op op) {
   internal::CheckSameDType(grad, y, where);
+  if (IsHalf(y)) return Backward(Wide(grad), Wide(y), where, op).To(y.dtype());
   return VisitFloating(y.dtype(), where, [&](auto type) {
     using T = typename decltype(type)::Type;
     return internal::MapBinary<T, T, T>(where, grad, y, op);
@@ -124,6 +130,7 @@ Tensor Clamp(const Tensor& x, double low, double high) {
   if (!(low <= high)) {
     ThrowInvalidArgument("Clamp: low is ", low, ", high is ", high);
   }
+  if (IsHalf(x)) return Clamp(Wide(x), low, high).To(x.dtype());
   return VisitNumber(x.dtype(), "Clamp", [&](auto type) {
     using T = typename decltype(type)::Type;
     const T l = internal::CheckedElement<T>(low, "Clamp");
@@ -209,6 +216,7 @@ Tensor TanhBackward(const Tensor& grad, const Tensor& y) {
 }
 
 void Relu_(const Tensor& y) {
+  if (IsHalf(y)) return internal::UpdateInF32(y, "Relu_", Relu_);
   VisitNumber(y.dtype(), "Relu_", [&](auto type) {
     internal::UpdateUnary<typename decltype(type)::Type>("Relu_", y, "Relu_",
                                                          ReluOp());

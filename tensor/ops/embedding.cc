@@ -7,14 +7,17 @@
 #include "weft/base/error.h"
 #include "weft/tensor/on_device.h"
 #include "weft/tensor/ops/index.h"
+#include "weft/tensor/ops/wide.h"
 #include "weft/tensor/overlap.h"
 
 namespace weft {
 namespace {
 
 using internal::CheckSameDevice;
+using internal::IsHalf;
 using internal::OnDevice;
 using internal::Operation;
+using internal::Wide;
 
 void CheckRows(const SparseRows& sparse, const char* where) {
   const bool fits = sparse.indices.dim() == 1 && sparse.values.dim() == 2 &&
@@ -142,11 +145,10 @@ void CheckBagGrad(const Tensor& grad, const BagTensors& bags,
   CheckSameDevice(grad, bags.indices, where);
 }
 
-template <typename T>
-void CheckScales(const Tensor& scales, absl::string_view where) {
-  if (scales.defined() && scales.dtype() != DTypeOf<T>) {
+void CheckScales(const Tensor& scales, DType dtype, absl::string_view where) {
+  if (scales.defined() && scales.dtype() != dtype) {
     ThrowInvalidArgument(where, ": scales are ", scales.Describe(), "; wanted ",
-                         Name(DTypeOf<T>));
+                         Name(dtype));
   }
 }
 
@@ -201,10 +203,24 @@ void DotBags(const Tensor& grad, const Tensor& table, const Bags& bags,
   }
 }
 
+// Of a table of f16 or bf16: the rows at `indices` in f32, so that the whole
+// table need not be; and where each of them lies there.
+Tensor UsedRows(const Tensor& weight, const Tensor& indices) {
+  return Wide(IndexSelect(weight, 0, indices));
+}
+Tensor PlacesOf(const Tensor& indices) {
+  return Tensor::Arange(indices.numel()).To(indices.device());
+}
+
 }  // namespace
 
 SparseRows Coalesce(const SparseRows& sparse) {
   CheckRows(sparse, "Coalesce");
+  if (IsHalf(sparse.values)) {
+    const SparseRows sums =
+        Coalesce({sparse.indices, Wide(sparse.values), sparse.rows});
+    return {sums.indices, sums.values.To(sparse.values.dtype()), sums.rows};
+  }
   const Device device = sparse.values.device();
   if (!device.is_cpu()) {
     const SparseRows found =
@@ -265,6 +281,11 @@ void AddRows_(const Tensor& y, double alpha, const SparseRows& sparse) {
                          " rows; wanted y [rows, dim], contiguous");
   }
   CheckSameDevice(y, sparse.values, "AddRows_");
+  if (IsHalf(y)) {
+    return internal::UpdateInF32(y, "AddRows_", [&](const Tensor& wide) {
+      AddRows_(wide, alpha, {sparse.indices, Wide(sparse.values), sparse.rows});
+    });
+  }
   VisitFloating(y.dtype(), "AddRows_", [&](auto type) {
     using T = typename decltype(type)::Type;
     OnDevice(
@@ -311,11 +332,17 @@ Tensor EmbeddingBag(const Tensor& weight, const Tensor& indices,
   CheckTable(weight, kWhere);
   const BagTensors bags = CheckedBags(indices, offsets, mode, scales, kWhere);
   CheckSameDevice(weight, indices, kWhere);
+  if (IsHalf(weight)) {
+    CheckScales(scales, weight.dtype(), kWhere);
+    return EmbeddingBag(UsedRows(weight, indices), PlacesOf(indices), offsets,
+                        mode, Wide(scales))
+        .To(weight.dtype());
+  }
   Tensor result = Tensor::Zeros({offsets.numel(), weight.shape()[1]},
                                 weight.dtype(), weight.device());
   VisitFloating(weight.dtype(), kWhere, [&](auto type) {
     using T = typename decltype(type)::Type;
-    CheckScales<T>(bags.scales, kWhere);
+    CheckScales(bags.scales, DTypeOf<T>, kWhere);
     OnBags({kWhere, {IsMean(mode)}}, weight.Contiguous(), bags, result,
            [mode](const Tensor& table, const Bags& bags, const Tensor& y) {
              CheckBagValues(bags, table.shape()[0], kWhere);
@@ -331,11 +358,17 @@ SparseRows EmbeddingBagBackward(const Tensor& grad, const Tensor& indices,
   static constexpr const char* kWhere = "EmbeddingBagBackward";
   const BagTensors bags = CheckedBags(indices, offsets, mode, scales, kWhere);
   CheckBagGrad(grad, bags, kWhere);
+  if (IsHalf(grad)) {
+    CheckScales(scales, grad.dtype(), kWhere);
+    SparseRows wide = EmbeddingBagBackward(Wide(grad), indices, offsets, mode,
+                                           rows, Wide(scales));
+    return {wide.indices, wide.values.To(grad.dtype()), rows};
+  }
   const Tensor values = Tensor::Zeros({indices.numel(), grad.shape()[1]},
                                       grad.dtype(), grad.device());
   VisitFloating(grad.dtype(), kWhere, [&](auto type) {
     using T = typename decltype(type)::Type;
-    CheckScales<T>(bags.scales, kWhere);
+    CheckScales(bags.scales, DTypeOf<T>, kWhere);
     OnBags({kWhere, {IsMean(mode)}}, grad.Contiguous(), bags, values,
            [mode, rows](const Tensor& grad, const Bags& bags, const Tensor& y) {
              CheckBagValues(bags, rows, kWhere);
@@ -358,6 +391,11 @@ Tensor EmbeddingBagBackwardScales(const Tensor& grad, const Tensor& weight,
   if (grad.shape()[1] != dim || grad.dtype() != weight.dtype()) {
     ThrowInvalidArgument(kWhere, ": grad is ", grad.Describe(), ", weight is ",
                          weight.Describe());
+  }
+  if (IsHalf(grad)) {
+    return EmbeddingBagBackwardScales(Wide(grad), UsedRows(weight, indices),
+                                      PlacesOf(indices), offsets)
+        .To(grad.dtype());
   }
   const Tensor result =
       Tensor::Zeros({indices.numel()}, grad.dtype(), grad.device());

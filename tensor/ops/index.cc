@@ -8,6 +8,7 @@
 #include "weft/base/error.h"
 #include "weft/tensor/on_device.h"
 #include "weft/tensor/ops/scalar_math.h"
+#include "weft/tensor/ops/wide.h"
 #include "weft/tensor/overlap.h"
 #include "weft/tensor/strided_loop.h"
 
@@ -16,10 +17,12 @@ namespace {
 
 using internal::AddOp;
 using internal::CheckSameDevice;
+using internal::IsHalf;
 using internal::LayoutOf;
 using internal::OnDevice;
 using internal::Operation;
 using internal::StridedLoop;
+using internal::Wide;
 
 // The operation `where` along dimension d.
 Operation Along(const char* where, int d) {
@@ -213,6 +216,11 @@ void IndexAdd_(const Tensor& y, int64_t dim, const Tensor& index,
   }
   CheckSameDevice(y, index, "IndexAdd_");
   CheckSameDevice(y, src, "IndexAdd_");
+  if (IsHalf(y)) {
+    return internal::UpdateInF32(y, "IndexAdd_", [&](const Tensor& wide) {
+      IndexAdd_(wide, dim, index, Wide(src));
+    });
+  }
   internal::CheckWritable(y, "IndexAdd_");
   const Tensor target = y.Contiguous();
   const Tensor source = internal::Apart(src, y).Contiguous();
@@ -259,6 +267,11 @@ void ScatterAdd_(const Tensor& y, int64_t dim, const Tensor& index,
                          ShapeText(index.shape()));
   }
   CheckSameDevice(y, src, "ScatterAdd_");
+  if (IsHalf(y)) {
+    return internal::UpdateInF32(y, "ScatterAdd_", [&](const Tensor& wide) {
+      ScatterAdd_(wide, dim, index, Wide(src));
+    });
+  }
   internal::CheckWritable(y, "ScatterAdd_");
   const Tensor source = internal::Apart(src, y);
   const Tensor chosen = internal::Apart(index, y);

@@ -149,7 +149,7 @@ TEST(Indexing, RefusesWhatDoesNotFitAndChangesNothing) {
     return of(numbers).View({1, -1});
   };
   const Tensor row = Tensor::Ones({1, 2}),
-               half = Tensor::Ones({2}, DType::kF16);
+               i32 = Tensor::Ones({2}, DType::kI32);
   const std::function<void()> bad[] = {
       [&] { IndexSelect(x, 2, of({0})); },
       [&] { IndexSelect(x, 0, of({-1})); },
@@ -175,7 +175,7 @@ TEST(Indexing, RefusesWhatDoesNotFitAndChangesNothing) {
       [&] {
         IndexAdd_(x, 0, of({0}), Tensor::Ones({1, 3}, DType::kF64));
       },
-      [&] { IndexAdd_(half, 0, of({0}), half.Slice(0, 0, 1)); },
+      [&] { IndexAdd_(i32, 0, of({0}), i32.Slice(0, 0, 1)); },
       [&] {
         Gather(x, 1, in_rows({0, 3}));
       },
@@ -193,7 +193,7 @@ TEST(Indexing, RefusesWhatDoesNotFitAndChangesNothing) {
       [&] {
         ScatterAdd_(x, 1, in_rows({0, 1}), row.To(DType::kF64));
       },
-      [&] { ScatterAdd_(half, 0, of({0}), half.Slice(0, 0, 1)); },
+      [&] { ScatterAdd_(i32, 0, of({0}), i32.Slice(0, 0, 1)); },
       [&] {
         Concat({x, x.To(DType::kF64)}, 0);
       },

@@ -10,18 +10,18 @@
 #include "weft/tensor/ops/fold.h"
 #include "weft/tensor/ops/scalar_math.h"
 #include "weft/tensor/ops/softmax_row.h"
+#include "weft/tensor/ops/wide.h"
 #include "weft/tensor/vectorize.h"
 
 namespace weft {
 namespace {
 
+using internal::CheckFloating;
 using internal::CheckSameDevice;
+using internal::IsHalf;
 using internal::OnDevice;
 using internal::Operation;
-
-void CheckFloating(const Tensor& x, const char* where) {
-  VisitFloating(x.dtype(), where, [](auto) {});
-}
+using internal::Wide;
 
 // Rows of `n` elements, `stride` apart, of contiguous tensors: the lines along
 // one dimension.
@@ -118,6 +118,7 @@ Operation AlongLines(const char* name, const Lines& lines) {
 Tensor SoftmaxOf(const Tensor& x, int64_t dim, bool is_log, const char* where) {
   const Lines lines = LinesAlong(x.shape(), dim, where);
   CheckFloating(x, where);
+  if (IsHalf(x)) return SoftmaxOf(Wide(x), dim, is_log, where).To(x.dtype());
   Tensor result = Tensor::EmptyLike(x);
   OnDevice(
       AlongLines(where, lines),
@@ -173,6 +174,10 @@ Tensor SoftmaxBackwardOf(const Tensor& grad, const Tensor& y, int64_t dim,
   CheckAlike(grad, y, where);
   const Lines lines = LinesAlong(y.shape(), dim, where);
   CheckFloating(y, where);
+  if (IsHalf(y)) {
+    return SoftmaxBackwardOf(Wide(grad), Wide(y), dim, is_log, where)
+        .To(y.dtype());
+  }
   Tensor result = Tensor::EmptyLike(y);
   OnDevice(
       AlongLines(where, lines),
@@ -419,6 +424,10 @@ Tensor PairLoss(const char* where, const Tensor& x, const Tensor& t,
                 Reduction reduction, Op op, double parameter = 0) {
   CheckAlike(x, t, where);
   CheckFloating(x, where);
+  if (IsHalf(x)) {
+    return PairLoss(where, Wide(x), Wide(t), reduction, op, parameter)
+        .To(x.dtype());
+  }
   const Tensor losses = Tensor::EmptyLike(x);
   Tensor result = ResultFor(losses, reduction);
   OnDevice(
@@ -444,6 +453,11 @@ Tensor PairBackward(const char* where, const Tensor& grad, const Tensor& x,
   CheckFloating(x, where);
   CheckSameDevice(grad, x, where);
   CheckGradOfLosses(grad, x.shape(), x.dtype(), reduction, where);
+  if (IsHalf(x)) {
+    return PairBackward(where, Wide(grad), Wide(x), Wide(t), reduction, op,
+                        parameter)
+        .To(x.dtype());
+  }
   Tensor result = Tensor::EmptyLike(x);
   OnDevice(
       {where, {static_cast<double>(reduction), parameter}},
@@ -484,6 +498,9 @@ Tensor NllLoss(const Tensor& log_probs, const Tensor& targets,
   CheckSameDevice(log_probs, targets, "NllLoss");
   CheckTargets(log_probs.shape(), targets, "NllLoss");
   CheckFloating(log_probs, "NllLoss");
+  if (IsHalf(log_probs)) {
+    return NllLoss(Wide(log_probs), targets, reduction).To(log_probs.dtype());
+  }
   const Tensor losses =
       Tensor::Empty(targets.shape(), log_probs.dtype(), log_probs.device());
   Tensor result = ResultFor(losses, reduction);
@@ -514,6 +531,10 @@ Tensor NllLossBackward(const Tensor& grad, const Tensor& targets,
   CheckTargets(log_probs_shape, targets, kWhere);
   CheckFloating(grad, kWhere);
   CheckGradOfLosses(grad, targets.shape(), grad.dtype(), reduction, kWhere);
+  if (IsHalf(grad)) {
+    return NllLossBackward(Wide(grad), targets, log_probs_shape, reduction)
+        .To(grad.dtype());
+  }
   Tensor result = Tensor::Zeros(log_probs_shape, grad.dtype(), grad.device());
   OnDevice(
       {kWhere, {static_cast<double>(reduction)}},
@@ -538,6 +559,10 @@ Tensor NllLossBackward(const Tensor& grad, const Tensor& targets,
 CrossEntropyResult CrossEntropy(const Tensor& logits, const Tensor& targets,
                                 const CrossEntropyOptions& options) {
   CheckClassTargets(logits, targets, options, "CrossEntropy");
+  if (IsHalf(logits)) {
+    CrossEntropyResult wide = CrossEntropy(Wide(logits), targets, options);
+    return {wide.loss.To(logits.dtype()), wide.log_probs};
+  }
   const Tensor losses =
       Tensor::Empty(targets.shape(), logits.dtype(), logits.device());
   CrossEntropyResult result = {ResultFor(losses, options.reduction),
@@ -567,6 +592,10 @@ Tensor CrossEntropyBackward(const Tensor& grad, const Tensor& log_probs,
   constexpr const char* kWhere = "CrossEntropyBackward";
   CheckClassTargets(log_probs, targets, options, kWhere);
   CheckSameDevice(grad, log_probs, kWhere);
+  if (IsHalf(grad)) {
+    return CrossEntropyBackward(Wide(grad), Wide(log_probs), targets, options)
+        .To(grad.dtype());
+  }
   CheckGradOfLosses(grad, targets.shape(), log_probs.dtype(), options.reduction,
                     kWhere);
   Tensor result = Tensor::EmptyLike(log_probs);

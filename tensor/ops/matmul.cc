@@ -3,12 +3,15 @@
 #include "weft/base/error.h"
 #include "weft/tensor/on_device.h"
 #include "weft/tensor/ops/product.h"
+#include "weft/tensor/ops/wide.h"
 #include "weft/tensor/overlap.h"
 
 namespace weft {
 namespace {
 
+using internal::IsHalf;
 using internal::OnDevice;
+using internal::Wide;
 
 // The last two dimensions as BLAS can read them; copied if they cannot be.
 Tensor Readable(const Tensor& x) {
@@ -36,15 +39,30 @@ void CheckOperands(const Tensor& a, const Tensor& b, const char* where) {
                          ShapeText(b.shape()),
                          "; wanted two dimensions or more");
   }
-  if (!IsDifferentiable(a.dtype())) {  // Without elements too.
+  if (!IsFloating(a.dtype())) {  // Without elements too.
     ThrowInvalidArgument(where, ": lhs is ", a.Describe(), ", rhs is ",
-                         b.Describe(), "; wanted f32 or f64; cast with To()");
+                         b.Describe(),
+                         "; wanted f32, f64, f16 or bf16; cast with To()");
   }
   if (a.size(-1) != b.size(-2)) {
     ThrowInvalidArgument(where, ": lhs is ", ShapeText(a.shape()), ", rhs is ",
                          ShapeText(b.shape()), "; inner sizes ", a.size(-1),
                          " and ", b.size(-2), " differ");
   }
+}
+
+// Whether the operands, of a's dtype, are multiplied in f32. oneDNN multiplies
+// bf16 as it is where the CPU can; what it gives has been rounded once, too.
+bool IsWidened(const Tensor& a) {
+  if (a.dtype() != DType::kBF16) return IsHalf(a);
+  return a.device().kind() == Device::Kind::kCuda ||
+         !internal::MultipliesBFloat16();
+}
+
+template <typename Visitor>
+void VisitProduct(DType dtype, const char* where, Visitor visit) {
+  if (dtype == DType::kBF16) return visit(ElementType<BFloat16>());
+  VisitFloating(dtype, where, visit);
 }
 
 // out = a * b, plus what is in `out` or plus `bias`, if that is defined. `out`
@@ -56,7 +74,7 @@ void MultiplyMatrices(const Tensor& a, const Tensor& b, const Tensor& out,
   const Tensor lhs = Readable(a);
   const Tensor rhs = Readable(b);
   const Tensor addend = bias.defined() ? bias.Contiguous() : bias;
-  VisitFloating(a.dtype(), where, [&](auto type) {
+  VisitProduct(a.dtype(), where, [&](auto type) {
     using T = typename decltype(type)::Type;
     internal::Product<T> product;
     product.m = out.size(-2);
@@ -86,6 +104,11 @@ void WriteProduct(const Tensor& out, const Tensor& a, const Tensor& b,
                          "; wanted matrices, out contiguous [m, n]");
   }
   internal::CheckWritable(out, where);
+  if (IsWidened(a)) {
+    const Tensor product = Wide(out);
+    WriteProduct(product, Wide(a), Wide(b), accumulates, where);
+    return out.CopyFrom(product);
+  }
   OnDevice(
       where,
       [accumulates, where](const Tensor& a, const Tensor& b,
@@ -146,12 +169,12 @@ void CheckLinear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   internal::CheckSameDevice(x, weight, "Linear");
   const bool fits = x.dim() >= 1 && weight.dim() == 2 &&
                     x.size(-1) == weight.size(1) &&
-                    x.dtype() == weight.dtype() && IsDifferentiable(x.dtype());
+                    x.dtype() == weight.dtype() && IsFloating(x.dtype());
   if (!fits) {
     ThrowInvalidArgument("Linear: x is ", x.Describe(), ", weight is ",
                          weight.Describe(),
-                         "; wanted x [..., in] and weight [out, in] of f32 or "
-                         "f64");
+                         "; wanted x [..., in] and weight [out, in] of one of "
+                         "f32, f64, f16 and bf16");
   }
   if (!bias.defined()) return;
   internal::CheckSameDevice(x, bias, "Linear");
@@ -172,6 +195,7 @@ Tensor MatMul(const Tensor& a, const Tensor& b) {
                          ShapeText(LeadingDims(a)), " and ",
                          ShapeText(LeadingDims(b)), " do not broadcast");
   }
+  if (IsWidened(a)) return MatMul(Wide(a), Wide(b)).To(a.dtype());
   Shape shape = lead;
   shape.push_back(a.size(-2));
   shape.push_back(b.size(-1));
@@ -191,6 +215,9 @@ void MatMulAdd_(const Tensor& out, const Tensor& a, const Tensor& b) {
 
 Tensor Linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   CheckLinear(x, weight, bias);
+  if (IsWidened(x)) {
+    return Linear(Wide(x), Wide(weight), Wide(bias)).To(x.dtype());
+  }
   Shape shape = x.shape();
   shape.back() = weight.size(0);
   Tensor result = Tensor::Empty(shape, x.dtype(), x.device());

@@ -12,6 +12,7 @@
 #include "weft/tensor/ops/fold.h"
 #include "weft/tensor/ops/reduce.h"
 #include "weft/tensor/ops/scalar_math.h"
+#include "weft/tensor/ops/wide.h"
 #include "weft/tensor/strided_loop.h"
 #include "weft/tensor/vectorize.h"
 
@@ -19,8 +20,11 @@ namespace weft {
 namespace {
 
 using internal::CheckSameDevice;
+using internal::IsHalf;
 using internal::OnDevice;
+using internal::Rounded;
 using internal::SumTerms;
+using internal::Wide;
 
 // What stands among the arguments of OnDevice for a tensor that is not given:
 // another, which the operation is told not to touch.
@@ -49,7 +53,7 @@ Rows RowsOf(const Tensor& x, const Shape& normalized, const char* where) {
                          "; wanted one that ends in ", ShapeText(normalized),
                          ", and these not empty");
   }
-  VisitFloating(x.dtype(), where, [](auto) {});
+  internal::CheckFloating(x, where);
   rows.rows = x.numel() / rows.n;
   return rows;
 }
@@ -70,6 +74,11 @@ void CheckGrad(const Tensor& grad, const Tensor& x, const char* where) {
     ThrowInvalidArgument(where, ": grad is ", grad.Describe(), ", x is ",
                          x.Describe(), "; wanted the same shape and dtype");
   }
+}
+
+NormGradients RoundedTo(DType dtype, const NormGradients& wide) {
+  return {Rounded(wide.x, dtype), Rounded(wide.weight, dtype),
+          Rounded(wide.bias, dtype)};
 }
 
 template <typename T>
@@ -137,6 +146,12 @@ RowNormResult NormalizeRows(const Tensor& x, const Shape& normalized,
   const Rows rows = RowsOf(x, normalized, where);
   CheckParameter(weight, "weight", x, normalized, where);
   CheckParameter(bias, "bias", x, normalized, where);
+  if (IsHalf(x)) {
+    RowNormResult wide = NormalizeRows(Wide(x), normalized, Wide(weight),
+                                       Wide(bias), epsilon, is_centered, where);
+    wide.y = wide.y.To(x.dtype());
+    return wide;
+  }
   const Tensor in = x.Contiguous();
   const Tensor w = ContiguousOrNone(weight);
   const Tensor b = ContiguousOrNone(bias);
@@ -270,9 +285,9 @@ void RowsBackward(const Rows& rows, const RowParts& parts, const Tensor& grad,
 // ----------------------------------------------------------------- by channel
 
 Shape AllButChannels(const Tensor& x, const char* where) {
-  if (x.dim() < 2 || !IsDifferentiable(x.dtype())) {
+  if (x.dim() < 2 || !IsFloating(x.dtype())) {
     ThrowInvalidArgument(where, ": x is ", x.Describe(),
-                         "; wanted f32 or f64 [n, channels, ...]");
+                         "; wanted f32, f64, f16 or bf16 [n, channels, ...]");
   }
   Shape dims = {0};
   for (int d = 2; d < x.dim(); ++d) dims.push_back(d);
@@ -554,6 +569,11 @@ NormGradients RowNormBackward(const Tensor& grad, const Tensor& x,
   const Rows rows = RowsOf(x, normalized, kWhere);
   CheckGrad(grad, x, kWhere);
   CheckParameter(weight, "weight", x, normalized, kWhere);
+  if (IsHalf(x)) {
+    return RoundedTo(x.dtype(),
+                     RowNormBackward(Wide(grad), Wide(x), forward, normalized,
+                                     Wide(weight), has_bias));
+  }
   CheckParameter(forward.mean, "mean", x, {rows.rows}, kWhere);
   CheckParameter(forward.inverse, "inverse", x, {rows.rows}, kWhere);
   const Tensor in = x.Contiguous();
@@ -590,6 +610,7 @@ NormGradients RowNormBackward(const Tensor& grad, const Tensor& x,
 
 ChannelMoments MomentsOf(const Tensor& x) {
   AllButChannels(x, "BatchNorm");
+  if (IsHalf(x)) return MomentsOf(Wide(x));
   ChannelMoments moments;
   const int64_t channels = x.shape()[1];
   moments.count = channels > 0 ? x.numel() / channels : 0;
@@ -611,10 +632,16 @@ BatchNormResult BatchNorm(const Tensor& x, const Tensor& mean,
                           const Tensor& bias, double epsilon) {
   constexpr const char* kWhere = "BatchNorm";
   AllButChannels(x, kWhere);
-  CheckChannels(mean, "mean", x, kWhere);
-  CheckChannels(variance, "variance", x, kWhere);
   CheckChannels(weight, "weight", x, kWhere);
   CheckChannels(bias, "bias", x, kWhere);
+  if (IsHalf(x)) {
+    BatchNormResult wide = BatchNorm(Wide(x), Wide(mean), Wide(variance),
+                                     Wide(weight), Wide(bias), epsilon);
+    wide.y = wide.y.To(x.dtype());
+    return wide;
+  }
+  CheckChannels(mean, "mean", x, kWhere);
+  CheckChannels(variance, "variance", x, kWhere);
   BatchNormResult result;
   result.mean = mean.Clone();  // It may be a running mean, written to later.
   result.inverse =
@@ -646,6 +673,11 @@ NormGradients BatchNormBackward(const Tensor& grad, const Tensor& x,
   AllButChannels(x, kWhere);
   CheckGrad(grad, x, kWhere);
   CheckChannels(weight, "weight", x, kWhere);
+  if (IsHalf(x)) {
+    return RoundedTo(
+        x.dtype(), BatchNormBackward(Wide(grad), Wide(x), forward, Wide(weight),
+                                     has_bias, of_batch));
+  }
   CheckChannels(forward.mean, "mean", x, kWhere);
   CheckChannels(forward.inverse, "inverse", x, kWhere);
   const int64_t channels = x.shape()[1];

@@ -7,12 +7,16 @@
 
 #include "weft/base/error.h"
 #include "weft/tensor/on_device.h"
+#include "weft/tensor/ops/wide.h"
 #include "weft/tensor/vectorize.h"
 
 namespace weft {
 namespace {
 
+using internal::CheckFloating;
+using internal::IsHalf;
 using internal::OnDevice;
+using internal::Wide;
 
 // The sizes of one pooling. Planes are [h, w], one for each n and channel.
 struct Geometry {
@@ -191,10 +195,6 @@ internal::Operation WithWindows(const char* name, const Geometry& g) {
            number(g.stride[1]), number(g.padding[0]), number(g.padding[1])}};
 }
 
-void CheckFloating(const Tensor& x, const char* where) {
-  VisitFloating(x.dtype(), where, [](auto) {});
-}
-
 // The functions below run on the CPU, on contiguous tensors.
 
 template <typename T>
@@ -281,6 +281,10 @@ void SpreadOverPlanes(const Geometry& g, const Tensor& grad,
 MaxPool2dResult MaxPool2d(const Tensor& x, const Pool2dOptions& options) {
   const Geometry g = CheckedGeometry(x.shape(), options, "MaxPool2d");
   CheckFloating(x, "MaxPool2d");
+  if (IsHalf(x)) {
+    MaxPool2dResult wide = MaxPool2d(Wide(x), options);
+    return {wide.values.To(x.dtype()), wide.indices};
+  }
   const Shape shape = OutputShape(x.shape(), g);
   MaxPool2dResult result = {Tensor::Empty(shape, x.dtype(), x.device()),
                             Tensor::Empty(shape, DType::kI64, x.device())};
@@ -309,6 +313,9 @@ Tensor MaxPool2dBackward(const Tensor& grad, const Tensor& indices,
                          ShapeText(x_shape));
   }
   CheckFloating(grad, kWhere);
+  if (IsHalf(grad)) {
+    return MaxPool2dBackward(Wide(grad), indices, x_shape).To(grad.dtype());
+  }
   Tensor result = Tensor::Zeros(x_shape, grad.dtype(), grad.device());
   OnDevice(
       kWhere,
@@ -324,6 +331,7 @@ Tensor MaxPool2dBackward(const Tensor& grad, const Tensor& indices,
 Tensor AvgPool2d(const Tensor& x, const Pool2dOptions& options) {
   const Geometry g = CheckedGeometry(x.shape(), options, "AvgPool2d");
   CheckFloating(x, "AvgPool2d");
+  if (IsHalf(x)) return AvgPool2d(Wide(x), options).To(x.dtype());
   Tensor result =
       Tensor::Empty(OutputShape(x.shape(), g), x.dtype(), x.device());
   OnDevice(
@@ -346,6 +354,9 @@ Tensor AvgPool2dBackward(const Tensor& grad, const Shape& x_shape,
                          ShapeText(OutputShape(x_shape, g)));
   }
   CheckFloating(grad, kWhere);
+  if (IsHalf(grad)) {
+    return AvgPool2dBackward(Wide(grad), x_shape, options).To(grad.dtype());
+  }
   Tensor result = Tensor::Zeros(x_shape, grad.dtype(), grad.device());
   OnDevice(
       WithWindows(kWhere, g),

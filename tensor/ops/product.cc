@@ -1,6 +1,7 @@
 #include "weft/tensor/ops/product.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <unordered_map>
 
 #include "absl/strings/str_cat.h"
@@ -41,7 +42,7 @@ void Start(const Product<T>& p) {
     if (p.bias != nullptr) {
       std::copy_n(p.bias, p.n, row);
     } else {
-      std::fill_n(row, p.n, T{0});
+      std::fill_n(row, p.n, T(0));
     }
   }
 }
@@ -119,19 +120,22 @@ struct ProductEntry {
   std::unordered_map<int, dnnl::memory> operands;
 };
 
+template <typename T>
 dnnl::memory OperandOf(int64_t rows, int64_t columns, int64_t row,
                        int64_t column, const dnnl::engine& engine) {
   return dnnl::memory({{rows, columns},
-                       dnnl::memory::data_type::f32,
+                       std::is_same_v<T, float> ? dnnl::memory::data_type::f32
+                                                : dnnl::memory::data_type::bf16,
                        dnnl::memory::dims{row, column}},
                       engine, nullptr);
 }
 
-ProductEntry MakeEntry(const Product<float>& p, const dnnl::engine& engine) {
+template <typename T>
+ProductEntry MakeEntry(const Product<T>& p, const dnnl::engine& engine) {
   ProductEntry entry;
-  const dnnl::memory a = OperandOf(p.m, p.k, p.a.row, p.a.column, engine);
-  const dnnl::memory b = OperandOf(p.k, p.n, p.b.row, p.b.column, engine);
-  const dnnl::memory out = OperandOf(p.m, p.n, p.out_row, 1, engine);
+  const dnnl::memory a = OperandOf<T>(p.m, p.k, p.a.row, p.a.column, engine);
+  const dnnl::memory b = OperandOf<T>(p.k, p.n, p.b.row, p.b.column, engine);
+  const dnnl::memory out = OperandOf<T>(p.m, p.n, p.out_row, 1, engine);
   entry.operands = {
       {DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, b}, {DNNL_ARG_DST, out}};
   dnnl::primitive_attr attributes;
@@ -142,7 +146,7 @@ ProductEntry MakeEntry(const Product<float>& p, const dnnl::engine& engine) {
   }
   dnnl::matmul::desc wanted(a.get_desc(), b.get_desc(), out.get_desc());
   if (p.bias != nullptr) {
-    const dnnl::memory bias = OperandOf(1, p.n, p.n, 1, engine);
+    const dnnl::memory bias = OperandOf<T>(1, p.n, p.n, 1, engine);
     entry.operands.emplace(DNNL_ARG_BIAS, bias);
     wanted = dnnl::matmul::desc(a.get_desc(), b.get_desc(), bias.get_desc(),
                                 out.get_desc());
@@ -152,7 +156,9 @@ ProductEntry MakeEntry(const Product<float>& p, const dnnl::engine& engine) {
   return entry;
 }
 
-void MultiplyByPrimitive(const Product<float>& p) {
+// f32 or bf16.
+template <typename T>
+void MultiplyByPrimitive(const Product<T>& p) {
   thread_local PrimitiveCache<ProductEntry> cache;
   OneDnn& onednn = OneDnn::ForThisThread();
   const PrimitiveKey key = {p.m,
@@ -169,8 +175,8 @@ void MultiplyByPrimitive(const Product<float>& p) {
   try {
     ProductEntry& entry =
         cache.FindOrMake(key, [&] { return MakeEntry(p, onednn.engine); });
-    const auto set = [&](int argument, const float* memory) {
-      entry.operands[argument].set_data_handle(const_cast<float*>(memory));
+    const auto set = [&](int argument, const T* memory) {
+      entry.operands[argument].set_data_handle(const_cast<T*>(memory));
     };
     set(DNNL_ARG_SRC, p.a.first);
     set(DNNL_ARG_WEIGHTS, p.b.first);
@@ -227,6 +233,22 @@ void Multiply(const Product<double>& product) {
   const Product<double> p = Normalized(product);
   Start(p);
   MultiplyRows(p);
+}
+
+void Multiply(const Product<BFloat16>& product) {
+  const Product<BFloat16> p = Normalized(product);
+  if (p.k == 0) return Start(p);
+  MultiplyByPrimitive(p);
+}
+
+bool MultipliesBFloat16() {
+  // Each set of instructions is a mask that holds those that it includes.
+  constexpr unsigned kWanted =
+      static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
+  static const bool has_it =
+      (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & kWanted) ==
+      kWanted;
+  return has_it;
 }
 
 }  // namespace weft::internal

@@ -1,9 +1,11 @@
-// Multiply: one product of matrices in memory, for f32 and f64.
+// Multiply: one product of matrices in memory, for f32, f64 and bf16.
 
 #ifndef WEFT_TENSOR_OPS_PRODUCT_H_
 #define WEFT_TENSOR_OPS_PRODUCT_H_
 
 #include <cstdint>
+
+#include "weft/tensor/half.h"
 
 namespace weft::internal {
 
@@ -37,6 +39,12 @@ bool IsReadable(int64_t rows, int64_t columns, int64_t row, int64_t column);
 // overlaps no operand. Throws Error kInternal if oneDNN fails.
 void Multiply(const Product<float>& product);
 void Multiply(const Product<double>& product);
+// Sums in f32 and rounds once. Subnormal elements may count as 0. REQUIRES:
+// MultipliesBFloat16().
+void Multiply(const Product<BFloat16>& product);
+
+// Whether this CPU has instructions for it (AVX512_BF16, AMX).
+bool MultipliesBFloat16();
 
 }  // namespace weft::internal
 

@@ -14,6 +14,7 @@
 #include "weft/tensor/ops/elementwise.h"
 #include "weft/tensor/ops/fold.h"
 #include "weft/tensor/ops/scalar_math.h"
+#include "weft/tensor/ops/wide.h"
 #include "weft/tensor/strided_loop.h"
 #include "weft/tensor/vectorize.h"
 
@@ -21,9 +22,11 @@ namespace weft {
 namespace {
 
 using internal::AddOp;
+using internal::IsHalf;
 using internal::LayoutOf;
 using internal::OnDevice;
 using internal::StridedLoop;
+using internal::Wide;
 
 // Which dimensions go, and the shapes that remain.
 struct Plan {
@@ -209,6 +212,9 @@ Tensor Finish(const Tensor& kept, const Plan& plan, bool keep_dims) {
 template <typename Op>
 Tensor Extremum(const Tensor& x, absl::Span<const int64_t> dims, bool keep_dims,
                 bool is_max, const char* where, Op op) {
+  if (IsHalf(x)) {
+    return Extremum(Wide(x), dims, keep_dims, is_max, where, op).To(x.dtype());
+  }
   const Plan plan = PlanFor(x.shape(), dims, where);
   if (x.numel() == 0 && NumElements(plan.kept, where) > 0) {
     ThrowInvalidArgument(where, ": nothing to choose from in ", x.Describe());
@@ -225,10 +231,8 @@ Tensor Extremum(const Tensor& x, absl::Span<const int64_t> dims, bool keep_dims,
 
 // Var in f64.
 Tensor WideVar(const Tensor& x, absl::Span<const int64_t> dims,
-               int64_t correction, bool keep_dims, absl::string_view where) {
-  if (!IsDifferentiable(x.dtype())) {
-    ThrowInvalidArgument(where, ": x is ", x.Describe(), "; wanted f32 or f64");
-  }
+               int64_t correction, bool keep_dims, const char* where) {
+  internal::CheckFloating(x, where);
   const double divisor = CountOf(x, PlanFor(x.shape(), dims, where)) -
                          static_cast<double>(correction);
   const Tensor sum = Sum(Square(Centered(x, dims)), dims, keep_dims);
@@ -276,6 +280,7 @@ void BestOfLines(const Tensor& x, const Tensor& y, int d, Beats beats) {
 template <typename Beats>
 Tensor ArgBest(const Tensor& x, int64_t dim, bool keep_dims, const char* where,
                Beats beats) {
+  if (IsHalf(x)) return ArgBest(Wide(x), dim, keep_dims, where, beats);
   const int d = WrapDim(dim, x.dim(), where);
   const int64_t n = x.shape()[d];
   Shape shape = x.shape();
@@ -303,6 +308,7 @@ Tensor Sum(const Tensor& x, absl::Span<const int64_t> dims, bool keep_dims) {
   if (x.dtype() == DType::kU8 || x.dtype() == DType::kBool) {
     return Sum(x.To(DType::kI64), dims, keep_dims);
   }
+  if (IsHalf(x)) return Sum(Wide(x), dims, keep_dims).To(x.dtype());
   return VisitNumber(x.dtype(), "Sum", [&](auto type) {
     using T = typename decltype(type)::Type;
     return Finish(FoldDims<T>("Sum", x, plan, T{0}, AddOp()), plan, keep_dims);
@@ -310,9 +316,8 @@ Tensor Sum(const Tensor& x, absl::Span<const int64_t> dims, bool keep_dims) {
 }
 
 Tensor Mean(const Tensor& x, absl::Span<const int64_t> dims, bool keep_dims) {
-  if (!IsDifferentiable(x.dtype())) {
-    ThrowInvalidArgument("Mean: x is ", x.Describe(), "; wanted f32 or f64");
-  }
+  internal::CheckFloating(x, "Mean");
+  if (IsHalf(x)) return Mean(Wide(x), dims, keep_dims).To(x.dtype());
   const double count = CountOf(x, PlanFor(x.shape(), dims, "Mean"));
   Tensor sum = Sum(x, dims, keep_dims);
   if (sum.numel() > 0) Mul_(sum, 1 / count);
@@ -320,10 +325,7 @@ Tensor Mean(const Tensor& x, absl::Span<const int64_t> dims, bool keep_dims) {
 }
 
 Tensor Centered(const Tensor& x, absl::Span<const int64_t> dims) {
-  if (!IsDifferentiable(x.dtype())) {
-    ThrowInvalidArgument("Centered: x is ", x.Describe(),
-                         "; wanted f32 or f64");
-  }
+  internal::CheckFloating(x, "Centered");
   const Tensor wide = x.To(DType::kF64);
   if (x.numel() == 0) return wide;
   // A rounded mean may lie outside of what it is the mean of: equal elements
@@ -384,12 +386,16 @@ Tensor SumTo(const Tensor& x, const Shape& shape) {
 
 Tensor ExtremumBackward(const Tensor& grad, const Tensor& x, const Tensor& y,
                         absl::Span<const int64_t> dims) {
+  if (IsHalf(x)) {
+    return ExtremumBackward(Wide(grad), Wide(x), Wide(y), dims).To(x.dtype());
+  }
   const Tensor is_chosen = Equal(x, y).To(x.dtype());
   const Tensor share = Div(grad.View(y.shape()), Sum(is_chosen, dims, true));
   return Mul(is_chosen, share);
 }
 
 bool AllFinite(const Tensor& x) {
+  if (IsHalf(x)) return AllFinite(Wide(x));
   // x - x is 0 for finite x, else NaN; sums keep NaN.
   return VisitFloating(x.dtype(), "AllFinite", [&](auto type) {
     using T = typename decltype(type)::Type;
@@ -399,6 +405,7 @@ bool AllFinite(const Tensor& x) {
 }
 
 double SquaredNorm(const Tensor& x) {
+  if (IsHalf(x)) return SquaredNorm(Wide(x));
   return VisitFloating(x.dtype(), "SquaredNorm", [&](auto type) {
     using T = typename decltype(type)::Type;
     const Tensor flat = x.Contiguous();

@@ -8,14 +8,17 @@
 #include "weft/base/error.h"
 #include "weft/tensor/on_device.h"
 #include "weft/tensor/ops/scalar_math.h"
+#include "weft/tensor/ops/wide.h"
 #include "weft/tensor/strided_loop.h"
 
 namespace weft {
 namespace {
 
 using internal::AddOp;
+using internal::IsHalf;
 using internal::LayoutOf;
 using internal::StridedLoop;
+using internal::Wide;
 
 // Calls visit(first of x's line, first of y's line) for each line of x and y
 // along dimension d; their other sizes are equal.
@@ -52,6 +55,9 @@ void SumLines(const Tensor& x, const Tensor& y, int d, bool is_reversed) {
 Tensor RunningSum(const Tensor& x, int64_t dim, bool is_reversed,
                   const char* where) {
   const int d = WrapDim(dim, x.dim(), where);
+  if (IsHalf(x)) {
+    return RunningSum(Wide(x), dim, is_reversed, where).To(x.dtype());
+  }
   const Tensor y = Tensor::Empty(x.shape(), x.dtype(), x.device());
   VisitNumber(x.dtype(), where, [&](auto type) {
     using T = typename decltype(type)::Type;
@@ -121,6 +127,10 @@ TopKResult TopK(const Tensor& x, int64_t k, int64_t dim, bool is_largest) {
   if (k < 0 || k > n) {
     ThrowInvalidArgument("TopK: k is ", k, ", dimension ", d, " of ",
                          x.Describe(), " has ", n, " elements");
+  }
+  if (IsHalf(x)) {
+    const TopKResult wide = TopK(Wide(x), k, dim, is_largest);
+    return {wide.values.To(x.dtype()), wide.indices};
   }
   Shape shape = x.shape();
   shape[d] = k;
