@@ -602,7 +602,7 @@ TEST(Reductions, ErrorNamesTheMismatch) {
               HasSubstr("dim 2 is not one of a tensor of 2"));
   EXPECT_THAT(Complaint([&] { Sum(x, {0, -2}); }), HasSubstr("named twice"));
   EXPECT_THAT(Complaint([] { Mean(Tensor::Zeros({1}, DType::kI64)); }),
-              HasSubstr("wanted f32 or f64"));
+              HasSubstr("wanted f32, f64, f16 or bf16"));
 }
 
 }  // namespace
