@@ -14,6 +14,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "weft/autograd/autocast.h"
 #include "weft/autograd/grad_mode.h"
 #include "weft/autograd/leaf.h"
 #include "weft/autograd/node.h"
@@ -67,7 +68,7 @@ struct GeneratorPlace {
 class CheckpointFrame : public std::enable_shared_from_this<CheckpointFrame> {
  public:
   CheckpointFrame(CheckpointedFunction f, absl::Span<const Variable> inputs)
-      : f_(std::move(f)) {
+      : f_(std::move(f)), autocast_(AutocastScope::Current()) {
     inputs_.reserve(inputs.size());
     for (const Variable& input : inputs) {
       const bool is_leaf = input.leaf() != nullptr;
@@ -122,6 +123,7 @@ class CheckpointFrame : public std::enable_shared_from_this<CheckpointFrame> {
   void DropAll() ABSL_LOCKS_EXCLUDED(mu_);
 
   const CheckpointedFunction f_;
+  const std::optional<DType> autocast_;  // under which it runs
   std::vector<Input> inputs_;
   // Constant after the first run: the generators that it drew from, in this
   // order, as they were, and where each was at the end; and what
@@ -438,6 +440,7 @@ void CheckpointFrame::Recompute() {
     inputs.reserve(inputs_.size());
     for (const Input& input : inputs_) inputs.push_back(Again(input));
     const EnableGradScope enable;
+    const AutocastScope autocast(autocast_);
     CheckpointRun run(*this, /*is_again=*/true);
     f_(inputs);
     run.EndGenerators();

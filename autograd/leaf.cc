@@ -5,6 +5,16 @@
 #include "weft/base/error.h"
 
 namespace weft {
+namespace {
+
+Gradient As(DType dtype, const Gradient& gradient) {
+  if (!gradient.defined()) return gradient;
+  if (!gradient.is_sparse()) return gradient.dense().To(dtype);
+  const SparseRows& rows = gradient.sparse();
+  return SparseRows{rows.indices, rows.values.To(dtype), rows.rows};
+}
+
+}  // namespace
 
 Gradient Leaf::gradient() const {
   MutexLock lock(mu_);
@@ -47,19 +57,23 @@ void Leaf::MoveTo(Tensor value) {
   ++value_->moves;
 }
 
-void Leaf::MoveToDevice(Device device) {
-  if (device == value().device()) return;
+void Leaf::Convert(Device device, DType dtype) {
+  if (device == value().device() && dtype == value().dtype()) return;
+  if (!IsFloating(dtype)) {
+    ThrowInvalidArgument("Leaf::Convert: the parameter ", value().Describe(),
+                         " as ", Name(dtype),
+                         "; only f32, f64, f16 and bf16 have gradients");
+  }
   if (sink_ != nullptr) {
     ThrowFailedPrecondition(
-        "Leaf::MoveToDevice: the gradient of the parameter ",
-        value().Describe(),
-        " is kept by another object, such as a DistributedDataParallel; move "
-        "the model to ",
-        Name(device), " before that is made");
+        "Leaf::Convert: the gradient of the parameter ", value().Describe(),
+        " is kept by another object, such as a DistributedDataParallel; make "
+        "the model ",
+        Name(dtype), " on ", Name(device), " before that is made");
   }
-  const Gradient moved = gradient().To(device);
+  const Gradient moved = As(dtype, gradient().To(device));
   IntrusivePtr<LeafValue> other(new LeafValue);
-  other->tensor = value().To(device);
+  other->tensor = value().To(device).To(dtype);
   value_ = std::move(other);
   MutexLock lock(mu_);
   gradient_ = moved;

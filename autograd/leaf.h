@@ -38,8 +38,8 @@ struct LeafValue : public RefCounted<LeafValue> {
   }
 };
 
-// Thread-safety: thread-safe, but for SetValue, MoveTo, MoveToDevice, SetSink
-// and SetRequiresGrad, during which nobody else uses the leaf.
+// Thread-safety: thread-safe, but for SetValue, MoveTo, Convert, SetSink and
+// SetRequiresGrad, during which nobody else uses the leaf.
 class Leaf final : public Node, public GradientSink {
  public:
   explicit Leaf(Tensor value) : Node(1, Kind::kLeaf), value_(new LeafValue) {
@@ -68,11 +68,12 @@ class Leaf final : public Node, public GradientSink {
   // SetValue.
   void MoveTo(Tensor value);
 
-  // Moves the value, and the gradient if there is one, to `device`: for all
-  // Variables that are this leaf, but not for a graph that was recorded before.
-  // Throws as Tensor::To; Error kFailedPrecondition if the leaf has a sink,
-  // which keeps gradients in memory of the former device.
-  void MoveToDevice(Device device) ABSL_LOCKS_EXCLUDED(mu_);
+  // Moves the value, and the gradient if there is one, to `device`, and casts
+  // both to `dtype`: for all Variables that are this leaf, but not for a graph
+  // that was recorded before. Throws as Tensor::To; Error kInvalidArgument for
+  // a dtype that has no gradients; kFailedPrecondition if the leaf has a sink,
+  // which keeps gradients of the former device and dtype.
+  void Convert(Device device, DType dtype) ABSL_LOCKS_EXCLUDED(mu_);
 
   // False: frozen. No operation records it, and what a graph that was recorded
   // before gives it is dropped here. A change clears the gradient.

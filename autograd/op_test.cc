@@ -2,6 +2,7 @@
 
 #include "weft/autograd/op.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <fstream>
@@ -223,7 +224,8 @@ std::vector<std::string> BytesOfPass(const OpCase& sample,
 }
 
 TEST_P(EachOp, HasTheSameBitsOnADevice) {
-  for (const DType dtype : {DType::kF32, DType::kF64}) {
+  for (const DType dtype :
+       {DType::kF32, DType::kF64, DType::kF16, DType::kBF16}) {
     const std::vector<Variable> inputs = MakeInputs(sample());
     const auto wanted =
         BytesOfPass(sample(), InputsOn(Device::Cpu(), dtype, inputs));
@@ -233,6 +235,66 @@ TEST_P(EachOp, HasTheSameBitsOnADevice) {
       EXPECT_TRUE(BytesOfPass(sample(), InputsOn(device, dtype, inputs)) ==
                   wanted)
           << Name(dtype) << ", seed " << seed;
+    }
+  }
+}
+
+// The distance of two neighbours of `dtype`, f16 or bf16, at x.
+double Ulp(DType dtype, double x) {
+  const int fraction = dtype == DType::kF16 ? 10 : 7;
+  const int least = dtype == DType::kF16 ? -14 : -126;
+  return std::ldexp(
+      1.0,
+      std::max(std::ilogb(std::max(std::abs(x), 1e-30)), least) - fraction);
+}
+
+double LargestOf(const std::vector<double>& values) {
+  double largest = 0;
+  for (const double x : values) largest = std::max(largest, std::abs(x));
+  return largest;
+}
+
+// f16 and bf16 beside f64, of the same inputs. Results are rounded once: half a
+// unit in the last place, and what f32 errs. Gradients are rounded once, too,
+// but come from results that were: two units of the largest element, and what
+// f32 errs.
+TEST_P(EachOp, IsWithinUlpsOfF64InHalves) {
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    const std::vector<Variable> inputs =
+        InputsOn(Device::Cpu(), dtype, MakeInputs(sample()));
+    std::vector<Variable> wide;
+    for (const Variable& input : inputs) {
+      const bool is_real = input.dtype() == dtype;
+      wide.emplace_back(is_real ? input.value().To(DType::kF64) : input.value(),
+                        input.requires_grad());
+    }
+    const Variable y = sample().forward(inputs);
+    const Variable wanted = sample().forward(wide);
+    ASSERT_EQ(y.dtype(), dtype);
+    const std::vector<double> found =
+        y.value().To(DType::kF64).ToVector<double>();
+    const std::vector<double> reals = wanted.value().ToVector<double>();
+    const double largest = LargestOf(reals);
+    ASSERT_EQ(found.size(), reals.size());
+    for (size_t i = 0; i < reals.size(); ++i) {
+      EXPECT_NEAR(found[i], reals[i],
+                  0.5 * Ulp(dtype, reals[i]) + 1e-6 * std::max(1.0, largest))
+          << Name(dtype) << ", element " << i;
+    }
+    const Tensor seed = Mul(y.value(), 0.5);
+    y.Backward(seed);
+    wanted.Backward(seed.To(DType::kF64));
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (!inputs[i].requires_grad()) continue;
+      ASSERT_EQ(inputs[i].gradient().dtype(), dtype);
+      const auto to = inputs[i].grad().To(DType::kF64).ToVector<double>();
+      const auto exact = wide[i].grad().ToVector<double>();
+      const double bound = 2 * Ulp(dtype, LargestOf(exact)) +
+                           1e-6 * std::max(1.0, largest);
+      for (size_t k = 0; k < exact.size(); ++k) {
+        EXPECT_NEAR(to[k], exact[k], bound)
+            << Name(dtype) << ", gradient " << i << ", element " << k;
+      }
     }
   }
 }

@@ -33,9 +33,10 @@ Variable::Variable(Tensor value, bool requires_grad)
   if (!value_.defined()) {
     ThrowInvalidArgument("Variable: an undefined tensor has no gradient");
   }
-  if (!IsDifferentiable(value_.dtype())) {
-    ThrowInvalidArgument("Variable: only f32 and f64 have gradients, not ",
-                         Name(value_.dtype()));
+  if (!IsFloating(value_.dtype())) {
+    ThrowInvalidArgument(
+        "Variable: only f32, f64, f16 and bf16 have gradients, not ",
+        Name(value_.dtype()));
   }
   edge_.node = NodePtr(new Leaf(std::move(value_)));
   value_ = Tensor();

@@ -141,7 +141,7 @@ class Receipt final : public rpc::ReceivedAttachment {
   }
   const std::shared_ptr<Context>& context() const { return context_; }
   absl::StatusOr<Variable> MakeVariable(Tensor value, uint64_t slot) const {
-    if (slot < slots_ && value.defined() && IsDifferentiable(value.dtype())) {
+    if (slot < slots_ && value.defined() && IsFloating(value.dtype())) {
       return Variable(std::move(value), node_, static_cast<uint32_t>(slot));
     }
     return rpc::Decoder::Malformed(

@@ -6,6 +6,7 @@
 
 #include "absl/types/span.h"
 #include "weft/autograd/op.h"
+#include "weft/autograd/ops/autocast.h"
 #include "weft/autograd/record.h"
 #include "weft/base/error.h"
 #include "weft/tensor/ops/attention.h"
@@ -113,6 +114,13 @@ Tensor HeadsOf(const Tensor& x, int64_t heads) {
 Variable ScaledDotProductAttention(const Variable& query, const Variable& key,
                                    const Variable& value,
                                    const AttentionOptions& options) {
+  if (internal::IsAutocasting()) {
+    return internal::ComputeInLow(
+        [&options](const Variable& q, const Variable& k, const Variable& v) {
+          return ScaledDotProductAttention(q, k, v, options);
+        },
+        query, key, value);
+  }
   const Tensor &q = query.value(), &k = key.value(), &v = value.value();
   const AttentionScores scores =
       ScoresOf(options, q.dim() > 0 ? q.size(-1) : 1);
@@ -136,6 +144,13 @@ Variable ScaledDotProductAttention(const Variable& query, const Variable& key,
 
 Variable SelfAttention(const Variable& projected, int64_t heads,
                        const AttentionOptions& options) {
+  if (internal::IsAutocasting()) {
+    return internal::ComputeInLow(
+        [heads, &options](const Variable& x) {
+          return SelfAttention(x, heads, options);
+        },
+        projected);
+  }
   const Tensor& x = projected.value();
   if (x.dim() != 3 || heads < 1 || x.size(2) % (3 * heads) != 0) {
     ThrowInvalidArgument("SelfAttention: projected is ", x.Describe(), ", of ",
@@ -165,6 +180,10 @@ Variable SelfAttention(const Variable& projected, int64_t heads,
 }
 
 Variable Einsum(absl::string_view equation, const Variable& a) {
+  if (internal::IsAutocasting()) {
+    return internal::ComputeInLow(
+        [equation](const Variable& x) { return Einsum(equation, x); }, a);
+  }
   return Record(kEinsum, Einsum(equation, a.value()), {&a},
                 [equation = std::string(equation),
                  shape = a.shape()](BackwardCall& call) {
@@ -175,6 +194,13 @@ Variable Einsum(absl::string_view equation, const Variable& a) {
 
 Variable Einsum(absl::string_view equation, const Variable& a,
                 const Variable& b) {
+  if (internal::IsAutocasting()) {
+    return internal::ComputeInLow(
+        [equation](const Variable& x, const Variable& y) {
+          return Einsum(equation, x, y);
+        },
+        a, b);
+  }
   return Record(
       kEinsum, Einsum(equation, a.value(), b.value()), {&a, &b},
       [equation = std::string(equation), a = SavedTensor(a),

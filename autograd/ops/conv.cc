@@ -4,6 +4,7 @@
 
 #include "absl/types/span.h"
 #include "weft/autograd/op.h"
+#include "weft/autograd/ops/autocast.h"
 #include "weft/autograd/record.h"
 
 namespace weft {
@@ -65,6 +66,13 @@ void PutGradients(BackwardCall& call, const Tensor& grad, const Tensor& x,
 
 Variable Conv2d(const Variable& x, const Variable& weight, const Variable& bias,
                 const Conv2dOptions& options) {
+  if (internal::IsAutocasting()) {
+    return internal::ComputeInLow(
+        [&options](const Variable& in, const Variable& w, const Variable& b) {
+          return Conv2d(in, w, b, options);
+        },
+        x, weight, bias);
+  }
   return Record(
       kConv2d, Conv2d(x.value(), weight.value(), bias.value(), options),
       {&x, &weight, &bias},

@@ -1,15 +1,20 @@
 #include "weft/autograd/ops/elementwise.h"
 
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "weft/autograd/op.h"
+#include "weft/autograd/ops/autocast.h"
 #include "weft/autograd/record.h"
 #include "weft/tensor/ops/reduce.h"
+#include "weft/tensor/ops/wide.h"
 
 namespace weft {
 namespace {
 
+using internal::Wide;
 using Inputs = absl::Span<const Variable>;
 
 std::vector<OpCase> UnaryCase(Variable (*function)(const Variable&), double low,
@@ -28,14 +33,20 @@ std::vector<OpCase> BinaryCases(Variable (*function)(const Variable&,
 }
 
 // The gradients of an operation on two operands that broadcast: `da` and `db`
-// make them in the result's shape, from (call, a, b).
+// make them in the result's shape, from (grad, a, b), which are in f32 where
+// the operands are f16 or bf16, so that only the sum is rounded.
 template <typename Da, typename Db>
 auto BroadcastBackward(const Variable& a, const Variable& b, Da da, Db db) {
   return [a = SavedTensor(a), b = SavedTensor(b), da, db](BackwardCall& call) {
-    const Tensor grad = call.output();
-    const Tensor &x = a.Get(), &y = b.Get();
-    if (call.needs(0)) call.inputs[0] = SumTo(da(grad, x, y), x.shape());
-    if (call.needs(1)) call.inputs[1] = SumTo(db(grad, x, y), y.shape());
+    const DType dtype = call.outputs[0].dtype();
+    const Tensor grad = Wide(call.output());
+    const Tensor x = Wide(a.Get()), y = Wide(b.Get());
+    if (call.needs(0)) {
+      call.inputs[0] = SumTo(da(grad, x, y), x.shape()).To(dtype);
+    }
+    if (call.needs(1)) {
+      call.inputs[1] = SumTo(db(grad, x, y), y.shape()).To(dtype);
+    }
   };
 }
 
@@ -98,6 +109,14 @@ const Op kWhere(
     {{"same", {{{2, 3}, 0, 1, kBool}, {{2, 3}}, {{2, 3}}}, WhereCase},
      {"broadcast", {{{2, 3}, 0, 1, kBool}, {{3}}, {{2, 1}}}, WhereCase}});
 
+// `y` is x as another dtype.
+Variable RecordCast(const Variable& x, Tensor y) {
+  return Record(kCast, std::move(y), {&x},
+                [from = x.dtype()](BackwardCall& call) {
+                  call.inputs[0] = call.output().To(from);
+                });
+}
+
 // The part of `grad` that goes to `mine`: all, half or none of each element.
 Tensor ShareOfLarger(const Tensor& grad, const Tensor& mine,
                      const Tensor& other) {
@@ -106,19 +125,26 @@ Tensor ShareOfLarger(const Tensor& grad, const Tensor& mine,
   return Mul(grad, Add(wins, Mul(draws, 0.5)));
 }
 
-// An operation on one operand x whose gradient is backward(grad, x).
+// An operation on one operand x whose gradient is backward(grad, x), of f32
+// where they are f16 or bf16.
 template <typename Backward>
 Variable RecordUnary(const Op& op, Tensor y, const Variable& x,
                      Backward backward) {
   return Record(op, std::move(y), {&x},
                 [x = SavedTensor(x), backward](BackwardCall& call) {
-                  call.inputs[0] = backward(call.output(), x.Get());
+                  const Tensor in = x.Get();
+                  call.inputs[0] =
+                      backward(Wide(call.output()), Wide(in)).To(in.dtype());
                 });
 }
 
 }  // namespace
 
 Variable Add(const Variable& a, const Variable& b) {
+  if (internal::IsAutocasting() && a.dtype() != b.dtype()) {
+    return internal::ComputeInWidest(
+        [](const Variable& x, const Variable& y) { return Add(x, y); }, a, b);
+  }
   Tensor sum = Add(a.value(), b.value());
   if (a.shape() == b.shape()) {
     return Record(kAdd, std::move(sum), {&a, &b}, [](BackwardCall& call) {
@@ -135,6 +161,10 @@ Variable Add(const Variable& a, const Variable& b) {
 }
 
 Variable Sub(const Variable& a, const Variable& b) {
+  if (internal::IsAutocasting() && a.dtype() != b.dtype()) {
+    return internal::ComputeInWidest(
+        [](const Variable& x, const Variable& y) { return Sub(x, y); }, a, b);
+  }
   return Record(kSub, Sub(a.value(), b.value()), {&a, &b},
                 [x = a.shape(), y = b.shape()](BackwardCall& call) {
                   const Tensor grad = call.output();
@@ -144,6 +174,10 @@ Variable Sub(const Variable& a, const Variable& b) {
 }
 
 Variable Mul(const Variable& a, const Variable& b) {
+  if (internal::IsAutocasting() && a.dtype() != b.dtype()) {
+    return internal::ComputeInWidest(
+        [](const Variable& x, const Variable& y) { return Mul(x, y); }, a, b);
+  }
   return Record(kMul, Mul(a.value(), b.value()), {&a, &b},
                 BroadcastBackward(
                     a, b,
@@ -156,6 +190,10 @@ Variable Mul(const Variable& a, const Variable& b) {
 }
 
 Variable Div(const Variable& a, const Variable& b) {
+  if (internal::IsAutocasting() && a.dtype() != b.dtype()) {
+    return internal::ComputeInWidest(
+        [](const Variable& x, const Variable& y) { return Div(x, y); }, a, b);
+  }
   return Record(kDiv, Div(a.value(), b.value()), {&a, &b},
                 BroadcastBackward(
                     a, b,
@@ -182,11 +220,40 @@ Variable Mul(const Variable& a, double b) {
 Variable Cast(const Variable& x, DType dtype) {
   Tensor y = x.value().To(dtype);
   if (!IsFloating(dtype)) return Variable(std::move(y));
-  return Record(kCast, std::move(y), {&x},
-                [from = x.dtype()](BackwardCall& call) {
-                  call.inputs[0] = call.output().To(from);
-                });
+  return RecordCast(x, std::move(y));
 }
+
+namespace internal {
+
+Variable Autocast(const Variable& x, DType dtype) {
+  if (!x.defined() || x.dtype() == dtype || !IsCastable(x.dtype())) return x;
+  return RecordCast(x, AutocastScope::Cast(x, dtype));
+}
+
+DType WidestOf(absl::Span<const Variable* const> inputs) {
+  std::optional<DType> widest;
+  for (const Variable* input : inputs) {
+    if (!IsCastable(input->dtype())) continue;
+    const bool is_other = widest.has_value() && *widest != input->dtype();
+    widest = is_other ? DType::kF32 : input->dtype();
+  }
+  return widest.value_or(DType::kF32);
+}
+
+DType WidestOf(absl::Span<const Variable> inputs) {
+  std::vector<const Variable*> all;
+  for (const Variable& input : inputs) all.push_back(&input);
+  return WidestOf(all);
+}
+
+std::vector<Variable> InWidest(absl::Span<const Variable> inputs) {
+  const DType dtype = WidestOf(inputs);
+  std::vector<Variable> cast;
+  for (const Variable& input : inputs) cast.push_back(Autocast(input, dtype));
+  return cast;
+}
+
+}  // namespace internal
 
 Variable Neg(const Variable& x) {
   return Record(kNeg, Neg(x.value()), {&x}, [](BackwardCall& call) {
@@ -195,6 +262,11 @@ Variable Neg(const Variable& x) {
 }
 
 Variable Maximum(const Variable& a, const Variable& b) {
+  if (internal::IsAutocasting() && a.dtype() != b.dtype()) {
+    return internal::ComputeInWidest(
+        [](const Variable& x, const Variable& y) { return Maximum(x, y); }, a,
+        b);
+  }
   return Record(kMaximum, Maximum(a.value(), b.value()), {&a, &b},
                 BroadcastBackward(
                     a, b, ShareOfLarger,
@@ -204,6 +276,11 @@ Variable Maximum(const Variable& a, const Variable& b) {
 }
 
 Variable Minimum(const Variable& a, const Variable& b) {
+  if (internal::IsAutocasting() && a.dtype() != b.dtype()) {
+    return internal::ComputeInWidest(
+        [](const Variable& x, const Variable& y) { return Minimum(x, y); }, a,
+        b);
+  }
   return Record(kMinimum, Minimum(a.value(), b.value()), {&a, &b},
                 BroadcastBackward(
                     a, b,
@@ -216,6 +293,13 @@ Variable Minimum(const Variable& a, const Variable& b) {
 }
 
 Variable Where(const Tensor& condition, const Variable& a, const Variable& b) {
+  if (internal::IsAutocasting() && a.dtype() != b.dtype()) {
+    return internal::ComputeInWidest(
+        [&condition](const Variable& x, const Variable& y) {
+          return Where(condition, x, y);
+        },
+        a, b);
+  }
   return Record(kWhere, Where(condition, a.value(), b.value()), {&a, &b},
                 [condition = SavedTensor(condition), x = a.shape(),
                  y = b.shape()](BackwardCall& call) {
@@ -233,6 +317,10 @@ Variable Where(const Tensor& condition, const Variable& a, const Variable& b) {
 }
 
 Variable Exp(const Variable& x) {
+  if (internal::IsAutocasting() && internal::HasHalf(x)) {
+    return internal::ComputeInF32([](const Variable& in) { return Exp(in); },
+                                  x);
+  }
   const Tensor y = Exp(x.value());
   return Record(kExp, y, {&x}, [y = SavedTensor(y)](BackwardCall& call) {
     call.inputs[0] = Mul(call.output(), y.Get());
@@ -240,6 +328,10 @@ Variable Exp(const Variable& x) {
 }
 
 Variable Log(const Variable& x) {
+  if (internal::IsAutocasting() && internal::HasHalf(x)) {
+    return internal::ComputeInF32([](const Variable& in) { return Log(in); },
+                                  x);
+  }
   return Record(kLog, Log(x.value()), {&x},
                 [x = SavedTensor(x)](BackwardCall& call) {
                   call.inputs[0] = Div(call.output(), x.Get());
@@ -288,6 +380,10 @@ Variable Square(const Variable& x) {
 }
 
 Variable Log1p(const Variable& x) {
+  if (internal::IsAutocasting() && internal::HasHalf(x)) {
+    return internal::ComputeInF32([](const Variable& in) { return Log1p(in); },
+                                  x);
+  }
   return RecordUnary(kLog1p, Log1p(x.value()), x,
                      [](const Tensor& grad, const Tensor& in) {
                        return Div(grad, Add(in, 1));
@@ -295,6 +391,10 @@ Variable Log1p(const Variable& x) {
 }
 
 Variable Softplus(const Variable& x) {
+  if (internal::IsAutocasting() && internal::HasHalf(x)) {
+    return internal::ComputeInF32(
+        [](const Variable& in) { return Softplus(in); }, x);
+  }
   return RecordUnary(kSoftplus, Softplus(x.value()), x,
                      [](const Tensor& grad, const Tensor& in) {
                        return Mul(grad, Sigmoid(in));
@@ -315,6 +415,10 @@ Variable Cos(const Variable& x) {
 }
 
 Variable Pow(const Variable& x, double exponent) {
+  if (internal::IsAutocasting() && internal::HasHalf(x)) {
+    return internal::ComputeInF32(
+        [exponent](const Variable& in) { return Pow(in, exponent); }, x);
+  }
   return RecordUnary(kPow, Pow(x.value(), exponent), x,
                      [exponent](const Tensor& grad, const Tensor& in) {
                        // 0 * x^-1 would be NaN at 0.

@@ -5,6 +5,7 @@
 
 #include "absl/types/span.h"
 #include "weft/autograd/op.h"
+#include "weft/autograd/ops/autocast.h"
 #include "weft/autograd/record.h"
 #include "weft/tensor/ops/index.h"
 
@@ -113,6 +114,13 @@ Variable Gather(const Variable& x, int64_t dim, const Tensor& index) {
 
 Variable ScatterAdd(const Variable& x, int64_t dim, const Tensor& index,
                     const Variable& src) {
+  if (internal::IsAutocasting() && x.dtype() != src.dtype()) {
+    return internal::ComputeInWidest(
+        [&](const Variable& sum, const Variable& addend) {
+          return ScatterAdd(sum, dim, index, addend);
+        },
+        x, src);
+  }
   const Tensor sum = x.value().Clone();
   ScatterAdd_(sum, dim, index, src.value());
   return Record(kScatterAdd, sum, {&x, &src},
@@ -127,6 +135,13 @@ Variable ScatterAdd(const Variable& x, int64_t dim, const Tensor& index,
 
 Variable IndexAdd(const Variable& x, int64_t dim, const Tensor& index,
                   const Variable& src) {
+  if (internal::IsAutocasting() && x.dtype() != src.dtype()) {
+    return internal::ComputeInWidest(
+        [&](const Variable& sum, const Variable& addend) {
+          return IndexAdd(sum, dim, index, addend);
+        },
+        x, src);
+  }
   const Tensor sum = x.value().Clone();
   IndexAdd_(sum, dim, index, src.value());
   return Record(kIndexAdd, sum, {&x, &src},

@@ -5,6 +5,7 @@
 
 #include "absl/types/span.h"
 #include "weft/autograd/op.h"
+#include "weft/autograd/ops/autocast.h"
 #include "weft/autograd/record.h"
 
 namespace weft {
@@ -67,6 +68,10 @@ const Op kHuberLoss("HuberLoss", {{"mean",
 }  // namespace
 
 Variable Softmax(const Variable& x, int64_t dim) {
+  if (internal::IsAutocasting() && internal::HasHalf(x)) {
+    return internal::ComputeInF32(
+        [dim](const Variable& in) { return Softmax(in, dim); }, x);
+  }
   const Tensor y = Softmax(x.value(), dim);
   return Record(kSoftmax, y, {&x},
                 [y = SavedTensor(y), dim](BackwardCall& call) {
@@ -75,6 +80,10 @@ Variable Softmax(const Variable& x, int64_t dim) {
 }
 
 Variable LogSoftmax(const Variable& x, int64_t dim) {
+  if (internal::IsAutocasting() && internal::HasHalf(x)) {
+    return internal::ComputeInF32(
+        [dim](const Variable& in) { return LogSoftmax(in, dim); }, x);
+  }
   const Tensor y = LogSoftmax(x.value(), dim);
   return Record(
       kLogSoftmax, y, {&x}, [y = SavedTensor(y), dim](BackwardCall& call) {
@@ -84,6 +93,11 @@ Variable LogSoftmax(const Variable& x, int64_t dim) {
 
 Variable NllLoss(const Variable& log_probs, const Tensor& targets,
                  Reduction reduction) {
+  if (internal::IsAutocasting() && internal::HasHalf(log_probs)) {
+    return internal::ComputeInF32(
+        [&](const Variable& in) { return NllLoss(in, targets, reduction); },
+        log_probs);
+  }
   return Record(
       kNllLoss, NllLoss(log_probs.value(), targets, reduction), {&log_probs},
       [targets = SavedTensor(targets), shape = log_probs.shape(),
@@ -95,6 +109,11 @@ Variable NllLoss(const Variable& log_probs, const Tensor& targets,
 
 Variable CrossEntropy(const Variable& logits, const Tensor& targets,
                       const CrossEntropyOptions& options) {
+  if (internal::IsAutocasting() && internal::HasHalf(logits)) {
+    return internal::ComputeInF32(
+        [&](const Variable& in) { return CrossEntropy(in, targets, options); },
+        logits);
+  }
   CrossEntropyResult result = CrossEntropy(logits.value(), targets, options);
   return Record(kCrossEntropy, std::move(result.loss), {&logits},
                 [log_probs = SavedTensor(result.log_probs),
@@ -113,6 +132,13 @@ Variable CrossEntropy(const Variable& logits, const Tensor& targets,
 
 Variable BceWithLogits(const Variable& logits, const Tensor& targets,
                        Reduction reduction) {
+  if (internal::IsAutocasting() && internal::HasHalf(logits, targets)) {
+    return internal::ComputeInF32(
+        [reduction](const Variable& in, const Tensor& t) {
+          return BceWithLogits(in, t, reduction);
+        },
+        logits, targets);
+  }
   return Record(kBceWithLogits,
                 BceWithLogits(logits.value(), targets, reduction), {&logits},
                 [logits = SavedTensor(logits), targets = SavedTensor(targets),
@@ -124,6 +150,13 @@ Variable BceWithLogits(const Variable& logits, const Tensor& targets,
 
 Variable MseLoss(const Variable& x, const Tensor& targets,
                  Reduction reduction) {
+  if (internal::IsAutocasting() && internal::HasHalf(x, targets)) {
+    return internal::ComputeInF32(
+        [reduction](const Variable& in, const Tensor& t) {
+          return MseLoss(in, t, reduction);
+        },
+        x, targets);
+  }
   return Record(kMseLoss, MseLoss(x.value(), targets, reduction), {&x},
                 [x = SavedTensor(x), targets = SavedTensor(targets),
                  reduction](BackwardCall& call) {
@@ -134,6 +167,13 @@ Variable MseLoss(const Variable& x, const Tensor& targets,
 
 Variable HuberLoss(const Variable& x, const Tensor& targets, double delta,
                    Reduction reduction) {
+  if (internal::IsAutocasting() && internal::HasHalf(x, targets)) {
+    return internal::ComputeInF32(
+        [=](const Variable& in, const Tensor& t) {
+          return HuberLoss(in, t, delta, reduction);
+        },
+        x, targets);
+  }
   return Record(kHuberLoss, HuberLoss(x.value(), targets, delta, reduction),
                 {&x},
                 [x = SavedTensor(x), targets = SavedTensor(targets), delta,
@@ -145,6 +185,13 @@ Variable HuberLoss(const Variable& x, const Tensor& targets, double delta,
 
 Variable KlDivLoss(const Variable& log_probs, const Tensor& targets,
                    Reduction reduction) {
+  if (internal::IsAutocasting() && internal::HasHalf(log_probs, targets)) {
+    return internal::ComputeInF32(
+        [reduction](const Variable& in, const Tensor& t) {
+          return KlDivLoss(in, t, reduction);
+        },
+        log_probs, targets);
+  }
   return Record(
       kKlDivLoss, KlDivLoss(log_probs.value(), targets, reduction),
       {&log_probs},

@@ -4,6 +4,7 @@
 
 #include "absl/types/span.h"
 #include "weft/autograd/op.h"
+#include "weft/autograd/ops/autocast.h"
 #include "weft/autograd/record.h"
 #include "weft/tensor/ops/reduce.h"
 
@@ -53,6 +54,11 @@ Tensor Transposed(const Tensor& x) { return x.Transpose(-2, -1); }
 }  // namespace
 
 Variable MatMul(const Variable& a, const Variable& b) {
+  if (internal::IsAutocasting()) {
+    return internal::ComputeInLow(
+        [](const Variable& x, const Variable& y) { return MatMul(x, y); }, a,
+        b);
+  }
   return Record(
       kMatMul, MatMul(a.value(), b.value()), {&a, &b},
       [a = SavedTensor(a), b = SavedTensor(b)](BackwardCall& call) {
@@ -69,6 +75,13 @@ Variable MatMul(const Variable& a, const Variable& b) {
 
 Variable Linear(const Variable& x, const Variable& weight,
                 const Variable& bias) {
+  if (internal::IsAutocasting()) {
+    return internal::ComputeInLow(
+        [](const Variable& in, const Variable& w, const Variable& b) {
+          return Linear(in, w, b);
+        },
+        x, weight, bias);
+  }
   return Record(
       kLinear, Linear(x.value(), weight.value(), bias.value()),
       {&x, &weight, &bias},

@@ -5,6 +5,7 @@
 
 #include "absl/types/span.h"
 #include "weft/autograd/op.h"
+#include "weft/autograd/ops/autocast.h"
 #include "weft/autograd/record.h"
 #include "weft/base/error.h"
 #include "weft/tensor/ops/elementwise.h"
@@ -93,7 +94,8 @@ Variable RecordRows(const Op& op, RowNormResult forward, const Variable& x,
 // running += momentum * (now - running).
 void MoveTowards(const Tensor& running, const Tensor& now, double momentum) {
   Mul_(running, 1 - momentum);
-  Axpy_(running, momentum, now);
+  // Moments of f16 and bf16 are f32.
+  Axpy_(running, momentum, now.To(running.dtype()));
 }
 
 ChannelMoments BatchMoments(const Tensor& x) {
@@ -111,6 +113,13 @@ ChannelMoments BatchMoments(const Tensor& x) {
 Variable LayerNorm(const Variable& x, const Shape& normalized,
                    const Variable& weight, const Variable& bias,
                    double epsilon) {
+  if (internal::IsAutocasting() && internal::HasHalf(x, weight, bias)) {
+    return internal::ComputeInF32(
+        [&](const Variable& in, const Variable& w, const Variable& b) {
+          return LayerNorm(in, normalized, w, b, epsilon);
+        },
+        x, weight, bias);
+  }
   return RecordRows(
       kLayerNorm,
       LayerNorm(x.value(), normalized, weight.value(), bias.value(), epsilon),
@@ -119,6 +128,13 @@ Variable LayerNorm(const Variable& x, const Shape& normalized,
 
 Variable RmsNorm(const Variable& x, const Shape& normalized,
                  const Variable& weight, double epsilon) {
+  if (internal::IsAutocasting() && internal::HasHalf(x, weight)) {
+    return internal::ComputeInF32(
+        [&](const Variable& in, const Variable& w) {
+          return RmsNorm(in, normalized, w, epsilon);
+        },
+        x, weight);
+  }
   return RecordRows(kRmsNorm,
                     RmsNorm(x.value(), normalized, weight.value(), epsilon), x,
                     normalized, weight, Variable());
@@ -128,6 +144,13 @@ Variable BatchNorm(const Variable& x, const Variable& weight,
                    const Variable& bias, const Tensor& running_mean,
                    const Tensor& running_variance,
                    const BatchNormOptions& options) {
+  if (internal::IsAutocasting() && internal::HasHalf(x, weight, bias)) {
+    return internal::ComputeInF32(
+        [&](const Variable& in, const Variable& w, const Variable& b) {
+          return BatchNorm(in, w, b, running_mean, running_variance, options);
+        },
+        x, weight, bias);
+  }
   if (running_mean.defined() != running_variance.defined()) {
     ThrowInvalidArgument(
         "BatchNorm: a running mean without a running variance, or the other "

@@ -3,12 +3,15 @@
 #include <utility>
 
 #include "weft/autograd/op.h"
+#include "weft/autograd/ops/autocast.h"
 #include "weft/autograd/record.h"
 #include "weft/tensor/ops/elementwise.h"
+#include "weft/tensor/ops/wide.h"
 
 namespace weft {
 namespace {
 
+using internal::Wide;
 using Inputs = absl::Span<const Variable>;
 
 const Op kSum("Sum", {{"all", {{{2, 3}}}, [](Inputs in) { return Sum(in[0]); }},
@@ -95,15 +98,21 @@ Tensor VarBackward(const Tensor& grad, const Tensor& x, const Shape& dims,
   const Shape kept = KeptShape(x, dims);
   const double count = static_cast<double>(x.numel()) /
                        static_cast<double>(NumElements(kept, "Var"));
-  const Tensor distance = Centered(x, dims).To(x.dtype());
-  return Mul(Mul(distance, grad.Reshape(kept)),
-             2 / (count - static_cast<double>(correction)));
+  const Tensor slope = Wide(grad);
+  const Tensor distance = Centered(x, dims).To(slope.dtype());
+  return Mul(Mul(distance, slope.Reshape(kept)),
+             2 / (count - static_cast<double>(correction)))
+      .To(x.dtype());
 }
 
 }  // namespace
 
 Variable Sum(const Variable& x, absl::Span<const int64_t> dims,
              bool keep_dims) {
+  if (internal::IsAutocasting() && internal::HasHalf(x)) {
+    return internal::ComputeInF32(
+        [&](const Variable& in) { return Sum(in, dims, keep_dims); }, x);
+  }
   return Record(kSum, Sum(x.value(), dims, keep_dims), {&x},
                 [shape = x.shape(),
                  kept = KeptShape(x.value(), dims)](BackwardCall& call) {
@@ -113,6 +122,10 @@ Variable Sum(const Variable& x, absl::Span<const int64_t> dims,
 
 Variable Mean(const Variable& x, absl::Span<const int64_t> dims,
               bool keep_dims) {
+  if (internal::IsAutocasting() && internal::HasHalf(x)) {
+    return internal::ComputeInF32(
+        [&](const Variable& in) { return Mean(in, dims, keep_dims); }, x);
+  }
   Tensor mean = Mean(x.value(), dims, keep_dims);
   const double share = static_cast<double>(mean.numel()) / x.numel();
   return Record(kMean, std::move(mean), {&x},
@@ -135,6 +148,13 @@ Variable Min(const Variable& x, absl::Span<const int64_t> dims,
 
 Variable Var(const Variable& x, absl::Span<const int64_t> dims,
              int64_t correction, bool keep_dims) {
+  if (internal::IsAutocasting() && internal::HasHalf(x)) {
+    return internal::ComputeInF32(
+        [&](const Variable& in) {
+          return Var(in, dims, correction, keep_dims);
+        },
+        x);
+  }
   Tensor variance = Var(x.value(), dims, correction, keep_dims);
   return Record(kVar, std::move(variance), {&x},
                 [x = SavedTensor(x), correction,
@@ -146,13 +166,20 @@ Variable Var(const Variable& x, absl::Span<const int64_t> dims,
 
 Variable Std(const Variable& x, absl::Span<const int64_t> dims,
              int64_t correction, bool keep_dims) {
+  if (internal::IsAutocasting() && internal::HasHalf(x)) {
+    return internal::ComputeInF32(
+        [&](const Variable& in) {
+          return Std(in, dims, correction, keep_dims);
+        },
+        x);
+  }
   const Tensor y = Std(x.value(), dims, correction, keep_dims);
   return Record(
       kStd, y, {&x},
       [x = SavedTensor(x), y = SavedTensor(y), correction,
        dims = Shape(dims.begin(), dims.end())](BackwardCall& call) {
-        const Tensor& deviation = y.Get();
-        const Tensor slope = Div(call.output(), Mul(deviation, 2));
+        const Tensor deviation = Wide(y.Get());
+        const Tensor slope = Div(Wide(call.output()), Mul(deviation, 2));
         const Tensor zero = Tensor::Zeros({}, slope.dtype(), slope.device());
         call.inputs[0] = VarBackward(Where(Equal(deviation, 0), zero, slope),
                                      x.Get(), dims, correction);

@@ -2,6 +2,7 @@
 
 #include "absl/types/span.h"
 #include "weft/autograd/op.h"
+#include "weft/autograd/ops/autocast.h"
 #include "weft/autograd/record.h"
 #include "weft/tensor/ops/index.h"
 
@@ -26,6 +27,10 @@ const Op kTopK("TopK",
 }  // namespace
 
 Variable Cumsum(const Variable& x, int64_t dim) {
+  if (internal::IsAutocasting() && internal::HasHalf(x)) {
+    return internal::ComputeInF32(
+        [dim](const Variable& in) { return Cumsum(in, dim); }, x);
+  }
   return Record(kCumsum, Cumsum(x.value(), dim), {&x},
                 [dim](BackwardCall& call) {
                   call.inputs[0] = CumsumBackward(call.output(), dim);

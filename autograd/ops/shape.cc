@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "weft/autograd/op.h"
+#include "weft/autograd/ops/autocast.h"
 #include "weft/autograd/record.h"
 #include "weft/tensor/ops/index.h"
 #include "weft/tensor/ops/reduce.h"
@@ -137,6 +138,11 @@ Variable Expand(const Variable& x, const Shape& shape) {
 }
 
 Variable Concat(absl::Span<const Variable> parts, int64_t dim) {
+  if (internal::IsAutocasting()) {
+    const std::vector<Variable> cast = internal::InWidest(parts);
+    const AutocastScope off(std::nullopt);
+    return Concat(cast, dim);
+  }
   std::vector<Tensor> values;
   std::vector<const Variable*> inputs;
   std::vector<int64_t> sizes;
@@ -159,6 +165,11 @@ Variable Concat(absl::Span<const Variable> parts, int64_t dim) {
 }
 
 Variable Stack(absl::Span<const Variable> parts, int64_t dim) {
+  if (internal::IsAutocasting()) {
+    const std::vector<Variable> cast = internal::InWidest(parts);
+    const AutocastScope off(std::nullopt);
+    return Stack(cast, dim);
+  }
   std::vector<Tensor> values;
   std::vector<const Variable*> inputs;
   for (const Variable& part : parts) {
