@@ -213,11 +213,23 @@ void Module::Train(bool on) {
   for (const auto& [name, child] : children_) child->Train(on);
 }
 
-void Module::To(Device device) {
+void Module::To(Device device) { Convert(device, std::nullopt); }
+
+void Module::To(Device device, DType dtype) {
+  if (!IsFloating(dtype)) {
+    ThrowInvalidArgument("Module::To: the dtype is ", Name(dtype),
+                         "; wanted f32, f64, f16 or bf16");
+  }
+  Convert(device, dtype);
+}
+
+void Module::Convert(Device device, std::optional<DType> dtype) {
   const std::vector<NamedParameter> all = NamedParameters();
   for (const NamedParameter& named : all) {
     const Leaf* const leaf = named.variable.leaf();
-    if (named.variable.value().device() == device) continue;
+    const bool is_there = named.variable.value().device() == device;
+    const DType own = named.variable.dtype();
+    if (is_there && dtype.value_or(own) == own) continue;
     if (leaf != nullptr && leaf->sink() == nullptr) continue;
     ThrowFailedPrecondition(
         "Module::To: parameter ", named.name, " is ",
@@ -226,18 +238,27 @@ void Module::To(Device device) {
             ? "added as a variable made without a gradient; make that on "
             : "and its gradient is kept by another object, such as a "
               "DistributedDataParallel; make that after the model is on ",
-        Name(device));
+        Name(device), dtype.has_value() ? " as " : "",
+        dtype.has_value() ? Name(*dtype) : "");
   }
   for (const NamedParameter& named : all) {
     Leaf* const leaf = named.variable.leaf();
-    if (leaf != nullptr) leaf->MoveToDevice(device);
+    if (leaf == nullptr) continue;
+    leaf->Convert(device, dtype.value_or(leaf->value().dtype()));
   }
-  MoveBuffers(device);
+  ConvertBuffers(device, dtype);
 }
 
-void Module::MoveBuffers(Device device) {
-  for (OwnBuffer& own : buffers_) *own.tensor = own.tensor->To(device);
-  for (const auto& [name, child] : children_) child->MoveBuffers(device);
+void Module::ConvertBuffers(Device device, std::optional<DType> dtype) {
+  for (OwnBuffer& own : buffers_) {
+    *own.tensor = own.tensor->To(device);
+    if (!dtype.has_value() || !IsFloating(own.tensor->dtype())) continue;
+    const bool is_half = *dtype == DType::kF16 || *dtype == DType::kBF16;
+    *own.tensor = own.tensor->To(is_half ? DType::kF32 : *dtype);
+  }
+  for (const auto& [name, child] : children_) {
+    child->ConvertBuffers(device, dtype);
+  }
 }
 
 void Module::ClearGradients() const {

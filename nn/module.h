@@ -31,6 +31,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,6 +42,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "weft/autograd/variable.h"
+#include "weft/tensor/device.h"
+#include "weft/tensor/dtype.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft::nn {
@@ -138,6 +141,11 @@ class Module {
   // a variable made without a gradient, which must be made on the device. The
   // errors of Tensor::To: what was moved before stays there.
   void To(Device device);
+  // And casts parameters and gradients to `dtype`, one of f32, f64, f16 and
+  // bf16; buffers of real numbers too, but to f32 where that is f16 or bf16,
+  // for they are statistics of many steps. An optimizer of f16 or bf16
+  // parameters keeps them in f32, too.
+  void To(Device device, DType dtype);
 
   // Hooks around each forward pass, in the order in which they were added; they
   // run again where it is computed again (Checkpoint). What a hook throws ends
@@ -190,7 +198,9 @@ class Module {
 
   void Visit(const std::string& prefix, Visitor visit) const;
   void SetRequiresGrad(bool on) const;
-  void MoveBuffers(Device device);
+  // Nothing: each parameter keeps its dtype.
+  void Convert(Device device, std::optional<DType> dtype);
+  void ConvertBuffers(Device device, std::optional<DType> dtype);
   // Under each of their names.
   std::vector<NamedParameter> AllNames() const;
   std::vector<std::string> TiedFaults(const nn::StateDict& state) const;

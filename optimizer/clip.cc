@@ -10,6 +10,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/tensor/ops/elementwise.h"
 #include "weft/tensor/ops/embedding.h"
+#include "weft/tensor/ops/wide.h"
 
 namespace weft::optimizer {
 namespace {
@@ -47,7 +48,8 @@ double GradientNorm(absl::Span<const Gradient> gradients, Norm norm) {
   double squares = 0, largest = 0, magnitudes = 0;
   for (const Gradient& gradient : gradients) {
     if (!gradient.defined()) continue;
-    const Tensor values = ValuesOf(gradient).To(Device::Cpu()).Contiguous();
+    const Tensor values =
+        internal::Wide(ValuesOf(gradient).To(Device::Cpu())).Contiguous();
     VisitFloating(values.dtype(), "GradientNorm", [&](auto type) {
       using T = typename decltype(type)::Type;
       for (const T element : values.span<T>()) {

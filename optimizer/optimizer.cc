@@ -13,7 +13,10 @@
 #include "weft/base/status_macros.h"
 #include "weft/optimizer/kernel_operation.h"
 #include "weft/tensor/on_device.h"
+#include "weft/tensor/ops/elementwise.h"
 #include "weft/tensor/ops/embedding.h"
+#include "weft/tensor/ops/reduce.h"
+#include "weft/tensor/ops/wide.h"
 
 namespace weft::optimizer {
 namespace {
@@ -21,13 +24,14 @@ namespace {
 absl::Status CheckParameter(const Parameter& parameter) {
   const Variable& variable = parameter.variable;
   if (variable.leaf() != nullptr && variable.value().is_contiguous() &&
-      IsDifferentiable(variable.dtype())) {
+      IsFloating(variable.dtype())) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "Optimizer: parameter \"", parameter.name, "\" is ",
       variable.defined() ? variable.value().Describe() : "undefined",
-      "; wanted a contiguous leaf of f32 or f64 made with requires_grad"));
+      "; wanted a contiguous leaf of f32, f64, f16 or bf16 made with "
+      "requires_grad"));
 }
 
 bool IsFrozen(const Parameter& parameter) {
@@ -135,8 +139,9 @@ bool IsAlike(const Tensor& a, const Tensor& b) {
 
 bool IsFinite(const Gradient& gradient) {
   const Tensor values =
-      (gradient.is_sparse() ? gradient.sparse().values : gradient.dense())
-          .To(Device::Cpu())
+      internal::Wide(
+          (gradient.is_sparse() ? gradient.sparse().values : gradient.dense())
+              .To(Device::Cpu()))
           .Contiguous();
   return VisitFloating(values.dtype(), "Optimizer", [&](auto type) {
     using T = typename decltype(type)::Type;
@@ -193,13 +198,16 @@ absl::Status Optimizer::AddGroup(ParameterGroup group) {
     for (Parameter& parameter : group.parameters) {
       ParameterState state;
       const Tensor value = parameter.variable.value();
+      const Tensor wide = internal::Wide(value);
+      if (internal::IsHalf(value)) state.master = wide;
       for (const Slot& slot : made.rule->slots()) {
         state.slots.push_back(Tensor::Full(SlotShape(*made.rule, slot, value),
-                                           slot.initial_value, value.dtype(),
+                                           slot.initial_value, wide.dtype(),
                                            value.device()));
       }
       value.storage()->KeepVersions();
       state.device = value.device();
+      state.dtype = value.dtype();
       state.parameter = std::move(parameter);
       made.states.push_back(std::move(state));
     }
@@ -219,11 +227,12 @@ absl::Status Optimizer::CheckGradient(const Group& group,
         Name(gradient.dtype()), ShapeText(gradient.shape()), " on ",
         Name(gradient.device()), ", the parameter ", value.Describe()));
   }
-  if (state.device != value.device()) {
+  if (state.device != value.device() || state.dtype != value.dtype()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Optimizer: \"", state.parameter.name, "\" is ", value.Describe(),
-        ", and its state was made on ", Name(state.device),
-        "; move the model before it is given to an optimizer"));
+        ", and its state was made on ", Name(state.device), " for ",
+        Name(state.dtype),
+        "; move and cast the model before it is given to an optimizer"));
   }
   if (finite == Finite::kRequired && !IsFinite(gradient)) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -281,6 +290,7 @@ absl::Status Optimizer::Apply(GradientsOf gradients) {
         due.push_back({group.rule, &state, std::move(gradient), is_clipped});
       }
     }
+    for (const Due& update : due) FollowWrites(*update.state);
     for (const Due& update : due) {
       update.state->parameter.variable.value().BeginUpdate();
     }
@@ -289,10 +299,31 @@ absl::Status Optimizer::Apply(GradientsOf gradients) {
   });
 }
 
+// Takes what was written to the parameter since it was updated.
+void Optimizer::FollowWrites(ParameterState& state) {
+  if (!state.master.defined()) return;
+  const Tensor& value = state.parameter.variable.value();
+  if (state.rounded == value.storage().get() &&
+      state.rounded_version == value.version()) {
+    return;
+  }
+  const Tensor differs = NotEqual(state.master.To(value.dtype()), value);
+  if (Sum(differs).item<int64_t>() > 0) state.master.CopyFrom(value);
+}
+
+void Optimizer::RoundMaster(ParameterState& state) {
+  if (!state.master.defined()) return;
+  const Tensor& value = state.parameter.variable.value();
+  value.CopyFrom(state.master);
+  state.rounded = value.storage().get();
+  state.rounded_version = value.version();
+}
+
 void Optimizer::Update(const Due& due) const {
   ParameterState& state = *due.state;
   const Gradient& gradient = due.gradient;
-  const Tensor& value = state.parameter.variable.value();
+  const Tensor value =
+      state.master.defined() ? state.master : state.parameter.variable.value();
   StepContext context;
   context.step = ++state.step;
   context.lr_scale = lr_scale_;
@@ -306,7 +337,8 @@ void Optimizer::Update(const Due& due) const {
     using T = typename decltype(type)::Type;
     if (gradient.is_sparse()) {
       const SparseRows& sparse = gradient.sparse();
-      Enqueue(kernel, value, state.slots, {sparse.indices, sparse.values},
+      Enqueue(kernel, value, state.slots,
+              {sparse.indices, internal::Wide(sparse.values)},
               [rule, context, rows = sparse.rows](
                   const Tensor& weights, const std::vector<Tensor>& slots,
                   const std::vector<Tensor>& parts) {
@@ -316,12 +348,24 @@ void Optimizer::Update(const Due& due) const {
       return;
     }
     Enqueue(
-        kernel, value, state.slots, {gradient.dense().Contiguous()},
+        kernel, value, state.slots,
+        {internal::Wide(gradient.dense()).Contiguous()},
         [rule, context](const Tensor& weights, const std::vector<Tensor>& slots,
                         const std::vector<Tensor>& parts) {
           ApplyDense<T>(*rule, context, weights, slots, parts[0]);
         });
   });
+  RoundMaster(state);
+}
+
+std::vector<Parameter> Optimizer::Parameters() const {
+  std::vector<Parameter> all;
+  for (const Group& group : groups_) {
+    for (const ParameterState& state : group.states) {
+      all.push_back(state.parameter);
+    }
+  }
+  return all;
 }
 
 void Optimizer::ZeroGrad() {
@@ -362,6 +406,7 @@ absl::btree_map<std::string, Tensor> Optimizer::StateDict() const {
     for (const ParameterState& state : group.states) {
       const std::string& name = state.parameter.name;
       dict[name + "/step"] = Tensor::Scalar<int64_t>(state.step);
+      if (state.master.defined()) dict[name + "/master"] = state.master.Clone();
       for (size_t i = 0; i < state.slots.size(); ++i) {
         dict[absl::StrCat(name, "/", group.rule->slots()[i].name)] =
             state.slots[i].Clone();
@@ -403,6 +448,10 @@ absl::Status Optimizer::LoadStateDict(
       for (ParameterState& mine : group.states) {
         const std::string& name = mine.parameter.name;
         mine.step = state.at(name + "/step").item<int64_t>();
+        if (mine.master.defined()) {
+          mine.master.CopyFrom(state.at(name + "/master"));
+          mine.rounded = nullptr;
+        }
         for (size_t i = 0; i < mine.slots.size(); ++i) {
           mine.slots[i].CopyFrom(
               state.at(absl::StrCat(name, "/", group.rule->slots()[i].name)));

@@ -34,6 +34,11 @@
 //   ...                                   // the others are ready too
 //   WEFT_RETURN_IF_ERROR(optimizer->Apply(gradients));
 //
+// Of a parameter of f16 or bf16 the optimizer has the master weights, in f32 as
+// all its state: they are updated, and the parameter is what they round to. A
+// value that is written to the parameter from elsewhere, as LoadStateDict of a
+// module does, becomes the master's, unless it is what the master rounds to.
+//
 // State lies on the device of its parameter, and updates run there, on the
 // current stream of the thread: move a model (nn::Module::To) before it is
 // given to an optimizer.
@@ -79,9 +84,9 @@ enum class Finite { kAny, kRequired };
 class Optimizer {
  public:
   // kInvalidArgument for options as MakeRule, for a parameter that is no
-  // contiguous leaf of f32 or f64 made with requires_grad (one that was made
-  // without is frozen for good: nn::Module::TrainedParameters has none), and
-  // for a name or a leaf that is there twice, in any group.
+  // contiguous leaf of f32, f64, f16 or bf16 made with requires_grad (one that
+  // was made without is frozen for good: nn::Module::TrainedParameters has
+  // none), and for a name or a leaf that is there twice, in any group.
   static absl::StatusOr<std::unique_ptr<Optimizer>> Create(
       std::vector<ParameterGroup> groups);
 
@@ -96,8 +101,8 @@ class Optimizer {
   // dtype or device, has a row outside of it, is sparse where the group does
   // not allow that, or has an infinite or NaN element where that is not allowed
   // (on a device this waits for the gradient, and so does a sparse one); also
-  // if the parameter was moved to another device than its state. Changes
-  // nothing.
+  // if the parameter was moved to another device than its state, or cast to
+  // another dtype. Changes nothing.
   absl::Status Check(GradientsOf gradients, Finite finite = Finite::kAny) const;
 
   // Updates each parameter that has a gradient in `gradients`, which are not
@@ -106,6 +111,9 @@ class Optimizer {
 
   // Makes all gradients undefined.
   void ZeroGrad();
+
+  // Of all groups, in their order.
+  std::vector<Parameter> Parameters() const;
 
   int groups() const { return static_cast<int>(groups_.size()); }
   double learning_rate(int group) const;
@@ -119,8 +127,9 @@ class Optimizer {
   double learning_rate_scale() const { return lr_scale_; }
 
   // Per parameter "<name>/step" i64 [] and "<name>/<slot>" of the parameter's
-  // dtype and shape, or [rows] for a slot of one value for a row: clones, to be
-  // kept in a checkpoint.
+  // dtype and shape (of f16 and bf16 f32, and "<name>/master" the master), or
+  // [rows] for a slot of one value for a row: clones, to be kept in a
+  // checkpoint.
   absl::btree_map<std::string, Tensor> StateDict() const;
 
   // Replaces the state. kInvalidArgument, with nothing changed, names what is
@@ -131,8 +140,14 @@ class Optimizer {
   struct ParameterState {
     Parameter parameter;
     std::vector<Tensor> slots;  // in the order of the rule's
+    Tensor master;              // f32; undefined if the parameter is f32 or f64
+    // Which version of which storage of the parameter is what `master` rounds
+    // to; null: unknown.
+    const Storage* rounded = nullptr;
+    uint64_t rounded_version = 0;
     int64_t step = 0;
-    Device device;  // of the slots
+    Device device;              // of the slots
+    DType dtype = DType::kF32;  // of the parameter, when it was given
   };
   struct Group {
     // Shared with updates that a device has not run yet.
@@ -157,6 +172,8 @@ class Optimizer {
                                     const Gradient& gradient, Finite finite);
   absl::Status CheckNew(const ParameterGroup& group) const;
   void Update(const Due& due) const;
+  static void FollowWrites(ParameterState& state);
+  static void RoundMaster(ParameterState& state);
 
   std::vector<Group> groups_;
   double lr_scale_ = 1;
