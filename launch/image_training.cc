@@ -6,12 +6,14 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "weft/autograd/autocast.h"
 #include "weft/autograd/grad_mode.h"
 #include "weft/autograd/ops/loss.h"
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/file_system.h"
 #include "weft/input/data_loader.h"
 #include "weft/input/sharded_sampler.h"
+#include "weft/optimizer/grad_scaler.h"
 #include "weft/optimizer/optimizer.h"
 #include "weft/optimizer/rules/rule_spec.h"
 #include "weft/tensor/ops/reduce.h"
@@ -60,6 +62,12 @@ ImageModel MakeModel(const ImageData& data, const ImageTrainingOptions& options,
                      Generator& generator) {
   return ImageModel(data.train->height(), data.train->width(), options.classes,
                     generator);
+}
+
+Variable LossOf(ImageModel& model, const Tensor& images, const Tensor& labels,
+                const ImageTrainingOptions& options) {
+  const AutocastScope scope(options.precision);
+  return CrossEntropy(model.Forward(Variable(images)), labels);
 }
 
 }  // namespace
@@ -114,6 +122,15 @@ absl::StatusOr<ps::v1::WireValues::Dtype> DtypeNamed(absl::string_view name) {
       absl::StrCat("'", name, "'; allowed are f32, f16, bf16 and int8"));
 }
 
+absl::StatusOr<std::optional<DType>> PrecisionNamed(absl::string_view name) {
+  if (name == Name(DType::kF32)) return std::optional<DType>();
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    if (name == Name(dtype)) return std::optional<DType>(dtype);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", name, "'; allowed are f32, f16 and bf16"));
+}
+
 train::Settings SettingsOf(const ImageTrainingOptions& options,
                            const ImageData& data) {
   train::Settings settings;
@@ -140,6 +157,9 @@ train::Settings SettingsOf(const ImageTrainingOptions& options,
   if (options.virtual_shards != 0) {
     settings.fixed["--virtual-shards"] = absl::StrCat(options.virtual_shards);
   }
+  // Its state is in the checkpoint.
+  settings.fixed["--precision"] =
+      std::string(Name(options.precision.value_or(DType::kF32)));
   if (options.strategy == "ddp") return settings;  // rank 0 alone saves
   // Any trainer may get the duty to save.
   const auto or_none = [](const std::string& value) {
@@ -167,7 +187,7 @@ absl::StatusOr<train::Result> TrainWithServers(
   task.rule = optimizer::ToSpec(options.rule, options.clip);
   task.wire = options.wire;
   task.loss = [&](const input::Example& batch) {
-    return CrossEntropy(model.Forward(Variable(batch[0])), batch[1]);
+    return LossOf(model, batch[0], batch[1], options);
   };
   task.score = [&]() -> absl::StatusOr<double> {
     const int64_t size = data.test->size();
@@ -216,6 +236,11 @@ absl::StatusOr<train::Result> TrainTogether(int rank, int ranks,
   DataParallelTraining::Parts parts;
   parts.model = &model;
   parts.optimizer = optimizer.get();
+  std::unique_ptr<optimizer::GradScaler> scaler;
+  if (options.precision == DType::kF16) {
+    WEFT_ASSIGN_OR_RETURN(scaler, optimizer::GradScaler::Create({}));
+    parts.scaler = scaler.get();
+  }
   std::unique_ptr<input::DataLoader> loader;
   if (options.virtual_shards != 0) {
     parts.virtual_shards = options.virtual_shards;
@@ -243,8 +268,8 @@ absl::StatusOr<train::Result> TrainTogether(int rank, int ranks,
     if (!batch.has_value()) break;
     const Tensor images = (*batch)[0].To(options.device);
     const Tensor labels = (*batch)[1].To(options.device);
-    const Variable loss = CrossEntropy(model.Forward(Variable(images)), labels);
-    WEFT_RETURN_IF_ERROR(training->Step(loss));
+    WEFT_RETURN_IF_ERROR(
+        training->Step(LossOf(model, images, labels, options)));
   }
   return training->Finish();
 }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -18,6 +19,7 @@
 #include "weft/proto/ps.pb.h"
 #include "weft/telemetry/telemetry.h"
 #include "weft/tensor/device.h"
+#include "weft/tensor/dtype.h"
 #include "weft/train/options.h"
 #include "weft/train/run.h"
 #include "weft/train/settings.h"
@@ -37,7 +39,11 @@ struct ImageTrainingOptions : train::Options {
   optimizer::RuleOptions rule = optimizer::AdamOptions{2e-3};
   optimizer::ClipOptions clip;
   ps::v1::WireValues wire;  // with servers
-  uint64_t seed = 1;        // of first parameters and of the data's order
+  // In which the forward pass computes (AutocastScope), f16 or bf16; nothing:
+  // f32. Parameters, gradients and the test are in f32. f16, which skips steps
+  // (optimizer::GradScaler), is for ddp.
+  std::optional<DType> precision;
+  uint64_t seed = 1;  // of first parameters and of the data's order
   // Where the model is trained, with ddp; its context, which may be owned here,
   // outlives the training.
   Device device;
@@ -61,6 +67,10 @@ absl::StatusOr<int64_t> CountRight(ImageModel& model,
 std::string DtypeName(ps::v1::WireValues::Dtype dtype);
 // kInvalidArgument names those that there are.
 absl::StatusOr<ps::v1::WireValues::Dtype> DtypeNamed(absl::string_view name);
+
+// "f32", "f16" or "bf16", as --precision has them: kInvalidArgument names those
+// that there are.
+absl::StatusOr<std::optional<DType>> PrecisionNamed(absl::string_view name);
 
 // For train::Options::settings. Others than the fixed ones may change when a
 // job goes on from a checkpoint: --lr, --clip-value, --clip-norm, --batch-size,

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -217,6 +218,91 @@ TEST_F(ImageTrainingTest, WithoutServersDevicesHaveTheBitsOfTheCpu) {
       }
     }
   }
+}
+
+// The mean loss of each step of `ranks` trainers without servers.
+std::vector<double> LossesOf(int ranks, const ImageTrainingOptions& options,
+                             const ImageData& data) {
+  collectives::LocalWorld world(ranks);
+  std::vector<double> losses;
+  const auto statuses = testing::RunRanks(ranks, [&](int rank) {
+    ImageTrainingOptions own = options;
+    if (rank == 0) {
+      own.on_loss = [&](int64_t, double loss) { losses.push_back(loss); };
+    }
+    own.settings = SettingsOf(own, data);
+    const auto group = collectives::ProcessGroup::Create(world.Connect(rank));
+    return TrainTogether(*group, telemetry::Silent(), data, own).status();
+  });
+  EXPECT_THAT(statuses, Each(IsOk()));
+  return losses;
+}
+
+double MeanOfLast(const std::vector<double>& losses, size_t n) {
+  EXPECT_GE(losses.size(), n);
+  double sum = 0;
+  for (size_t i = losses.size() - n; i < losses.size(); ++i) sum += losses[i];
+  return sum / static_cast<double>(n);
+}
+
+// f16 may skip steps at the start.
+TEST_F(ImageTrainingTest, LowPrecisionLearnsAsF32Does) {
+  const ImageData data = LoadImageData(options_).value();
+  options_.strategy = "ddp";
+  options_.epochs = 12;
+  for (const int virtual_shards : {0, 2}) {
+    options_.virtual_shards = virtual_shards;
+    options_.precision = std::nullopt;
+    const std::vector<double> f32 = LossesOf(2, options_, data);
+    EXPECT_LT(MeanOfLast(f32, 4), 0.7 * f32.front());
+    for (const DType precision : {DType::kF16, DType::kBF16}) {
+      options_.precision = precision;
+      const std::vector<double> low = LossesOf(2, options_, data);
+      ASSERT_THAT(low, SizeIs(f32.size()));
+      EXPECT_NEAR(MeanOfLast(low, 4), MeanOfLast(f32, 4), 0.1 * f32.front())
+          << Name(precision) << ", virtual shards: " << virtual_shards;
+    }
+  }
+}
+
+TEST_F(ImageTrainingTest, LowPrecisionLearnsWithServers) {
+  options_.epochs = 6;
+  const Run f32 = Train(2);
+  options_.precision = DType::kBF16;
+  const Run low = Train(2);
+  EXPECT_THAT(low.statuses.at("trainer0"), IsOk());
+  EXPECT_NEAR(MeanOfLast(low.losses, 4), MeanOfLast(f32.losses, 4),
+              0.1 * f32.losses.front());
+}
+
+// The scale, too, goes on where it was.
+TEST_F(ImageTrainingTest, ResumedRunInF16HasTheLossesOfOneNotInterrupted) {
+  const ImageData data = LoadImageData(options_).value();
+  options_.strategy = "ddp";
+  options_.precision = DType::kF16;
+  const std::vector<double> whole = LossesOf(2, options_, data);
+  options_.checkpoint_dir = dir_.Path("saved");
+  options_.epochs = 1;
+  const std::vector<double> first = LossesOf(2, options_, data);
+  options_.epochs = 2;
+  options_.resume = true;
+  const std::vector<double> second = LossesOf(2, options_, data);
+  std::vector<double> both = first;
+  both.insert(both.end(), second.begin(), second.end());
+  EXPECT_EQ(both, whole);
+  const auto directory =
+      checkpoint::CheckpointDirectory::Open({options_.checkpoint_dir});
+  const auto saved = (*directory)->LoadLatest();
+  ASSERT_THAT(saved, IsOk());
+  EXPECT_EQ(saved->tensors.count("optimizer/grad_scaler/scale"), 1u);
+  // Another precision is another training.
+  options_.precision = DType::kBF16;
+  options_.settings = SettingsOf(options_, data);
+  collectives::LocalWorld world(1);
+  const auto group = collectives::ProcessGroup::Create(world.Connect(0));
+  EXPECT_THAT(TrainTogether(*group, telemetry::Silent(), data, options_),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "--precision is f16 there and bf16 now"));
 }
 
 TEST_F(ImageTrainingTest, DataSetSmallerThanTheTrainersIsTrainedOn) {

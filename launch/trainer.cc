@@ -100,6 +100,16 @@ absl::Status CheckDevice(const weft::worker::Options& worker,
                    "servers a model is trained in memory of the CPU"));
 }
 
+absl::Status CheckPrecision(const ImageTrainingOptions& training) {
+  if (training.precision != weft::DType::kF16 || training.strategy == kDdp) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "--precision=f16: wanted --strategy=ddp, where all trainers skip a step "
+      "whose gradients are not finite; servers apply each push. With "
+      "parameter servers take --precision=bf16");
+}
+
 absl::Status CheckOptions(const weft::worker::Options& worker,
                           const ImageTrainingOptions& training) {
   const std::string& strategy = training.strategy;
@@ -140,6 +150,7 @@ absl::Status CheckOptions(const weft::worker::Options& worker,
         "--batch-size=", training.batch_size, ": wanted at least 1"));
   }
   WEFT_RETURN_IF_ERROR(CheckRule(training));
+  WEFT_RETURN_IF_ERROR(CheckPrecision(training));
   return CheckDevice(worker, training);
 }
 
@@ -196,6 +207,20 @@ void AddRuleFlags(weft::worker::Flags& flags, ImageTrainingOptions& training,
             "parameter; 0: any");
 }
 
+void AddPrecisionFlag(weft::worker::Flags& flags,
+                      ImageTrainingOptions& training) {
+  flags.AddWith(
+      "precision",
+      [&training](const std::string& name) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(training.precision,
+                              weft::launch::PrecisionNamed(name));
+        return absl::OkStatus();
+      },
+      "f32",
+      "f32, bf16 or f16: in which the forward pass computes; parameters and "
+      "their gradients stay in f32. f16 needs --strategy=ddp");
+}
+
 void AddWireFlags(weft::worker::Flags& flags, ImageTrainingOptions& training) {
   flags.AddWith(
       "push-dtype",
@@ -243,6 +268,7 @@ absl::Status ParseFlags(int argc, char** argv, weft::worker::Options& options,
   double lr = weft::optimizer::LearningRate(training.rule);
   AddRuleFlags(flags, training, &lr);
   AddWireFlags(flags, training);
+  AddPrecisionFlag(flags, training);
   int loss_every = 100;
   flags.Add("loss-every", &loss_every,
             "with --json, the loss of every so many steps; 0: of none");

@@ -178,6 +178,8 @@ TEST_F(TrainerProgramTest, ValuesOutOfRangeAreUsageErrors) {
       {{"--replicas=2"}, "--replicas=2 wants at least 2 servers, found"},
       {{"--loss-every=-1"}, "--loss-every=-1: wanted a number of at least 0"},
       {{"--keep-as=A B", "--checkpoint-dir=c"}, "at most 63 of [a-z0-9-]"},
+      {{"--precision=f8"}, "'f8'; allowed are f32, f16 and bf16"},
+      {{"--precision=f16"}, "--precision=f16: wanted --strategy=ddp"},
       {{"--device=cuda"}, "--device=cuda: wanted --strategy=ddp; with"},
       {{"--device=tpu"}, "device \"tpu\": wanted cpu, cuda"},
       {{"--epochs=many"}, "--epochs=many: wanted an integer"},

@@ -25,6 +25,7 @@ namespace {
 // In a checkpoint: before the names of the optimizer's state, and in its
 // metadata.
 constexpr char kOptimizer[] = "optimizer/";
+constexpr char kScaler[] = "grad_scaler/";  // within the optimizer's
 constexpr char kGenerator[] = "generator_position";
 // In its settings.
 constexpr char kVirtualShards[] = "--virtual-shards";
@@ -245,7 +246,7 @@ absl::StatusOr<std::string> DataParallelTraining::RestoreNewest() {
     }
   }
   WEFT_RETURN_IF_ERROR(parts_.model->LoadStateDict(model));
-  WEFT_RETURN_IF_ERROR(parts_.optimizer->LoadStateDict(optimizer));
+  WEFT_RETURN_IF_ERROR(LoadUpdateState(optimizer));
   checkpoint_ = path;
   WEFT_LOG(logger_, Info, "resuming").With("checkpoint", loaded->name);
   const auto drawn = metadata.find(kGenerator);
@@ -254,11 +255,36 @@ absl::StatusOr<std::string> DataParallelTraining::RestoreNewest() {
 }
 
 absl::Status DataParallelTraining::GiveOptimizerToAll(int root) {
-  auto state = parts_.optimizer->StateDict();
+  auto state = UpdateState();
   for (const auto& [name, tensor] : state) {
     WEFT_RETURN_IF_ERROR(group_->Broadcast(tensor, root));
   }
-  return parts_.optimizer->LoadStateDict(state);
+  return LoadUpdateState(state);
+}
+
+absl::btree_map<std::string, Tensor> DataParallelTraining::UpdateState() const {
+  absl::btree_map<std::string, Tensor> state = parts_.optimizer->StateDict();
+  if (parts_.scaler == nullptr) return state;
+  for (const auto& [name, tensor] : parts_.scaler->StateDict()) {
+    state[absl::StrCat(kScaler, name)] = tensor;
+  }
+  return state;
+}
+
+absl::Status DataParallelTraining::LoadUpdateState(
+    const absl::btree_map<std::string, Tensor>& state) {
+  if (parts_.scaler == nullptr) return parts_.optimizer->LoadStateDict(state);
+  absl::btree_map<std::string, Tensor> optimizer, scaler;
+  for (const auto& [name, tensor] : state) {
+    absl::string_view key = name;
+    if (absl::ConsumePrefix(&key, kScaler)) {
+      scaler[std::string(key)] = tensor;
+    } else {
+      optimizer[name] = tensor;
+    }
+  }
+  WEFT_RETURN_IF_ERROR(parts_.optimizer->LoadStateDict(optimizer));
+  return parts_.scaler->LoadStateDict(scaler);
 }
 
 absl::StatusOr<StepPosition> DataParallelTraining::GoOnFrom(
@@ -357,9 +383,13 @@ absl::Status DataParallelTraining::Backward(const Variable& loss) {
     const auto phase = metrics_.Begin(StepPhase::kBackward);
     // Before the pass, which may free what it does not need any more.
     const Tensor value = loss.value();
-    loss.Backward();
+    if (parts_.scaler == nullptr) {
+      loss.Backward();
+    } else {
+      parts_.scaler->Scale(loss).Backward();
+    }
     loss_ += value.dtype() == DType::kF64 ? value.item<double>()
-                                          : value.item<float>();
+                                          : value.To(DType::kF32).item<float>();
     ++passes_;
     return absl::OkStatus();
   });
@@ -405,7 +435,12 @@ absl::Status DataParallelTraining::Update() {
 absl::Status DataParallelTraining::TakeStep() {
   {
     const auto phase = metrics_.Begin(StepPhase::kOptimizer);
-    WEFT_RETURN_IF_ERROR(parts_.optimizer->Step());
+    if (parts_.scaler == nullptr) {
+      WEFT_RETURN_IF_ERROR(parts_.optimizer->Step());
+    } else {
+      WEFT_RETURN_IF_ERROR(parts_.scaler->Step(*parts_.optimizer).status());
+      WEFT_RETURN_IF_ERROR(parts_.scaler->Update());
+    }
     parts_.optimizer->ZeroGrad();
   }
   passes_ = 0;
@@ -479,7 +514,7 @@ absl::Status DataParallelTraining::SaveOnce(std::optional<double> score,
   for (const auto& [name, tensor] : parts_.model->StateDict()) {
     tensors[name] = tensor;
   }
-  for (const auto& [name, tensor] : parts_.optimizer->StateDict()) {
+  for (const auto& [name, tensor] : UpdateState()) {
     tensors[absl::StrCat(kOptimizer, name)] = tensor;
   }
   WEFT_ASSIGN_OR_RETURN(const std::string name,

@@ -59,6 +59,7 @@
 #include "weft/ddp/virtual_shards.h"
 #include "weft/input/data_loader.h"
 #include "weft/nn/module.h"
+#include "weft/optimizer/grad_scaler.h"
 #include "weft/optimizer/optimizer.h"
 #include "weft/telemetry/logger.h"
 #include "weft/telemetry/progress.h"
@@ -79,6 +80,11 @@ class DataParallelTraining {
   struct Parts {
     nn::Module* model = nullptr;
     optimizer::Optimizer* optimizer = nullptr;  // of the model's parameters
+    // Scales the loss, and skips steps whose gradients are not finite, on all
+    // ranks alike; its state is saved with the optimizer's. A skipped step
+    // counts as a step of the training. Null: none; wanted where the loss is
+    // computed under an AutocastScope of f16.
+    optimizer::GradScaler* scaler = nullptr;
     // Loads this rank's shard: its ShardedSampler has group.rank() of
     // group.size(). Null with virtual_shards.
     input::DataLoader* loader = nullptr;
@@ -183,7 +189,7 @@ class DataParallelTraining {
   // Its parts, for what belongs between them: clipped gradients, or several
   // passes for a step (all but the last in a ddp::NoSyncScope).
   //
-  // Adds the gradients of `loss`, one element of f32 or f64, and averages them
+  // Adds the gradients of `loss`, one real number, and averages them
   // over the ranks. What the pass throws becomes its status.
   absl::Status Backward(const Variable& loss);
   // Tells all ranks the mean of the losses since the step before, updates the
@@ -301,6 +307,10 @@ class DataParallelTraining {
   absl::StatusOr<std::string> RestoreNewest();
   absl::Status CheckNewest(checkpoint::CheckpointDirectory& directory) const;
   absl::Status GiveOptimizerToAll(int root);
+  // The optimizer's state, and the scaler's under names of its own.
+  absl::btree_map<std::string, Tensor> UpdateState() const;
+  absl::Status LoadUpdateState(
+      const absl::btree_map<std::string, Tensor>& state);
   absl::StatusOr<StepPosition> GoOnFrom(const std::string& place);
   // Goes to the next epoch, or to the end.
   absl::Status EndEpoch();

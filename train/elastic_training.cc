@@ -165,7 +165,7 @@ std::string DataParallelTraining::Description() const {
   for (const auto& [name, tensor] : parts_.model->StateDict()) {
     absl::StrAppend(&text, name, " of the model is ", tensor.Describe(), "\n");
   }
-  for (const auto& [name, tensor] : parts_.optimizer->StateDict()) {
+  for (const auto& [name, tensor] : UpdateState()) {
     absl::StrAppend(&text, name, " of the optimizer is ", tensor.Describe(),
                     "\n");
   }
@@ -225,7 +225,7 @@ std::string DataParallelTraining::StateHashes() const {
   for (const nn::NamedBuffer& buffer : parts_.model->NamedBuffers()) {
     add("buffer", buffer.name, buffer.tensor);
   }
-  for (const auto& [name, tensor] : parts_.optimizer->StateDict()) {
+  for (const auto& [name, tensor] : UpdateState()) {
     add("optimizer state", name, tensor);
   }
   return text;

@@ -162,7 +162,7 @@ DataParallelTraining::Done DataParallelTraining::Do(
   for (const nn::NamedBuffer& buffer : parts_.model->NamedBuffers()) {
     kept_->model.emplace_back(buffer.tensor, buffer.tensor.Clone());
   }
-  kept_->optimizer = parts_.optimizer->StateDict();
+  kept_->optimizer = UpdateState();
   return std::nullopt;
 }
 
@@ -176,7 +176,7 @@ DataParallelTraining::Done DataParallelTraining::Do(
 DataParallelTraining::Done DataParallelTraining::Do(
     const StepCommit::RestoreState&) {
   for (const auto& [tensor, copy] : kept_->model) tensor.CopyFrom(copy);
-  WEFT_RETURN_IF_ERROR(parts_.optimizer->LoadStateDict(kept_->optimizer));
+  WEFT_RETURN_IF_ERROR(LoadUpdateState(kept_->optimizer));
   kept_.reset();
   return std::nullopt;
 }
