@@ -7,6 +7,7 @@
 #include "weft/base/error.h"
 #include "weft/tensor/on_device.h"
 #include "weft/tensor/ops/fold.h"
+#include "weft/tensor/ops/optional_operand.h"
 #include "weft/tensor/ops/product.h"
 #include "weft/tensor/ops/softmax_row.h"
 #include "weft/tensor/ops/wide.h"
@@ -22,6 +23,7 @@ using internal::IsHalf;
 using internal::Matrix;
 using internal::Multiply;
 using internal::OnDevice;
+using internal::Or;
 using internal::Product;
 using internal::Wide;
 
@@ -34,12 +36,6 @@ struct Scores {
   double scale;
   bool is_causal;
 };
-
-// What stands among the arguments of OnDevice for a tensor that is not given:
-// another, which the operation is told not to touch.
-const Tensor& Or(const Tensor& tensor, const Tensor& other) {
-  return tensor.defined() ? tensor : other;
-}
 
 // How many of `keys` the query of row `i` sees.
 int64_t VisibleKeys(int64_t i, int64_t keys, bool is_causal) {

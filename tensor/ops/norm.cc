@@ -10,6 +10,7 @@
 #include "weft/tensor/ops/elementwise.h"
 #include "weft/tensor/ops/elementwise_loop.h"
 #include "weft/tensor/ops/fold.h"
+#include "weft/tensor/ops/optional_operand.h"
 #include "weft/tensor/ops/reduce.h"
 #include "weft/tensor/ops/scalar_math.h"
 #include "weft/tensor/ops/wide.h"
@@ -20,17 +21,14 @@ namespace weft {
 namespace {
 
 using internal::CheckSameDevice;
+using internal::ContiguousOrNone;
+using internal::DataIf;
 using internal::IsHalf;
 using internal::OnDevice;
+using internal::Or;
 using internal::Rounded;
 using internal::SumTerms;
 using internal::Wide;
-
-// What stands among the arguments of OnDevice for a tensor that is not given:
-// another, which the operation is told not to touch.
-const Tensor& Or(const Tensor& tensor, const Tensor& other) {
-  return tensor.defined() ? tensor : other;
-}
 
 // ------------------------------------------------------------------ by row
 
@@ -79,15 +77,6 @@ void CheckGrad(const Tensor& grad, const Tensor& x, const char* where) {
 NormGradients RoundedTo(DType dtype, const NormGradients& wide) {
   return {Rounded(wide.x, dtype), Rounded(wide.weight, dtype),
           Rounded(wide.bias, dtype)};
-}
-
-template <typename T>
-T* DataIf(bool is_given, const Tensor& x) {
-  return is_given ? x.data<T>() : nullptr;
-}
-
-Tensor ContiguousOrNone(const Tensor& x) {
-  return x.defined() ? x.Contiguous() : x;
 }
 
 template <typename T>
