@@ -9,6 +9,7 @@
 #include <system_error>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "weft/net/edge/descriptor.h"
 
@@ -31,20 +32,23 @@ absl::Status CheckDescriptors(int wanted) {
 }
 
 int64_t FreeDescriptors() {
+  constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
   rlimit limit = {};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
-    return std::numeric_limits<int64_t>::max();
-  }
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return kUnknown;
+  const auto most =
+      static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, kUnknown));
   std::error_code error;
-  // It has one itself.
-  int64_t open = -1;
+  int64_t open = -1;  // the directory has one itself
   for (std::filesystem::directory_iterator each("/proc/self/fd", error), end;
        !error && each != end; each.increment(error)) {
-    ++open;
+    // Those beyond a limit that was lowered take no place below it.
+    int64_t number = 0;
+    if (absl::SimpleAtoi(each->path().filename().string(), &number) &&
+        number < most) {
+      ++open;
+    }
   }
-  const auto most = static_cast<int64_t>(
-      std::min(limit.rlim_cur,
-               static_cast<rlim_t>(std::numeric_limits<int64_t>::max())));
+  if (error == std::errc::too_many_files_open) return 0;
   return error ? most : std::max<int64_t>(0, most - open);
 }
 
