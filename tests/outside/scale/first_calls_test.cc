@@ -198,7 +198,7 @@ TEST_F(FirstCalls, FillAPageOrTheRingToTheByte) {
 // "A connection for which nothing is left uses its stream", as does one beyond
 // --shared-memories (docs/shared_memory.md): calls do not notice.
 TEST_F(FirstCalls, WithoutMemoryForAllConnectionsUseTheirStreams) {
-  constexpr int kTrainers = 8;
+  constexpr int kTrainers = 6;
   for (const int memories : {0, 1, 3}) {
     WEFT_ASSERT_OK_AND_ASSIGN(
         const auto workers,
