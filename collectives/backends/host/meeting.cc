@@ -243,10 +243,10 @@ absl::StatusOr<std::string> Attempt::AwaitFromAll(const std::string& key) {
   WEFT_RETURN_IF_ERROR(CheckWait());
   if (!absl::IsDeadlineExceeded(value.status())) {
     // Who is missing was not found out.
-    return Reworded(value.status(),
-                    absl::StrCat("group ", options_.name, ": rank ",
-                                 options_.rank, " waited for the others: ",
-                                 value.status().message()));
+    return Reworded(
+        value.status(),
+        absl::StrCat("group ", options_.name, ": rank ", options_.rank,
+                     " waited for the others: ", value.status().message()));
   }
   std::vector<int> missing;
   for (int r = 0; r < options_.size; ++r) {
@@ -425,12 +425,11 @@ absl::StatusOr<memory::Segment> Attempt::Follow(int leader) {
 absl::StatusOr<std::vector<std::string>> Attempt::AwaitAgreements() {
   const auto not_told = [&](int rank, const absl::Status& why) {
     return Reworded(
-        why, absl::StrCat("group ", options_.name, ": rank ", rank,
-                          absl::IsDeadlineExceeded(why)
-                              ? " has not told in time"
-                              : " was to tell",
-                          " which ranks share a host's memory: ",
-                          why.message()));
+        why,
+        absl::StrCat("group ", options_.name, ": rank ", rank,
+                     absl::IsDeadlineExceeded(why) ? " has not told in time"
+                                                   : " was to tell",
+                     " which ranks share a host's memory: ", why.message()));
   };
   if (options_.rank != 0) {
     const absl::StatusOr<std::string> packed =
