@@ -88,6 +88,9 @@ TEST(CalledOperations, RanksThatAreBehindAreDescribed) {
   EXPECT_EQ(called.DescribeRanksBefore(21, 0),
             "rank 1 has not called it and last called barrier; rank 2 has not "
             "called it and has called nothing yet");
+  EXPECT_EQ(called.DescribeRanksBefore(21, 0, {"a", "trainer1", "c", "d"}),
+            "rank 1 (trainer1) has not called it and last called barrier; rank "
+            "2 (c) has not called it and has called nothing yet");
 }
 
 TEST(CalledOperations, HoweverFarARankIsBehindItsCallsAreCompared) {
