@@ -105,7 +105,10 @@ TEST_P(ProcessGroupConformance, DifferentOperationsAreReportedOnAllRanks) {
        }},
   };
   int number = 0;
-  for (const auto& [one, other] : cases) {
+  for (const auto& programs : cases) {
+    // No structured binding: a lambda may not capture it.
+    const auto& one = programs.first;
+    const auto& other = programs.second;
     SCOPED_TRACE(absl::StrCat("case ", number++));
     const auto statuses = Run(3, [&](ProcessGroup& group) -> absl::Status {
       WEFT_RETURN_IF_ERROR(group.Barrier());
