@@ -3,6 +3,7 @@
 #ifndef WEFT_WEFT_H_
 #define WEFT_WEFT_H_
 
+#include "weft/autograd/autocast.h"
 #include "weft/autograd/checkpoint.h"
 #include "weft/autograd/grad_mode.h"
 #include "weft/autograd/ops/conv.h"
@@ -38,6 +39,7 @@
 #include "weft/nn/norm.h"
 #include "weft/optimizer/clip.h"
 #include "weft/optimizer/distributed_optimizer.h"
+#include "weft/optimizer/grad_scaler.h"
 #include "weft/optimizer/optimizer.h"
 #include "weft/optimizer/schedule.h"
 #include "weft/ps/client.h"
