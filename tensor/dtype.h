@@ -1,9 +1,10 @@
 // DType: what the elements of a tensor are.
 //
-// f32, f64, i64 and u8 are the dtypes of arithmetic. f16, bf16, i32 and i8 are
-// for storage and transfer: such tensors are made, viewed, copied, cast, chosen
-// from (Gather, IndexSelect, Where), joined, sent and saved; To(DType::kF32)
-// gives one to compute with.
+// f32, f64, i64 and u8 are the dtypes of arithmetic; f16 and bf16 compute by
+// way of f32 (weft/tensor/ops/wide.h). i32 and i8 are for storage and transfer:
+// such tensors are made, viewed, copied, cast, chosen from (Gather,
+// IndexSelect, Where), joined, sent and saved; To(DType::kF32) gives one to
+// compute with.
 
 #ifndef WEFT_TENSOR_DTYPE_H_
 #define WEFT_TENSOR_DTYPE_H_
@@ -83,7 +84,7 @@ constexpr bool IsFloating(DType dtype) {
          dtype == DType::kBF16;
 }
 
-// Whether real arithmetic, and so gradients, are computed in it: f32, f64.
+// Whether real arithmetic is done in it, not by way of f32: f32, f64.
 constexpr bool IsDifferentiable(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kF64;
 }

@@ -1,4 +1,4 @@
-// Float16, BFloat16: 16-bit floating numbers, for storage and transfer.
+// Float16, BFloat16: 16-bit floating numbers.
 //
 // They hold bits and convert to and from float; arithmetic happens in float.
 // Conversion to 16 bits rounds to the nearest, ties to even. A number too large

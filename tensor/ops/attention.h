@@ -1,5 +1,5 @@
-// Attention: softmax(q k^T * scale) v for many heads, and its gradients. f32
-// and f64.
+// Attention: softmax(q k^T * scale) v for many heads, and its gradients. f32,
+// f64, f16 and bf16; of the last two the weights are f32.
 //
 // Operands may be views, such as a head's part of each row: where the elements
 // of a row lie side by side they are read and written as they lie.

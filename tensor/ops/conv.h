@@ -1,5 +1,6 @@
 // Two-dimensional convolution (cross-correlation, as in all deep learning) and
-// its gradients. f32 by oneDNN, f64 by im2col and MatMul.
+// its gradients. f32 by oneDNN, f64 by im2col and MatMul, f16 and bf16 by way
+// of f32.
 //
 // x [n, channels, h, w], weight [filters, channels, kh, kw] ->
 // [n, filters, oh, ow] with oh = (h + 2 * padding - dilation * (kh - 1) - 1) /

@@ -7,7 +7,8 @@
 //
 // Each letter names one dimension; a letter that the result has not is summed
 // over. After "->" each letter stands once. Neither a letter twice in one
-// operand (a diagonal) nor "..." is supported. f32 and f64.
+// operand (a diagonal) nor "..." is supported. f32, f64, f16
+// and bf16.
 //
 // Two operands become one batched MatMul. Throws weft::Error, INVALID_ARGUMENT,
 // for an equation that is not of this form or does not fit the operands, and

@@ -2,9 +2,10 @@
 //
 // Operands of one dtype; shapes broadcast (aligned at the last dimension, a
 // size of 1 stretches). A number beside a tensor counts as an element of its
-// dtype, which must be able to hold it. Results are new and contiguous, except
-// of the functions whose names end in `_`, which write into their first
-// argument and bump its version; their other arguments broadcast to its shape.
+// dtype, of f16 and bf16 of f32, which must be able to hold it. Results are new
+// and contiguous, except of the functions whose names end in `_`, which write
+// into their first argument and bump its version; their other arguments
+// broadcast to its shape.
 //
 // Throws weft::Error, INVALID_ARGUMENT, for shapes or dtypes that do not fit
 // and for tensors of two devices.
@@ -17,8 +18,8 @@
 
 namespace weft {
 
-// Numbers (f32, f64, i64, u8; integers wrap). Integer Div truncates, and throws
-// for a divisor of 0: of a device, it waits for the divisors.
+// Numbers (f32, f64, f16, bf16, i64, u8; integers wrap). Integer Div truncates,
+// and throws for a divisor of 0: of a device, it waits for the divisors.
 Tensor Add(const Tensor& a, const Tensor& b);
 Tensor Sub(const Tensor& a, const Tensor& b);
 Tensor Mul(const Tensor& a, const Tensor& b);
@@ -55,7 +56,7 @@ Tensor Relu(const Tensor& x);
 Tensor Clamp(const Tensor& x, double low, double high);
 inline Tensor operator-(const Tensor& x) { return Neg(x); }
 
-// f32 and f64.
+// f32, f64, f16 and bf16.
 Tensor Exp(const Tensor& x);
 Tensor Log(const Tensor& x);
 Tensor Log1p(const Tensor& x);
@@ -81,7 +82,7 @@ Tensor Gelu(const Tensor& x, GeluKind kind = GeluKind::kExact);
 Tensor SiluBackward(const Tensor& grad, const Tensor& x);
 Tensor GeluBackward(const Tensor& grad, const Tensor& x, GeluKind kind);
 
-// dL/dx from `grad`, dL/dy of the same shape, in one pass. f32 and f64. Of
+// dL/dx from `grad`, dL/dy of the same shape, in one pass. As Exp. Of
 // relu, sigmoid and tanh from the result y.
 Tensor ReluBackward(const Tensor& grad, const Tensor& y);
 Tensor SigmoidBackward(const Tensor& grad, const Tensor& y);

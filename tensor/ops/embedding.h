@@ -1,5 +1,5 @@
 // Embedding lookups, sums of them by bag, and their gradients, which are
-// sparse: rows and where they belong. f32 and f64.
+// sparse: rows and where they belong. f32, f64, f16 and bf16.
 //
 // Throws weft::Error, INVALID_ARGUMENT, for shapes, dtypes, indices or offsets
 // that do not fit and for tensors of two devices. Indices and offsets of a

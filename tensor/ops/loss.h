@@ -1,5 +1,5 @@
 // Softmax and the kernels of losses: each in one pass, without overflow.
-// f32 and f64.
+// f32, f64, f16 and bf16.
 //
 // Throws weft::Error, INVALID_ARGUMENT, for shapes, dtypes or devices that do
 // not fit, and for a target that is no class; on a device, such a target is
@@ -47,7 +47,8 @@ struct CrossEntropyOptions {
 // [...]. [...] for kNone, else [].
 struct CrossEntropyResult {
   Tensor loss;
-  Tensor log_probs;  // [..., classes], for the gradient.
+  // [..., classes], for the gradient; f32 if the logits are f16 or bf16.
+  Tensor log_probs;
 };
 CrossEntropyResult CrossEntropy(const Tensor& logits, const Tensor& targets,
                                 const CrossEntropyOptions& options);

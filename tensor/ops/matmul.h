@@ -1,7 +1,8 @@
-// Matrix products. f32 and f64.
+// Matrix products. f32, f64, f16 and bf16.
 //
 // Operands may be transposed views: they are read as they lie, without a copy.
-// f32 runs on oneDNN where it is larger than a call is dear.
+// f32 runs on oneDNN where it is larger than a call is dear, and bf16 where the
+// CPU multiplies it; other bf16 and f16 by way of f32.
 //
 // Throws weft::Error, INVALID_ARGUMENT, for shapes, dtypes or devices that do
 // not fit.

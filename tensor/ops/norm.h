@@ -1,4 +1,5 @@
-// Normalisation: layer, root mean square and batch. f32 and f64.
+// Normalisation: layer, root mean square and batch. f32, f64, f16 and bf16, of
+// which means, variances and inverses are f32.
 //
 // Each forward returns what its backward needs. `weight` and `bias` may be
 // undefined: 1 and 0.

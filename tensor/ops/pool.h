@@ -1,4 +1,4 @@
-// Two-dimensional pooling and its gradients. f32 and f64.
+// Two-dimensional pooling and its gradients. f32, f64, f16 and bf16.
 //
 // x [n, channels, h, w] -> [n, channels, oh, ow] with oh = (h + 2 * padding -
 // kernel) / stride + 1, rounded down, and ow likewise.

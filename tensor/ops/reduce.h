@@ -18,20 +18,21 @@
 
 namespace weft {
 
-// f32, f64, i64 in their dtype; u8 and bool as i64. The sum of nothing is 0.
+// f32, f64, i64 in their dtype; f16 and bf16 in f32, rounded once; u8 and bool
+// as i64. The sum of nothing is 0.
 Tensor Sum(const Tensor& x, absl::Span<const int64_t> dims = {},
            bool keep_dims = false);
 
-// f32, f64. The mean of nothing is NaN.
+// Real numbers, as Sum. The mean of nothing is NaN.
 Tensor Mean(const Tensor& x, absl::Span<const int64_t> dims = {},
             bool keep_dims = false);
 
-// x - Mean(x, dims) for x of f32 or f64: [as x] in f64. The mean is exact to
+// x - Mean(x, dims) for x of real numbers: [as x] in f64. The mean is exact to
 // rounding of the distances, not of x: they are right where it is far above
 // them, and exactly 0 where all elements are equal.
 Tensor Centered(const Tensor& x, absl::Span<const int64_t> dims = {});
 
-// f32, f64: the mean square distance from the mean, as sum / (count -
+// Real numbers: the mean square distance from the mean, as sum / (count -
 // correction): 1 for that of a sample, 0 for that of the population. NaN if
 // count <= correction. Std is its root. Computed in f64: right to one rounding
 // of f32 however far the mean is above the deviation, and exactly 0 if all
@@ -62,10 +63,10 @@ Tensor SumTo(const Tensor& x, const Shape& shape);
 Tensor ExtremumBackward(const Tensor& grad, const Tensor& x, const Tensor& y,
                         absl::Span<const int64_t> dims = {});
 
-// f32, f64: no NaN and no infinity. Of a device: waits, as To.
+// Real numbers: no NaN and no infinity. Of a device: waits, as To.
 bool AllFinite(const Tensor& x);
 
-// sum of x * x, in f64. f32, f64. Of a device: waits, as To.
+// sum of x * x, in f64. Real numbers. Of a device: waits, as To.
 double SquaredNorm(const Tensor& x);
 
 }  // namespace weft
