@@ -239,14 +239,16 @@ Future<ShardReply> TableShard::AnswerNow(const v1::Request& request,
   }
   ShardReply now;
   if (request.pull()) {
-    absl::StatusOr<ShardReply> read = Read(pull_keys, reply.version());
-    if (!read.ok()) return MakeReady<ShardReply>(read.status());
-    now.values = std::move(read->values);
-    metrics_.Pulled(BytesOf(pull_keys) + BytesOf(now.values));
+    now = Pulled(pull_keys, Read(pull_keys, reply.version()));
     if (!is_sync()) metrics_.PulledAt(request.client(), reply.version());
   }
   now.reply = std::move(reply);
   return MakeReady<ShardReply>(std::move(now));
+}
+
+ShardReply TableShard::Pulled(const Tensor& keys, ShardReply read) {
+  metrics_.Pulled(BytesOf(keys) + BytesOf(read.values));
+  return read;
 }
 
 std::vector<PushSpan> TableShard::SpansOf(const Part& part) const {
@@ -301,11 +303,15 @@ absl::Status TableShard::PushNow(const v1::Request& request, const Part& part,
   return absl::OkStatus();
 }
 
-absl::StatusOr<ShardReply> TableShard::Read(const Tensor& keys,
-                                            int64_t version) const {
+ShardReply TableShard::Read(const Tensor& keys, int64_t version) const {
+  return ReplyOf(keys, ReadFloats(keys), version);
+}
+
+ShardReply TableShard::ReplyOf(const Tensor& keys, Tensor floats,
+                               int64_t version) const {
   ShardReply result;
   result.reply.set_version(version);
-  result.values = ReadFloats(keys);
+  result.values = std::move(floats);
   const WireDtype dtype = spec().wire().pull();
   if (dtype == v1::WireValues::F32) return result;
   const std::vector<uint64_t> slices = SlicesOf(dense_.groups);

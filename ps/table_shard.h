@@ -36,6 +36,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -161,6 +162,15 @@ class TableShard {
     ByteBudget::Hold hold;
   };
 
+  // What came of closing rounds.
+  struct Closed {
+    int64_t version = 0;
+    std::vector<Parked> released;
+    // Dense: what a pull of that version gets, f32; undefined if no round has
+    // closed, or nobody is known to wait for it.
+    Tensor values;
+  };
+
   TableShard(std::unique_ptr<TableLayout> layout, int server, int servers,
              std::shared_ptr<ByteBudget> budget,
              std::shared_ptr<ByteBudget> memory);
@@ -192,6 +202,8 @@ class TableShard {
   Future<ShardReply> AnswerNow(const v1::Request& request,
                                const Tensor& pull_keys, v1::Reply reply)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // The answer to a pull, which it counts.
+  ShardReply Pulled(const Tensor& keys, ShardReply read);
   absl::Status PushNow(const v1::Request& request, const Part& part,
                        double lr_scale, v1::Reply& reply)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -210,12 +222,17 @@ class TableShard {
   void HoldRounds() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { ++round_holds_; }
   void ResumeRounds() ABSL_LOCKS_EXCLUDED(mu_);
   // Applies the rounds that may close and takes out the pulls that they
-  // release.
-  std::vector<Parked> CloseRounds() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void ApplyRound(const std::vector<Part>& parts, double lr_scale)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Answer(std::vector<Parked> released) ABSL_LOCKS_EXCLUDED(mu_);
-  absl::StatusOr<ShardReply> Read(const Tensor& keys, int64_t version) const;
+  // release. `is_pulled`: whoever closes them pulls too.
+  Closed CloseRounds(bool is_pulled) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // `values`: Closed::values, or null.
+  void ApplyRound(const std::vector<Part>& parts, double lr_scale,
+                  float* values) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Answers what was released. Returns what whoever has closed the rounds gets
+  // of a dense table, or nothing.
+  std::optional<ShardReply> Answer(Closed closed) ABSL_LOCKS_EXCLUDED(mu_);
+  ShardReply Read(const Tensor& keys, int64_t version) const;
+  // The answer with these rows, as pulls of the table travel.
+  ShardReply ReplyOf(const Tensor& keys, Tensor floats, int64_t version) const;
   Tensor ReadFloats(const Tensor& keys) const;
   std::vector<PushSpan> SpansOf(const Part& part) const;
   int64_t VersionLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <iterator>
-#include <map>
 #include <optional>
 #include <utility>
 
@@ -23,7 +22,7 @@ Future<ShardReply> TableShard::HandleInRound(const v1::Request& request,
                                              Part part, const Tensor& pull_keys,
                                              Instant deadline) {
   int64_t wanted = request.round();
-  std::vector<Parked> released;
+  Closed closed;
   std::optional<Future<ShardReply>> parked;
   {
     MutexLock lock(mu_);
@@ -32,7 +31,7 @@ Future<ShardReply> TableShard::HandleInRound(const v1::Request& request,
     if (request.push()) {
       const absl::Status given = GivePart(request, std::move(part));
       if (!given.ok()) return MakeReady<ShardReply>(given);
-      released = CloseRounds();
+      closed = CloseRounds(request.pull());
       ++wanted;
     }
     if (request.pull() && gate_.open() < wanted) {
@@ -42,8 +41,11 @@ Future<ShardReply> TableShard::HandleInRound(const v1::Request& request,
                           : MakeReady<ShardReply>(waits.status());
     }
   }
-  Answer(std::move(released));
+  std::optional<ShardReply> own = Answer(std::move(closed));
   if (parked.has_value()) return *std::move(parked);
+  if (own.has_value() && request.pull()) {
+    return MakeReady<ShardReply>(Pulled(pull_keys, *std::move(own)));
+  }
   return AnswerNow(request, pull_keys, v1::Reply());
 }
 
@@ -132,70 +134,88 @@ absl::Status TableShard::GivePart(const v1::Request& request, Part part) {
   return absl::InternalError("unreachable");
 }
 
-std::vector<TableShard::Parked> TableShard::CloseRounds() {
-  if (round_holds_ > 0) return {};  // ResumeRounds() does it
+TableShard::Closed TableShard::CloseRounds(bool is_pulled) {
+  Closed closed;
+  if (round_holds_ > 0) return closed;  // ResumeRounds() does it
+  const bool is_read = layout_->is_dense() && (is_pulled || !parked_.empty());
   for (;;) {
     const int64_t round = gate_.open();
     const std::vector<Part> parts = gate_.Close();
     if (parts.empty()) break;
-    ApplyRound(parts, rates_.At(round));
+    if (is_read && !closed.values.defined()) {
+      closed.values = Tensor::Empty({dense_.elements});
+    }
+    ApplyRound(parts, rates_.At(round),
+               is_read ? closed.values.data<float>() : nullptr);
     rates_.Trim(gate_.open());
   }
-  std::vector<Parked> released;
+  closed.version = gate_.open();
   const auto still_parked = std::partition(
       parked_.begin(), parked_.end(),
       [this](const Parked& p)
           ABSL_NO_THREAD_SAFETY_ANALYSIS { return p.version > gate_.open(); });
-  std::move(still_parked, parked_.end(), std::back_inserter(released));
+  std::move(still_parked, parked_.end(), std::back_inserter(closed.released));
   parked_.erase(still_parked, parked_.end());
-  return released;
+  return closed;
 }
 
 void TableShard::ResumeRounds() {
-  std::vector<Parked> released;
+  Closed closed;
   {
     MutexLock lock(mu_);
     --round_holds_;
-    released = CloseRounds();
+    closed = CloseRounds(/*is_pulled=*/false);
   }
-  Answer(std::move(released));
+  (void)Answer(std::move(closed));
 }
 
-void TableShard::ApplyRound(const std::vector<Part>& parts, double lr_scale) {
-  std::map<uint32_t, std::vector<PushSpan>> by_partition;
-  for (const Part& part : parts) {
-    const std::vector<PushSpan> spans = SpansOf(part);
-    for (size_t i = 0; i < spans.size(); ++i) {
-      by_partition[part.spans[i].partition].push_back(spans[i]);
-    }
-  }
+void TableShard::ApplyRound(const std::vector<Part>& parts, double lr_scale,
+                            float* values) {
   const float scale = spec().reduction() == v1::TableSpec::MEAN
                           ? 1.0f / static_cast<float>(parts.size())
                           : 1.0f;
-  for (const auto& [partition, spans] : by_partition) {
-    partitions_[partition]->ApplySum(spans, scale, lr_scale);
+  std::vector<std::vector<PushSpan>> spans;  // of each part
+  for (const Part& part : parts) spans.push_back(SpansOf(part));
+  std::vector<size_t> next(parts.size(), 0);
+  std::vector<PushSpan> together;  // of one partition
+  // The spans of a part are in the order in which the partitions come here.
+  const auto apply = [&](size_t p) {
+    together.clear();
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (next[i] == spans[i].size()) continue;
+      if (parts[i].spans[next[i]].partition != p) continue;
+      together.push_back(spans[i][next[i]++]);
+    }
+    Partition& partition = *partitions_[p];
+    if (values != nullptr) {
+      values = together.empty() ? partition.Read(DenseGroup(p)->slices, values)
+                                : partition.ApplySumAndRead(together, scale,
+                                                            lr_scale, values);
+    } else if (!together.empty() || layout_->limits().any()) {
+      // Of a bounded table this was a round without keys for the others.
+      partition.ApplySum(together, scale, lr_scale);
+    }
+  };
+  if (layout_->is_dense()) {
+    for (const DensePart::Group& group : dense_.groups) apply(group.partition);
+    return;
   }
-  if (!layout_->limits().any()) return;
-  // For the others this was a round without keys.
   for (size_t p = 0; p < partitions_.size(); ++p) {
-    if (partitions_[p] == nullptr || by_partition.count(p) != 0) continue;
-    partitions_[p]->ApplySum({}, scale, lr_scale);
+    if (partitions_[p] != nullptr) apply(p);
   }
 }
 
-void TableShard::Answer(std::vector<Parked> released) {
-  int64_t version = 0;
-  {
-    MutexLock lock(mu_);
-    version = VersionLocked();
+std::optional<ShardReply> TableShard::Answer(Closed closed) {
+  std::optional<ShardReply> of_all;
+  if (closed.values.defined()) {
+    of_all = ReplyOf(Tensor(), std::move(closed.values), closed.version);
   }
-  for (Parked& parked : released) {
-    absl::StatusOr<ShardReply> read = Read(parked.keys, version);
-    if (read.ok()) {
-      metrics_.Pulled(BytesOf(parked.keys) + BytesOf(read->values));
-    }
-    parked.promise.Set(std::move(read));
+  for (Parked& parked : closed.released) {
+    ShardReply reply =
+        of_all.has_value() ? *of_all : Read(parked.keys, closed.version);
+    parked.promise.Set(Pulled(parked.keys, std::move(reply)));
   }
+  return of_all;
 }
 
 std::string TableShard::MissingParts() const {
@@ -216,13 +236,13 @@ std::string TableShard::MissingParts() const {
 }
 
 void TableShard::DeclareDead(int rank) {
-  std::vector<Parked> released;
+  Closed closed;
   {
     MutexLock lock(mu_);
     gate_.DeclareDead(rank);
-    released = CloseRounds();
+    closed = CloseRounds(/*is_pulled=*/false);
   }
-  Answer(std::move(released));
+  (void)Answer(std::move(closed));
 }
 
 void TableShard::Admit(int rank) {

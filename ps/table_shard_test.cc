@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
@@ -180,6 +181,79 @@ TEST(TableShard, ASynchronousSumHasTheSameBitsInAnyOrderOfArrival) {
     if (bits.empty()) bits = read->values.ToVector<float>();
     EXPECT_EQ(read->values.ToVector<float>(), bits);
   }
+}
+
+// Of all that wait for it, also where pulls travel in another dtype, and where
+// a part has not all partitions.
+TEST(TableShard, ADenseRoundIsReadOnceForAllThatWaitForIt) {
+  constexpr int64_t kElements = 5000;  // five slices
+  for (const auto dtype : {v1::WireValues::F32, v1::WireValues::F16}) {
+    v1::TableSpec spec = Spec(v1::TableSpec::DENSE, v1::TableSpec::SYNC);
+    spec.set_elements(kElements);
+    spec.set_shards(3);
+    spec.set_reduction(v1::TableSpec::SUM);
+    spec.mutable_wire()->set_pull(dtype);
+    const auto shard = *TableShard::Create(spec, 0, 1);
+    ASSERT_THAT(shard->Initialize(Tensor::Full({kElements}, 9.0f)), IsOk());
+    std::vector<Worker> workers;
+    for (int rank = 0; rank < 3; ++rank)
+      workers.emplace_back(shard.get(), rank);
+    for (int64_t round = 0; round < 2; ++round) {
+      const std::vector<float> gradient(kElements, 0.5f);
+      std::vector<Future<ShardReply>> replies;
+      for (Worker& worker : workers) {
+        replies.push_back(worker.Dense(round, gradient));
+      }
+      for (const auto& reply : replies) {
+        ASSERT_THAT(Now(reply), IsOk());
+        EXPECT_EQ(Now(reply)->reply.version(), round + 1);
+        EXPECT_EQ(Now(reply)->values.raw(), Now(replies[0])->values.raw());
+      }
+      v1::Request pull;
+      pull.set_pull(true);
+      const auto later = Now(shard->Handle(pull, Tensor(), Tensor(), Tensor(),
+                                           Instant::Infinite()));
+      ASSERT_THAT(later, IsOk());
+      EXPECT_NE(later->values.raw(), Now(replies[0])->values.raw());
+      const size_t bytes = later->values.bytes();
+      ASSERT_EQ(Now(replies[0])->values.bytes(), static_cast<int64_t>(bytes));
+      EXPECT_EQ(std::memcmp(later->values.raw(), Now(replies[0])->values.raw(),
+                            bytes),
+                0);
+      if (dtype == v1::WireValues::F32) {
+        EXPECT_THAT(later->values.ToVector<float>(),
+                    Each(9.0f - 1.5f * static_cast<float>(round + 1)));
+      }
+    }
+  }
+}
+
+TEST(TableShard, ARoundWithoutSomePartitionsIsReadWhole) {
+  constexpr int64_t kElements = 5000;
+  v1::TableSpec spec = Spec(v1::TableSpec::DENSE, v1::TableSpec::SYNC);
+  spec.set_elements(kElements);
+  spec.set_shards(1);
+  const auto shard = *TableShard::Create(spec, 0, 1);
+  ASSERT_THAT(shard->Initialize(Tensor::Ones({kElements})), IsOk());
+  const auto layout = *TableLayout::Create(spec);
+  const std::vector<DensePart> cut =
+      CutDense(*layout, Placement("t", kPartitions, 1));
+  ASSERT_THAT(cut[0].groups, SizeIs(5));
+  v1::Request request;
+  request.set_client(100);
+  request.set_push(true);
+  request.set_pull(true);
+  const DensePart::Group& second = cut[0].groups[1];
+  request.add_partitions(second.partition);
+  request.add_rows(second.slices.size());
+  const auto reply = Now(shard->Handle(request, Tensor(),
+                                       Tensor::Full({second.elements}, 3.0f),
+                                       Tensor(), Instant::Infinite()));
+  ASSERT_THAT(reply, IsOk());
+  std::vector<float> wanted(kElements, 1.0f);
+  std::fill_n(wanted.begin() + cut[0].groups[0].elements, second.elements,
+              -2.0f);
+  EXPECT_EQ(reply->values.ToVector<float>(), wanted);
 }
 
 TEST(TableShard, RoundDoesNotWaitForADeadWorker) {

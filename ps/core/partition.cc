@@ -36,6 +36,27 @@ std::vector<RowStore::Row> SortedByKey(const RowStore& rows) {
   return order;
 }
 
+// Dense spans of one partition have one list of slices, if all are whole.
+bool HaveSameKeys(absl::Span<const PushSpan> spans) {
+  return !spans.empty() &&
+         std::all_of(spans.begin(), spans.end(), [&](const PushSpan& span) {
+           return span.keys == spans[0].keys;
+         });
+}
+
+// To `sum` that of the spans' floats [at, at + length), times `scale`: with the
+// bits of SumSpans.
+void SumRows(absl::Span<const PushSpan> spans, int64_t at, int64_t length,
+             float scale, float* __restrict sum) {
+  std::copy_n(spans[0].values + at, length, sum);
+  for (const PushSpan& span : spans.subspan(1)) {
+    const float* __restrict const row = span.values + at;
+    for (int64_t i = 0; i < length; ++i) sum[i] += row[i];
+  }
+  if (scale == 1.0f) return;
+  for (int64_t i = 0; i < length; ++i) sum[i] *= scale;
+}
+
 }  // namespace
 
 absl::Status CheckImage(const TableLayout& layout, const Placement& placement,
@@ -214,9 +235,48 @@ void Partition::ApplySum(absl::Span<const PushSpan> spans, float scale,
   if (spans.size() == 1 && scale == 1.0f) {
     return Learn(spans[0].keys, spans[0].values, lr_scale);
   }
+  if (is_dense_ && HaveSameKeys(spans)) {
+    (void)UpdateSlices(spans, scale, lr_scale, nullptr);
+    return;
+  }
   SpanSum sum = SumSpans(layout_, spans, scale);
   if (life_.has_value()) sum = InMessageOrder(layout_, std::move(sum));
   Learn(sum.keys, sum.values.data(), lr_scale);
+}
+
+float* Partition::ApplySumAndRead(absl::Span<const PushSpan> spans, float scale,
+                                  double lr_scale, float* out) {
+  WEFT_CHECK(is_dense_ && HaveSameKeys(spans));
+  MutexLock lock(mu_);
+  return UpdateSlices(spans, scale, lr_scale, out);
+}
+
+float* Partition::UpdateSlices(absl::Span<const PushSpan> spans, float scale,
+                               double lr_scale, float* out) {
+  const bool is_sum = spans.size() > 1 || scale != 1.0f;
+  std::vector<float> sum(is_sum ? dim_ : 0);
+  int64_t at = 0;  // in the values of each span
+  for (absl::Span<const uint64_t> keys = spans[0].keys; !keys.empty();) {
+    const size_t n = std::min(keys.size(), RowStore::kMostKeys);
+    const absl::Span<const Row> rows = rows_.FindOrAddAll(
+        keys.first(n),
+        [this](uint64_t key, Row row)
+            ABSL_NO_THREAD_SAFETY_ANALYSIS { Initialize(key, row); });
+    for (size_t i = 0; i < n; ++i) {
+      const int64_t length = layout_.RowLength(keys[i]);
+      const float* gradient = spans[0].values + at;
+      if (is_sum) {
+        SumRows(spans, at, length, scale, sum.data());
+        gradient = sum.data();
+      }
+      UpdateOne(rows[i], gradient, lr_scale);
+      if (out != nullptr) out = CopyRow(rows_.floats(rows[i]), length, out);
+      at += length;
+    }
+    keys.remove_prefix(n);
+  }
+  Account();
+  return out;
 }
 
 void Partition::Learn(absl::Span<const uint64_t> keys, const float* gradients,

@@ -124,6 +124,12 @@ class Partition {
   void ApplySum(absl::Span<const PushSpan> spans, float scale,
                 double lr_scale = 1) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // The same, and then Read() of the keys of the first span: row after row,
+  // while it is in the first-level cache. REQUIRES: the table is dense, there
+  // is a span, and all have the same keys.
+  float* ApplySumAndRead(absl::Span<const PushSpan> spans, float scale,
+                         double lr_scale, float* out) ABSL_LOCKS_EXCLUDED(mu_);
+
   // Whether that push is in what Read returns.
   bool Applied(uint64_t client, uint64_t sequence) const
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -170,6 +176,11 @@ class Partition {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void LetGo() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Account() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // ApplySum of spans that have the same slices. `out`: as of ApplySumAndRead,
+  // or null.
+  float* UpdateSlices(absl::Span<const PushSpan> spans, float scale,
+                      double lr_scale, float* out)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // One step of the rule on each row; their gradients lie one after another.
   void Update(absl::Span<const uint64_t> keys, const float* gradients,
               double lr_scale) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -232,6 +232,58 @@ TEST(Partition, RowsOfOnePushHaveTheBitsOfRowsPushedAlone) {
   }
 }
 
+// A dense table of which one partition has three slices, the last one short.
+TEST(Partition, RoundThatIsReadHasTheBitsOfARoundAndARead) {
+  constexpr int64_t kElements = 2500;
+  for (const optimizer::v1::RuleSpec& rule : Rules()) {
+    v1::TableSpec spec = SgdLayout()->spec();
+    spec.set_kind(v1::TableSpec::DENSE);
+    spec.set_elements(kElements);
+    spec.set_partitions(1);
+    *spec.mutable_rule() = rule;
+    const auto made = TableLayout::Create(spec);
+    if (!made.ok()) continue;  // the rule looks at whole rows
+    const TableLayout& layout = **made;
+    ASSERT_EQ(layout.slices(), 3);
+    const std::vector<uint64_t> slices = {0, 1, 2};
+    std::vector<std::vector<float>> gradients(3);
+    for (size_t part = 0; part < gradients.size(); ++part) {
+      for (int64_t i = 0; i < kElements; ++i) {
+        gradients[part].push_back(
+            static_cast<float>((i * 7 + part * 31) % 13) / 7 - 0.9f);
+      }
+    }
+    for (const size_t parts : {1, 3}) {
+      for (const float scale : {1.0f, 1.0f / 3}) {
+        Partition read(&layout), unread(&layout), logged(&layout);
+        for (int round = 0; round < 3; ++round) {
+          std::vector<PushSpan> spans;
+          for (size_t part = 0; part < parts; ++part) {
+            spans.push_back(
+                {part + 1, PushSpan::kUnnumbered, slices,
+                 gradients[(part + static_cast<size_t>(round)) % 3].data()});
+          }
+          std::vector<float> values(kElements + 1, 77), wanted(kElements);
+          EXPECT_EQ(read.ApplySumAndRead(spans, scale, 0.5, values.data()),
+                    values.data() + kElements);
+          EXPECT_EQ(values.back(), 77);
+          values.pop_back();
+          unread.ApplySum(spans, scale, 0.5);
+          unread.Read(slices, wanted.data());
+          EXPECT_EQ(values, wanted);
+          // As the backup of a replicated table gets it.
+          const SpanSum sum = SumSpans(layout, spans, scale);
+          logged.ApplySum({{0, 0, sum.keys, sum.values.data()}}, 1, 0.5);
+        }
+        EXPECT_EQ(read.Image().weights, logged.Image().weights);
+        EXPECT_EQ(read.Image().slots, logged.Image().slots);
+        EXPECT_EQ(read.Image().steps, logged.Image().steps);
+        EXPECT_EQ(read.Image().weights, unread.Image().weights);
+      }
+    }
+  }
+}
+
 // Rows of `dim` floats that learn by `rule`.
 std::unique_ptr<TableLayout> LayoutOf(const optimizer::v1::RuleSpec& rule,
                                       int64_t dim) {
