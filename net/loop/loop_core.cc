@@ -86,6 +86,8 @@ class BarrierTag final : public Tag {
 
 // Putting a core to sleep and waking it takes 20 us of both ends' cores.
 constexpr absl::Duration kShortestSpin = absl::Microseconds(10);
+// A step of a small model waits for some hundred microseconds each time.
+constexpr int kLongerWhereRegular = 10;
 
 int CoresForUs() {
   cpu_set_t cores;
@@ -100,6 +102,7 @@ PollerOptions PollerOptionsOf(const LoopOptions& options, PollerGroup& group) {
   const bool crowded = options.ranks_on_host > CoresForUs();
   poller.spin =
       crowded ? absl::ZeroDuration() : std::max(options.spin, kShortestSpin);
+  if (!crowded) poller.longest_spin = kLongerWhereRegular * options.spin;
   return poller;
 }
 

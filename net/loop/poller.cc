@@ -104,7 +104,8 @@ Poller::Poller(EventQueue& queue, PollerOptions options)
     : queue_(queue),
       options_(options),
       group_(options.group == nullptr ? alone_ : *options.group),
-      background_(std::make_unique<Waiter>(*this)) {}
+      background_(std::make_unique<Waiter>(*this)),
+      spin_(options_.spin, options_.longest_spin) {}
 
 Poller::~Poller() {
   WEFT_CHECK(!thread_.joinable()) << "the poller was not joined";
@@ -249,7 +250,8 @@ template <typename Done>
 Instant Poller::Poll(Waiter& waiter, Instant now, Instant deadline,
                      const Done& done) {
   waiter.BeginPolling();
-  Instant spin_end = now + options_.spin;
+  Instant last = now;  // when the last event came
+  Instant spin_end = now + spin_.Get();
   bool yielded = false;  // since the last event
   bool crowded = false;  // two long yields in a row: others want this core
   int looks = 0;  // that found nothing; the clock is read at each yield only
@@ -257,7 +259,10 @@ Instant Poller::Poll(Waiter& waiter, Instant now, Instant deadline,
     if (to_run_.load() > 0 || now >= next_timer()) {
       const bool ran = RunDue();
       now = SteadyClock().Now();
-      if (ran) spin_end = now + options_.spin;
+      if (ran) {
+        last = now;
+        spin_end = now + spin_.Get();
+      }
       continue;
     }
     if (now >= deadline) break;
@@ -297,7 +302,9 @@ Instant Poller::Poll(Waiter& waiter, Instant now, Instant deadline,
     if (outcome == EventQueue::Outcome::kEvent) {
       Handle();
       now = SteadyClock().Now();
-      spin_end = now + options_.spin;
+      if (sleep) spin_.OnWoken(now - last);
+      last = now;
+      spin_end = now + spin_.Get();
       crowded = yielded = false;
       looks = 0;
       if (without_yields_ > 0) {

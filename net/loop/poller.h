@@ -34,6 +34,7 @@
 #include "weft/base/mutex.h"
 #include "weft/base/parker.h"
 #include "weft/net/loop/alarm.h"
+#include "weft/net/loop/spin_time.h"
 
 namespace weft::net {
 
@@ -106,6 +107,8 @@ void YieldCore();
 struct PollerOptions {
   // How long it looks after an event before it sleeps. 0: it yields once.
   absl::Duration spin = absl::Microseconds(50);
+  // The same where events come regularly (spin_time.h); at least `spin`.
+  absl::Duration longest_spin = absl::ZeroDuration();
   // For so long after a wait the queue stays free for the next.
   absl::Duration retake_pause = absl::Microseconds(500);
   // Somebody computes who took the core for longer than this at a yield.
@@ -199,6 +202,7 @@ class Poller final : public Driver {
   Instant alarm_at_ ABSL_GUARDED_BY(mu_) = Instant::Infinite();
 
   // Whoever holds the queue uses these.
+  SpinTime spin_;
   bool core_wanted_ = false;  // somebody else ran when it last yielded
   int without_yields_ = 0;    // events to come before it yields again
   int asleep_for_ = 1;        // the last value given to without_yields_
