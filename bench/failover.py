@@ -10,7 +10,8 @@ than the longest in the second before it. The last line is JSON. Needs bin/ (too
 as long a time without a kill before it, over all kills. A step that is repeated counts once.
 
 --refill: in place of that, steps a second from the kill of a server until all partitions have two copies again, beside
-those of as long a time before the kill, of bench/refill_trainer with a table of 100 MB; medians of the kills.
+those of as long a time before the kill, or since the refill before, of bench/refill_trainer with a table of 100 MB; medians
+of the kills, but for those of a server that had no copy.
 """
 
 import argparse
@@ -45,7 +46,7 @@ command = ["--replicas=2", "--role", f"ps=3:{bin_dir}/parameter_server", "--role
 if options.elastic:
     command = ["--elastic=2:4", "--role", f"trainer=4:{trainer} --strategy=ddp --virtual-shards=4"]
 run = subprocess.Popen([f"{bin_dir}/weft", "run"] + command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-steps, lines, refilled = [], [], []
+steps, lines, copies = [], [], []
 furthest = 0
 
 
@@ -57,8 +58,8 @@ def read():
         if "] {\"step\"" in line and (options.elastic or line.startswith("[trainer0]")):
             steps.append(time.monotonic())
             furthest = max(furthest, json.loads(line.split("] ", 1)[1])["step"])
-        elif ", 0 without a backup in sync" in line:
-            refilled.append(time.monotonic())
+        elif line.startswith("[ps") and " without a backup in sync" in line:
+            copies.append((time.monotonic(), ", 0 without a backup in sync" in line))
 
 
 threading.Thread(target=read, daemon=True).start()
@@ -82,25 +83,29 @@ def longest(begin, end):
     return max(gaps) if gaps else end - begin
 
 
-def measure_refill():
-    """Of one kill: steps a second before it, from it to the end of the refill, and how long that took."""
+def measure_refill(since):
+    """Of one kill: steps a second before it, though not before `since`, and until the refill's end; how long that took; when it was."""
     time.sleep(options.every)
-    before = len(refilled)
     at = time.monotonic()
     os.kill(random.choice(victims()), signal.SIGKILL)
-    until = at + 60
-    # It is told a first time where the exit is not yet known.
-    while not any(t > at + 0.2 for t in refilled[before:]) and time.monotonic() < until:
+    until = at + 120
+    first, end = None, None
+    while end is None and time.monotonic() < until:
         if run.poll() is not None:
             sys.exit("".join([line for line in lines if "\"step\"" not in line][-30:]))
         time.sleep(0.01)
-    end = next((t for t in refilled[before:] if t > at + 0.2), until)
+        first = next(((t, is_whole) for t, is_whole in copies if t > at), None)
+        if first is not None and first[1]:
+            return None  # it stood by, with no copy
+        end = next((t for t, is_whole in copies if t > at and is_whole), None)
+    if end is None:
+        sys.exit("no refill within 120 s of the kill")
     took = end - at
 
     def rate(begin, finish):
         return sum(begin <= t < finish for t in steps) / (finish - begin)
 
-    return rate(at - took, at), rate(at, end), took
+    return rate(max(at - took, since), at), rate(at, end), took, end
 
 
 deadline = time.monotonic() + 60
@@ -108,7 +113,12 @@ while len(steps) < 50 and time.monotonic() < deadline:
     time.sleep(0.1)
 if options.refill:
     time.sleep(3)
-    kills = [measure_refill() for _ in range(options.kills)]
+    kills, since = [], steps[49]
+    while len(kills) < options.kills:
+        measured = measure_refill(since)
+        if measured is not None:
+            *kill, since = measured
+            kills.append(kill)
     run.send_signal(signal.SIGINT)
     run.wait(timeout=60)
     middle = len(kills) // 2
