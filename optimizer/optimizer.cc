@@ -227,12 +227,17 @@ absl::Status Optimizer::CheckGradient(const Group& group,
         Name(gradient.dtype()), ShapeText(gradient.shape()), " on ",
         Name(gradient.device()), ", the parameter ", value.Describe()));
   }
-  if (state.device != value.device() || state.dtype != value.dtype()) {
+  if (state.device != value.device()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Optimizer: \"", state.parameter.name, "\" is ", value.Describe(),
-        ", and its state was made on ", Name(state.device), " for ",
-        Name(state.dtype),
-        "; move and cast the model before it is given to an optimizer"));
+        ", and its state was made on ", Name(state.device),
+        "; move the model before it is given to an optimizer"));
+  }
+  if (state.dtype != value.dtype()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Optimizer: \"", state.parameter.name, "\" is ", value.Describe(),
+        ", and its state was made for ", Name(state.dtype),
+        "; cast the model before it is given to an optimizer"));
   }
   if (finite == Finite::kRequired && !IsFinite(gradient)) {
     return absl::InvalidArgumentError(absl::StrCat(
