@@ -80,11 +80,6 @@ class DataParallelTraining {
   struct Parts {
     nn::Module* model = nullptr;
     optimizer::Optimizer* optimizer = nullptr;  // of the model's parameters
-    // Scales the loss, and skips steps whose gradients are not finite, on all
-    // ranks alike; its state is saved with the optimizer's. A skipped step
-    // counts as a step of the training. Null: none; wanted where the loss is
-    // computed under an AutocastScope of f16.
-    optimizer::GradScaler* scaler = nullptr;
     // Loads this rank's shard: its ShardedSampler has group.rank() of
     // group.size(). Null with virtual_shards.
     input::DataLoader* loader = nullptr;
@@ -107,6 +102,11 @@ class DataParallelTraining {
     // all. Null: there is none.
     std::function<absl::StatusOr<double>()> score = nullptr;
     ddp::DistributedDataParallelOptions ddp = {};
+    // Scales the loss, and skips steps whose gradients are not finite, on all
+    // ranks alike; its state is saved with the optimizer's. A skipped step
+    // counts as a step of the training. Null: none; wanted where the loss is
+    // computed under an AutocastScope of f16.
+    optimizer::GradScaler* scaler = nullptr;
   };
 
   // Called by all ranks, with the same options, but for the checkpoint
