@@ -11,6 +11,7 @@
 #include "weft/base/bytes.h"
 #include "weft/base/check.h"
 #include "weft/base/slice_reader.h"
+#include "weft/base/status_macros.h"
 
 namespace weft::ps {
 namespace {
@@ -336,6 +337,8 @@ absl::Status PartitionMap::Apply(const MapChange& change) {
     case MapChange::Kind::kDropNext:
     case MapChange::Kind::kHandOver:
     case MapChange::Kind::kKeepRole:
+    case MapChange::Kind::kMoveCopy:
+    case MapChange::Kind::kMoveRole:
       return ApplyToEntry(change);
     case MapChange::Kind::kDrain:
     case MapChange::Kind::kUndrain:
@@ -364,9 +367,36 @@ bool PartitionMap::Fits(const Entry& entry, MapChange::Kind change) {
     case MapChange::Kind::kHandOver:
     case MapChange::Kind::kKeepRole:
       return entry.is_handing_over;
+    case MapChange::Kind::kMoveCopy:
+    case MapChange::Kind::kMoveRole:
+      return entry.in_sync && !entry.is_handing_over && IsNone(entry.next);
     default:
       return false;
   }
+}
+
+const PartitionMap::Server* PartitionMap::FindTaker(uint32_t id) const {
+  for (const Server& one : servers_) {
+    if (one.key.id != id) continue;
+    return one.state == State::kLive && !one.is_drained ? &one : nullptr;
+  }
+  return nullptr;
+}
+
+absl::Status PartitionMap::CheckMove(const MapChange& change) const {
+  const bool is_copy = change.kind == MapChange::Kind::kMoveCopy;
+  const Entry& entry = entries_[change.entry];
+  const uint32_t id = is_copy ? change.server : entry.backup.id;
+  const bool has_copy = id == entry.primary.id || id == entry.backup.id;
+  if (!is_restoring_ && FindTaker(id) != nullptr && !(is_copy && has_copy)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "partition map: entry ", change.entry, " cannot be moved to server ", id,
+      is_restoring_ ? ": a checkpoint is being restored"
+      : is_copy && has_copy
+          ? ": it has a copy"
+          : ": wanted one that lives and is not drained"));
 }
 
 absl::Status PartitionMap::ApplyToEntry(const MapChange& change) {
@@ -382,8 +412,18 @@ absl::Status PartitionMap::ApplyToEntry(const MapChange& change) {
         change.changed, " comes too late: it has changed in epoch ",
         entry.changed, " of ", epoch_));
   }
+  if (change.kind == MapChange::Kind::kMoveCopy ||
+      change.kind == MapChange::Kind::kMoveRole) {
+    WEFT_RETURN_IF_ERROR(CheckMove(change));
+  }
   entry.changed = ++epoch_;
   switch (change.kind) {
+    case MapChange::Kind::kMoveCopy:
+      entry.next = FindTaker(change.server)->key;
+      break;
+    case MapChange::Kind::kMoveRole:
+      entry.is_handing_over = true;
+      break;
     case MapChange::Kind::kMarkInSync:
       entry.in_sync = true;
       break;

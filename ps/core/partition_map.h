@@ -23,7 +23,8 @@
 // stable. The role moves by a change of places: the primary takes nothing new
 // (`is_handing_over`) until its backup has all, and then the two change roles.
 // So an entry that has two copies has two in each map of a move. AddMoves()
-// begins what is needed to take everything from servers that are drained.
+// begins what is needed to take everything from servers that are drained, the
+// changes kMoveCopy and kMoveRole one step of a single entry.
 //
 // Pure: no threads, clocks or I/O. Thread-safety: one thread at a time.
 
@@ -57,6 +58,10 @@ struct MapChange {
     kDropNext,    // the primary: `next` is silent
     kHandOver,    // the primary: its backup has all, and becomes the primary
     kKeepRole,    // the primary: that does not come to an end; no kHandOver
+    // To balance the load: `server` is to be the backup; the backup is to have
+    // the role.
+    kMoveCopy,
+    kMoveRole,
     // Of the whole map; see "Restoring" of PartitionMap.
     kBeginRestore,
     kEndRestore,
@@ -72,7 +77,7 @@ struct MapChange {
   uint64_t generation = 0;
   // kEndRestore: which servers have loaded it, by the map of which epoch.
   std::map<WorkerKey, uint64_t> loaded = {};
-  // kDrain and kUndrain: WorkerKey::id, of whichever incarnation.
+  // kDrain, kUndrain and kMoveCopy: WorkerKey::id, of whichever incarnation.
   uint32_t server = 0;
 
   bool is_of_all() const { return kind >= Kind::kBeginRestore; }
@@ -178,8 +183,11 @@ class PartitionMap {
   // over. Not while a checkpoint is restored. False if there are none, now.
   bool AddMoves();
 
-  // kFailedPrecondition: the entry has changed since, or is not so. Of a
-  // restore:
+  // kFailedPrecondition: the entry has changed since, or is not so.
+  //   kMoveCopy,     the entry is not in sync, or on the move, or a checkpoint
+  //   kMoveRole      is restored; `server`, or the backup, is not live or is
+  //                  drained, or `server` has a copy
+  // Of a restore:
   //   kBeginRestore  no server is live; there is one of that generation or a
   //                  newer one
   //   kEndRestore    CheckLoaded; another restore has begun
@@ -205,12 +213,16 @@ class PartitionMap {
   class Loads;
 
   Server* Find(WorkerKey server);
+  // The one of that id that may be given more; null: there is none.
+  const Server* FindTaker(uint32_t id) const;
   // The backup takes the role. REQUIRES: it is in sync.
   static void Promote(Entry& entry, uint64_t epoch);
   // `next`, if there is one, takes its place.
   static void DropBackup(Entry& entry, uint64_t epoch);
   // Whether `change` is one that may be made of the entry as it is.
   static bool Fits(const Entry& entry, MapChange::Kind change);
+  // Of kMoveCopy and kMoveRole, of such an entry.
+  absl::Status CheckMove(const MapChange& change) const;
   absl::Status ApplyToEntry(const MapChange& change);
   absl::Status SetDrained(uint32_t server, bool is_drained);
   absl::Status BeginRestore(uint64_t generation);

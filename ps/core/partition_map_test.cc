@@ -491,6 +491,53 @@ TEST(PartitionMap, MoveThatIsGivenUpLeavesWhatWas) {
   EXPECT_FALSE(map.Apply({Kind::kHandOver, 0, changed}).ok());
 }
 
+TEST(PartitionMap, RoleOrCopyOfOneEntryMoves) {
+  PartitionMap map = MapOf(4, 4);
+  const PartitionMap::Entry before = map.entry(0);
+  const auto move = [&](Kind kind, uint32_t server = 0) {
+    MapChange change;
+    change.kind = kind;
+    change.changed = map.entry(0).changed;
+    change.server = server;
+    return change;
+  };
+  uint32_t third = 0;
+  for (const PartitionMap::Server& server : map.servers()) {
+    if (server.key != before.primary && server.key != before.backup) {
+      third = server.key.id;
+    }
+  }
+  for (const uint32_t none : {before.primary.id, before.backup.id, 77U}) {
+    EXPECT_THAT(map.Apply(move(Kind::kMoveCopy, none)),
+                weft::testing::StatusIs(absl::StatusCode::kFailedPrecondition,
+                                        "cannot be moved"));
+  }
+  ASSERT_TRUE(map.Apply(move(Kind::kMoveCopy, third)).ok());
+  EXPECT_TRUE(map.entry(0).in_sync);
+  EXPECT_EQ(map.entry(0).backup, before.backup);
+  EXPECT_EQ(map.entry(0).next, KeyOf(third));
+  EXPECT_FALSE(map.Apply(move(Kind::kMoveRole)).ok());  // on the move
+  ASSERT_TRUE(map.Apply(move(Kind::kTakeNext)).ok());
+  ASSERT_TRUE(map.Apply(move(Kind::kMoveRole)).ok());
+  EXPECT_TRUE(map.entry(0).is_handing_over);
+  EXPECT_FALSE(map.Apply(move(Kind::kMoveCopy, before.backup.id)).ok());
+  ASSERT_TRUE(map.Apply(move(Kind::kHandOver)).ok());
+  EXPECT_EQ(map.entry(0).primary, KeyOf(third));
+  EXPECT_EQ(map.entry(0).backup, before.primary);
+  EXPECT_TRUE(map.IsReplicated());
+  // Not to one that is drained, or silent, nor while a checkpoint is restored.
+  PartitionMap other = map;
+  ASSERT_TRUE(other.Apply(Drain(before.primary.id)).ok());
+  EXPECT_FALSE(other.Apply(move(Kind::kMoveRole)).ok());
+  other = map;
+  other.FailServer(before.primary, State::kSilent);
+  EXPECT_FALSE(other.Apply(move(Kind::kMoveRole)).ok());
+  ASSERT_TRUE(map.Apply(Begin(map.generation() + 1)).ok());
+  EXPECT_THAT(map.Apply(move(Kind::kMoveRole)),
+              weft::testing::StatusIs(absl::StatusCode::kFailedPrecondition,
+                                      "restored"));
+}
+
 TEST(PartitionMap, WhatIsEncodedComesBack) {
   PartitionMap map = MapOf(16, 4);
   map.FailServer(KeyOf(1), State::kExited);

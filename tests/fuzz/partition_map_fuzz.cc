@@ -56,8 +56,9 @@ void Run(absl::string_view input) {
   for (int i = 0; i < map->entries(); ++i) {
     using Kind = ps::MapChange::Kind;
     for (const Kind kind :
-         {Kind::kMarkInSync, Kind::kPromote, Kind::kDropBackup}) {
-      map->Apply({kind, i, map->entry(i).changed, 0, {}}).IgnoreError();
+         {Kind::kMarkInSync, Kind::kMoveCopy, Kind::kMoveRole, Kind::kTakeNext,
+          Kind::kPromote, Kind::kDropBackup}) {
+      map->Apply({kind, i, map->entry(i).changed, 0, {}, 2}).IgnoreError();
     }
   }
   map->AddServer({1, 77}, 0);
