@@ -33,6 +33,7 @@ struct Settings {
   std::string checkpoint_dir;
   int64_t round_budget = weft::ps::ServerOptions().round_budget;
   int64_t table_memory = weft::ps::ServerOptions().table_memory;
+  weft::ps::RebalanceMode rebalance = weft::ps::ServerOptions().rebalance;
 };
 
 absl::Status UsageError(const std::string& message) {
@@ -58,6 +59,17 @@ absl::Status Parse(int argc, char** argv, Settings& settings) {
   flags.Add("table-memory", &settings.table_memory,
             "bytes of rows beyond which a push that could make a row is "
             "refused; 0: any number");
+  flags.AddWith(
+      "rebalance",
+      [&settings](const std::string& text) {
+        WEFT_ASSIGN_OR_RETURN(settings.rebalance,
+                              weft::ps::RebalanceModeOf(text));
+        return absl::OkStatus();
+      },
+      "off",
+      "on: with --replicas=2 the servers even out what they have to do; "
+      "dry-run: they log what they would move",
+      {"WEFT_REBALANCE"});
   // The trainers' messages carry these settings. Both programs take the same
   // command line.
   bool ignored = false;
@@ -97,6 +109,12 @@ absl::Status Check(const Settings& settings) {
         absl::StrCat("wanted --round-budget of at least 1 byte, found ",
                      settings.round_budget));
   }
+  if (settings.rebalance != weft::ps::RebalanceMode::kOff &&
+      options.replicas < 2) {
+    return UsageError(
+        "--rebalance (or WEFT_REBALANCE) wants --replicas=2: with one copy of "
+        "each partition none can move while the job runs");
+  }
   if (settings.table_memory < 0) {
     return UsageError(absl::StrCat(
         "wanted --table-memory of at least 1 byte, or 0 for any number, found ",
@@ -112,6 +130,7 @@ absl::Status Serve(const Settings& settings) {
   serving.checkpoint_dir = settings.checkpoint_dir;
   serving.round_budget = settings.round_budget;
   serving.table_memory = settings.table_memory;
+  serving.rebalance = settings.rebalance;
   weft::ps::Server server(serving);
   auto worker = weft::train::StartUnlessStopped(options);
   if (!worker.ok()) return worker.status();

@@ -37,6 +37,8 @@ namespace {
 constexpr absl::Duration kTick = absl::Milliseconds(100);
 constexpr absl::Duration kShowEvery = absl::Seconds(2);
 constexpr absl::Duration kStoreTimeout = absl::Seconds(5);
+// Of partitions: what moves from one server to another is one of them.
+constexpr int kGroups = 64;
 
 std::string TrainerName(int rank) { return absl::StrCat("trainer", rank); }
 
@@ -89,6 +91,28 @@ bool AllGone(const rendezvous::View& view, int trainers) {
   return true;
 }
 
+// What a server has to do for a table.
+void ShowLoad(const ps::v1::TableLoad& table, telemetry::Metrics& metrics) {
+  const telemetry::Metrics::Labels label = {{"table", table.table()}};
+  const std::pair<const char*, double> sums[] = {
+      {"weft_ps_requests_total", table.sum().requests()},
+      {"weft_ps_rows_total", table.sum().rows()},
+      {"weft_ps_bytes_total", table.sum().bytes()},
+      {"weft_ps_busy_seconds_total", table.sum().busy()},
+      {"weft_ps_backup_seconds_total", table.sum().backup()}};
+  for (const auto& [name, sum] : sums) {
+    telemetry::Counter& counter = metrics.CounterFor(name, label);
+    counter.Increment(sum - counter.Value());
+  }
+  const double busy = table.load().busy();
+  const double hottest =
+      table.hottest_size() == 0 ? 0 : table.hottest(0).load().busy();
+  metrics.GaugeFor("weft_ps_hottest_partition_ratio", label)
+      .Set(busy > 0 ? hottest / busy : 0);
+  metrics.GaugeFor("weft_ps_replication_lag_changes", label)
+      .Set(static_cast<double>(table.lag()));
+}
+
 // Metrics of the tables.
 void Show(const ps::Server& server, telemetry::Metrics& metrics) {
   const ps::v1::ServerStats stats = server.Stats();
@@ -108,6 +132,9 @@ void Show(const ps::Server& server, telemetry::Metrics& metrics) {
     for (const auto& [name, count] : counts) {
       metrics.GaugeFor(name, label).Set(count);
     }
+  }
+  for (const ps::v1::TableLoad& table : server.Loads().tables()) {
+    ShowLoad(table, metrics);
   }
   server.ExportMetrics(metrics);
 }
@@ -207,6 +234,9 @@ std::shared_ptr<ps::ReplicatedServer> StartReplicas(
   options.max_tables = of_server.max_tables;
   options.round_budget = of_server.round_budget;
   options.table_memory = of_server.table_memory;
+  // Of 16 three servers would have 6, 5 and 5, which is uneven already.
+  options.entries = kGroups;
+  options.rebalance = of_server.rebalance;
   // Whoever holds a lease of the coordinator is not declared gone by it.
   options.leases.coordinator_lease =
       std::min(options.leases.coordinator_lease,

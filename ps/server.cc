@@ -13,6 +13,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/ps/core/table_layout.h"
+#include "weft/ps/replicated/load_report.h"
 #include "weft/ps/replicated/replicated_server.h"
 #include "weft/ps/snapshot.h"
 
@@ -56,6 +57,13 @@ int64_t PartsOf(const v1::TableSpec& spec) {
 }
 
 }  // namespace
+
+absl::StatusOr<RebalanceMode> RebalanceModeOf(absl::string_view text) {
+  if (text == "on") return RebalanceMode::kOn;
+  if (text == "off") return RebalanceMode::kOff;
+  if (text == "dry-run") return RebalanceMode::kDryRun;
+  return absl::InvalidArgumentError("wanted on, off or dry-run");
+}
 
 Server::Server(ServerOptions options)
     : options_(std::move(options)),
@@ -357,6 +365,22 @@ v1::ServerStats Server::Stats() const {
     *stats.add_tables() = shard->Stats();
   }
   return stats;
+}
+
+v1::ServerLoads Server::Loads() const {
+  v1::ServerLoads loads;
+  if (const auto replicated = this->replicated()) {
+    AddEntries(replicated->Loads(), loads);
+    for (const auto& [name, table] : replicated->tables()) {
+      v1::TableLoad& its = *loads.add_tables();
+      its = LoadReport(name, table->load());
+      its.set_lag(table->Lag());
+    }
+  }
+  for (const auto& [name, shard] : Snapshot()) {
+    *loads.add_tables() = LoadReport(name, shard->load());
+  }
+  return loads;
 }
 
 void Server::ExportMetrics(telemetry::Metrics& to) const {

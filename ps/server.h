@@ -22,9 +22,11 @@
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
 #include "weft/proto/ps.pb.h"
+#include "weft/proto/ps_load.pb.h"
 #include "weft/ps/checkpoint_root.h"
 #include "weft/ps/core/byte_budget.h"
 #include "weft/ps/core/openings.h"
+#include "weft/ps/core/rebalancer.h"
 #include "weft/ps/table_shard.h"
 #include "weft/rendezvous/worker_key.h"
 #include "weft/telemetry/metrics.h"
@@ -46,7 +48,12 @@ struct ServerOptions {
   // Checkpoints are written and read here and below, and nowhere else. Empty:
   // Save and Restore are refused.
   std::string checkpoint_dir = {};
+  // With two replicas: whether the servers even out what they have to do.
+  RebalanceMode rebalance = RebalanceMode::kOff;
 };
+
+// "on", "off" or "dry-run"; else kInvalidArgument.
+absl::StatusOr<RebalanceMode> RebalanceModeOf(absl::string_view text);
 
 class ReplicatedServer;
 
@@ -126,6 +133,8 @@ class Server {
   std::shared_ptr<ReplicatedServer> replicated() const ABSL_LOCKS_EXCLUDED(mu_);
 
   v1::ServerStats Stats() const ABSL_LOCKS_EXCLUDED(mu_);
+  // What it has to do for each table, and with two replicas for each entry.
+  v1::ServerLoads Loads() const ABSL_LOCKS_EXCLUDED(mu_);
   // Adds what the tables have counted since the last call: table_metrics.h. One
   // thread at a time.
   void ExportMetrics(telemetry::Metrics& to) const ABSL_LOCKS_EXCLUDED(mu_);

@@ -38,6 +38,7 @@ absl::StatusOr<ServerList> ServerList::Of(absl::string_view encoded_map) {
   list.lost = map.lost();
   for (int i = 0; i < map.entries(); ++i) {
     const PartitionMap::Entry& entry = map.entry(i);
+    list.placed.push_back({entry.primary, entry.backup});
     list.single += !IsNone(entry.primary) && !entry.in_sync ? 1 : 0;
   }
   for (const PartitionMap::Server& server : map.servers()) {

@@ -29,11 +29,17 @@ struct ServerList {
     // It can be stopped, and nothing changes for the others.
     bool has_nothing() const { return primaries + backups + filling == 0; }
   };
+  // Who has the copies of an entry.
+  struct Entry {
+    rendezvous::WorkerKey primary;
+    rendezvous::WorkerKey backup;
+  };
   uint64_t epoch = 0;  // of the map
   int entries = 0;
   int lost = 0;                 // of how many all copies are lost
   int single = 0;               // how many others have one copy
   std::vector<Server> servers;  // by key.id
+  std::vector<Entry> placed;    // of each entry
 
   // Null: there is none.
   const Server* Find(uint32_t id) const;

@@ -39,6 +39,9 @@ TEST(ServerList, SaysWhatEachServerHas) {
   EXPECT_GT(list->servers[0].filling, 0);
   EXPECT_EQ(list->Find(3), &list->servers[2]);
   EXPECT_EQ(list->Find(7), nullptr);
+  ASSERT_EQ(list->placed.size(), 8U);
+  EXPECT_EQ(list->placed[2].primary, map.entry(2).primary);
+  EXPECT_EQ(list->placed[2].backup, map.entry(2).backup);
 }
 
 TEST(ServerList, RefusesWhatIsNoMap) {

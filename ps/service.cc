@@ -271,6 +271,12 @@ absl::StatusOr<v1::ServerStats> Describe(rpc::CallContext& context) {
 }
 WEFT_RPC(Describe);
 
+absl::StatusOr<v1::ServerLoads> DescribeLoads(rpc::CallContext& context) {
+  WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));
+  return server->Loads();
+}
+WEFT_RPC(DescribeLoads);
+
 }  // namespace weft::ps
 
 namespace weft::rpc {

@@ -100,6 +100,8 @@ absl::Status EndRestore(rpc::CallContext& context,
                         const v1::EndRestoreRequest& request);
 
 absl::StatusOr<v1::ServerStats> Describe(rpc::CallContext& context);
+// Server::Loads.
+absl::StatusOr<v1::ServerLoads> DescribeLoads(rpc::CallContext& context);
 
 }  // namespace weft::ps
 

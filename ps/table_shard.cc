@@ -42,6 +42,7 @@ TableShard::TableShard(std::unique_ptr<TableLayout> layout, int server,
       dense_(layout_->is_dense() ? CutDense(*layout_, placement_)[server]
                                  : DensePart{}),
       dense_group_(layout_->is_dense() ? spec().partitions() : 0, -1),
+      load_(spec().partitions(), server, servers),
       gate_(MakeGate(spec(), 0)) {
   for (size_t i = 0; i < dense_.groups.size(); ++i) {
     dense_group_[dense_.groups[i].partition] = static_cast<int>(i);
@@ -201,6 +202,7 @@ Future<ShardReply> TableShard::Handle(const v1::Request& request,
          is_sync() ? PushSpan::kUnnumbered : request.sequences(i)});
   }
   if (request.push()) {
+    CountPush(part, push_keys, push_values);
     metrics_.Pushed(BytesOf(push_keys) + BytesOf(push_values));
     part.values = FloatsOf(request, push_keys, std::move(push_values));
   }
@@ -275,8 +277,21 @@ std::vector<PushSpan> TableShard::SpansOf(const Part& part) const {
   return spans;
 }
 
+void TableShard::CountPush(const Part& part, const Tensor& keys,
+                           const Tensor& values) {
+  int64_t rows = 0;
+  for (const Span& span : part.spans) rows += span.rows;
+  // Rows of one message are alike.
+  const int64_t bytes =
+      (BytesOf(keys) + BytesOf(values)) / std::max(rows, int64_t{1});
+  for (const Span& span : part.spans) {
+    load_.Count(static_cast<int>(span.partition), span.rows, bytes * span.rows);
+  }
+}
+
 absl::Status TableShard::PushNow(const v1::Request& request, const Part& part,
                                  double lr_scale, v1::Reply& reply) {
+  const Instant began = SteadyClock().Now();
   const std::vector<PushSpan> spans = SpansOf(part);
   int64_t applied = 0;
   absl::Status refused;
@@ -293,6 +308,12 @@ absl::Status TableShard::PushNow(const v1::Request& request, const Part& part,
                                 partition, ": ", is_new.status().message()));
     }
   }
+  std::vector<LoadMeter::Share> shares;
+  shares.reserve(spans.size());
+  for (const Span& span : part.spans) {
+    shares.push_back({static_cast<int>(span.partition), span.rows});
+  }
+  load_.Busy(shares, SteadyClock().Now() - began);
   reply.set_duplicates(static_cast<int64_t>(spans.size()) - applied);
   MutexLock lock(mu_);
   openings_.Use(request.client());
@@ -326,12 +347,23 @@ ShardReply TableShard::ReplyOf(const Tensor& keys, Tensor floats,
 }
 
 Tensor TableShard::ReadFloats(const Tensor& keys) const {
+  const Instant began = SteadyClock().Now();
+  std::vector<LoadMeter::Share> shares;
+  const auto count = [&](int partition, absl::Span<const uint64_t> rows) {
+    const int64_t n = static_cast<int64_t>(rows.size());
+    shares.push_back({partition, n});
+    load_.Count(partition, n,
+                WireBytes(*layout_, spec().wire().pull(), rows) +
+                    (layout_->is_dense() ? 0 : n * int64_t{sizeof(uint64_t)}));
+  };
   if (layout_->is_dense()) {
     Tensor values = Tensor::Empty({dense_.elements});
     float* out = values.data<float>();
     for (const DensePart::Group& group : dense_.groups) {
       out = partitions_[group.partition]->Read(group.slices, out);
+      count(group.partition, group.slices);
     }
+    load_.Busy(shares, SteadyClock().Now() - began);
     return values;
   }
   const absl::Span<const uint64_t> all = KeysOf(keys);
@@ -347,8 +379,10 @@ Tensor TableShard::ReadFloats(const Tensor& keys) const {
       ++end;
     }
     out = partitions_[partition]->Read(all.subspan(begin, end - begin), out);
+    count(partition, all.subspan(begin, end - begin));
     begin = end;
   }
+  load_.Busy(shares, SteadyClock().Now() - began);
   return values;
 }
 
@@ -357,6 +391,7 @@ int64_t TableShard::VersionLocked() const {
 }
 
 void TableShard::Expire(Instant now) {
+  load_.Advance(now);
   std::vector<Parked> expired;
   std::vector<uint64_t> closed;
   std::string missing;

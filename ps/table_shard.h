@@ -50,6 +50,7 @@
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/core/byte_budget.h"
 #include "weft/ps/core/cut.h"
+#include "weft/ps/core/load_meter.h"
 #include "weft/ps/core/openings.h"
 #include "weft/ps/core/partition.h"
 #include "weft/ps/core/placement.h"
@@ -123,6 +124,8 @@ class TableShard {
 
   v1::TableStats Stats() const ABSL_LOCKS_EXCLUDED(mu_);
   TableMetrics& metrics() { return metrics_; }
+  // What this server has to do for its partitions.
+  const LoadMeter& load() const { return load_; }
 
   // A copy of every partition, and the version.
   struct Image {
@@ -209,6 +212,8 @@ class TableShard {
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status GivePart(const v1::Request& request, Part part)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // In the load of its partitions; how long it takes is added later.
+  void CountPush(const Part& part, const Tensor& keys, const Tensor& values);
   // A pull that waits for version `wanted`.
   absl::StatusOr<Future<ShardReply>> Park(int64_t wanted, Instant deadline,
                                           const Tensor& keys)
@@ -255,6 +260,7 @@ class TableShard {
   std::vector<std::unique_ptr<Partition>> partitions_;
 
   TableMetrics metrics_;
+  mutable LoadMeter load_;
 
   mutable Mutex mu_;
   RoundGate<Part> gate_ ABSL_GUARDED_BY(mu_);

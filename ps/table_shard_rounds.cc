@@ -178,6 +178,7 @@ void TableShard::ApplyRound(const std::vector<Part>& parts, double lr_scale,
   for (const Part& part : parts) spans.push_back(SpansOf(part));
   std::vector<size_t> next(parts.size(), 0);
   std::vector<PushSpan> together;  // of one partition
+  Instant began = SteadyClock().Now();
   // The spans of a part are in the order in which the partitions come here.
   const auto apply = [&](size_t p) {
     together.clear();
@@ -195,6 +196,10 @@ void TableShard::ApplyRound(const std::vector<Part>& parts, double lr_scale,
       // Of a bounded table this was a round without keys for the others.
       partition.ApplySum(together, scale, lr_scale);
     }
+    if (together.empty() && values == nullptr) return;
+    const Instant ended = SteadyClock().Now();
+    load_.Busy(static_cast<int>(p), ended - began);
+    began = ended;
   };
   if (layout_->is_dense()) {
     for (const DensePart::Group& group : dense_.groups) apply(group.partition);

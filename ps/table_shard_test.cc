@@ -132,6 +132,33 @@ TEST(TableShard, ARoundIsAppliedOnceAllWorkersGaveTheirPart) {
   EXPECT_EQ(Now(second)->values.numel(), 4);
 }
 
+TEST(TableShard, CountsTheWorkOfItsPartitions) {
+  const auto at = [](int second) {
+    return Instant::FromNanoseconds(second * int64_t{1'000'000'000});
+  };
+  for (const auto mode : {v1::TableSpec::ASYNC, v1::TableSpec::SYNC}) {
+    const auto shard = Shard(v1::TableSpec::SPARSE, mode);
+    shard->Expire(at(1));
+    Worker first(shard.get(), 0);
+    Worker second(shard.get(), 1);
+    const bool is_sync = mode == v1::TableSpec::SYNC;
+    const auto pushed = first.Sparse(0, {1, 2, 3}, 1, /*pull=*/!is_sync);
+    if (is_sync) second.Sparse(0, {1, 2, 3}, 1);
+    shard->Expire(at(2));
+    const Load sum = shard->load().Sum();
+    // A key takes 8 bytes, and so does its row.
+    const int rows = is_sync ? 3 * 3 : 2 * 3;
+    EXPECT_EQ(sum.rows, rows);
+    EXPECT_EQ(sum.bytes, 16 * rows);
+    EXPECT_GT(sum.requests, 1);
+    EXPECT_GT(sum.busy, 0);
+    EXPECT_EQ(sum.backup, 0);
+    double of_all = 0;
+    for (const auto& one : shard->load().Loads()) of_all += one.load.rows;
+    EXPECT_NEAR(of_all, rows, 1e-3);
+  }
+}
+
 TEST(TableShard, APartSentAgainCountsOnce) {
   const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
   Worker a(shard.get(), 0), b(shard.get(), 1);

@@ -18,6 +18,7 @@
 #include "gtest/gtest.h"
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/client.h"
+#include "weft/ps/core/rebalancer.h"
 #include "weft/ps/replicated/replicated_server.h"
 #include "weft/ps/replicated/service.h"
 #include "weft/ps/server.h"
@@ -42,11 +43,13 @@ class TestJob {
   // Servers answer by `functions`, if given, in place of those of service.h.
   TestJob(int servers, int trainers, const rpc::Registry* functions = nullptr,
           std::string checkpoint_dir = "", int replicas = 1,
-          int64_t table_memory = 0, absl::Duration silence = kSilence)
+          int64_t table_memory = 0, absl::Duration silence = kSilence,
+          RebalanceMode rebalance = RebalanceMode::kOff)
       : checkpoint_dir_(std::move(checkpoint_dir)),
         replicas_(replicas),
         table_memory_(table_memory),
-        silence_(silence) {
+        silence_(silence),
+        rebalance_(rebalance) {
     for (int i = 0; i < servers; ++i) {
       server_names_.push_back(absl::StrCat("ps", i));
     }
@@ -240,6 +243,12 @@ class TestJob {
       replicated.table_memory = table_memory_;
       replicated.silence = silence_;
       replicated.leases.lease = 0.8 * silence_;
+      // At once, and at any load: what there is to wait for is the core's test.
+      replicated.rebalance = rebalance_;
+      replicated.rebalancing.least_load = 1e-9;
+      replicated.rebalancing.lasts = absl::ZeroDuration();
+      replicated.rebalancing.settle = absl::ZeroDuration();
+      replicated.rebalancing.rest = absl::Seconds(1);
       rank.replicated = std::make_shared<ReplicatedServer>(replicated);
       rank.server->SetReplicated(rank.replicated);
       rank.agent->SetLocal(rank.replicated);
@@ -253,6 +262,7 @@ class TestJob {
   const int replicas_;
   const int64_t table_memory_;
   const absl::Duration silence_;
+  const RebalanceMode rebalance_;
   rendezvous::MemoryStore store_;
   bool is_telling_ = true;
   std::vector<rpc::WorkerKey> ended_;

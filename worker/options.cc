@@ -374,8 +374,9 @@ rendezvous::World Options::world() const {
 }
 
 void Options::AddTo(Flags& flags) {
-  flags.WarnOfUnknown("WEFT_", {"WEFT_FAILPOINTS", "WEFT_START", kNoRestartFile,
-                                "WEFT_WORLD_ORIGIN"});
+  flags.WarnOfUnknown("WEFT_",
+                      {"WEFT_FAILPOINTS", "WEFT_REBALANCE", "WEFT_START",
+                       kNoRestartFile, "WEFT_WORLD_ORIGIN"});
   AddIdentityFlags(*this, flags);
   AddMeetingFlags(*this, flags);
   AddReportFlags(*this, flags);

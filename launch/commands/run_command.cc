@@ -33,6 +33,7 @@
 #include "weft/net/edge/socket_directory.h"
 #include "weft/net/tls/certificates.h"
 #include "weft/net/tls/identity.h"
+#include "weft/ps/server.h"
 #include "weft/rendezvous/membership.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"
@@ -230,6 +231,17 @@ void AddRankFlags(worker::Flags& flags, LaunchOptions& options,
             "servers that have each partition of the tables: 1, or 2, with "
             "which a server that fails is started again alone",
             {"WEFT_REPLICAS"});
+  flags.AddWith(
+      "rebalance",
+      [&options](const std::string& text) {
+        WEFT_RETURN_IF_ERROR(ps::RebalanceModeOf(text).status());
+        options.environment["WEFT_REBALANCE"] = text;
+        return absl::OkStatus();
+      },
+      "off",
+      "with --replicas=2, on: the servers even out what they have to do; "
+      "dry-run: they log what they would move",
+      {"WEFT_REBALANCE"});
   flags.Add("elastic", &options.workers,
             "MIN:MAX trainers, of which this starts --nproc-per-node or those "
             "of --role: one that fails is started again alone, and others may "

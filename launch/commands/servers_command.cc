@@ -21,6 +21,7 @@
 #include "weft/launch/commands/commands.h"
 #include "weft/launch/commands/question.h"
 #include "weft/proto/ps.pb.h"
+#include "weft/proto/ps_load.pb.h"
 #include "weft/ps/server_list.h"
 #include "weft/ps/service.h"
 #include "weft/rendezvous/view.h"
@@ -82,6 +83,12 @@ class Servers {
       if (!absl::IsUnavailable(set) || absl::Now() > deadline) return set;
       absl::SleepFor(kAskEvery);
     }
+  }
+
+  // One round of moves, or what it would be.
+  absl::StatusOr<ps::v1::BalanceReply> Balance(bool dry_run) const {
+    return rpc::Call(asked_->To(question_.timeout), ps::BalanceServers,
+                     dry_run);
   }
 
   // "ps1"; its number, if the coordinator knows it no longer.
@@ -244,12 +251,82 @@ absl::StatusOr<int> Add(const Servers& servers, const std::string& name) {
   return 0;
 }
 
+rendezvous::WorkerKey KeyOf(const ps::v1::BalanceReply::Key& key) {
+  return {key.id(), key.epoch()};
+}
+
+void Print(const Servers& servers, const ps::v1::BalanceReply& reply) {
+  const auto name = [&](const ps::v1::BalanceReply::Key& key) {
+    return telemetry::Printable(servers.NameOf(KeyOf(key)));
+  };
+  for (const auto& server : reply.servers()) {
+    std::printf("%s: %.3g s of work a second, %.3g after these moves\n",
+                name(server.key()).c_str(), server.before(), server.after());
+  }
+  for (const auto& move : reply.moves()) {
+    std::printf(
+        "group %u: primary %s to %s, backup %s to %s; %s has %.3g s of work "
+        "a second less\n",
+        move.entry(), name(move.primary_before()).c_str(),
+        name(move.primary()).c_str(), name(move.backup_before()).c_str(),
+        name(move.backup()).c_str(), name(move.relieved()).c_str(),
+        move.load());
+  }
+  if (reply.moves_size() > 0) return;
+  std::printf("nothing to move: %s\n",
+              reply.held().empty()
+                  ? "no move helps, or no server has more than 1.1 of the mean"
+                  : telemetry::Printable(reply.held()).c_str());
+}
+
+// Until the groups that `reply` names are where it says, or `deadline`.
+absl::Status AwaitMoves(const Servers& servers,
+                        const ps::v1::BalanceReply& reply,
+                        absl::Time deadline) {
+  for (;;) {
+    WEFT_ASSIGN_OR_RETURN(const ps::ServerList list, servers.List());
+    int left = 0;
+    for (const auto& move : reply.moves()) {
+      const size_t entry = move.entry();
+      left += entry >= list.placed.size() ||
+                      list.placed[entry].primary != KeyOf(move.primary()) ||
+                      list.placed[entry].backup != KeyOf(move.backup())
+                  ? 1
+                  : 0;
+    }
+    if (left == 0) return absl::OkStatus();
+    if (absl::Now() > deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          left, " of ", reply.moves_size(),
+          " groups of partitions have not moved; they go on to move, unless a "
+          "server has died or a copy could not be made: look at weft servers "
+          "list, and balance again"));
+    }
+    absl::SleepFor(kAskEvery);
+  }
+}
+
+absl::StatusOr<int> Balance(const Servers& servers, bool dry_run,
+                            absl::Duration wait) {
+  const absl::Time deadline = absl::Now() + wait;
+  for (;;) {
+    WEFT_ASSIGN_OR_RETURN(const ps::v1::BalanceReply reply,
+                          servers.Balance(dry_run));
+    Print(servers, reply);
+    if (dry_run || wait == absl::ZeroDuration() || reply.moves_size() == 0) {
+      return 0;
+    }
+    WEFT_RETURN_IF_ERROR(AwaitMoves(servers, reply, deadline));
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<int> ServersCommand(int argc, char** argv) {
   Question question;
   Meeting meeting;
   bool as_json = false;
+  bool dry_run = false;
   absl::Duration wait = absl::ZeroDuration();
   worker::Flags flags(
       "weft servers",
@@ -258,25 +335,32 @@ absl::StatusOr<int> ServersCommand(int argc, char** argv) {
       "  weft servers list\n"
       "  weft servers drain ps1   all that ps1 has moves to others; then it "
       "may be stopped\n"
-      "  weft servers add ps1     it takes part again\n");
-  flags.AllowPositional("list|drain|add [SERVER]", /*anywhere=*/true);
+      "  weft servers add ps1     it takes part again\n"
+      "  weft servers balance     moves some of what a server has that has "
+      "more to do than others\n");
+  flags.AllowPositional("list|drain|add|balance [SERVER]", /*anywhere=*/true);
   meeting.AddTo(flags);
   flags.Add("json", &as_json, "list: as one JSON object");
   flags.Add("wait", &wait,
-            "drain: wait for so long until the server has nothing");
+            "drain: wait for so long until the server has nothing; balance: "
+            "until no move helps any more");
+  flags.Add("dry-run", &dry_run, "balance: show what would move");
   question.AddTo(flags);
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
   const std::vector<std::string>& words = flags.positional();
   const std::string verb = words.empty() ? "" : words[0];
   const bool is_list = verb == "list" && words.size() == 1;
   const bool is_move = (verb == "drain" || verb == "add") && words.size() == 2;
-  if (!is_list && !is_move) {
-    return Usage("wanted list, drain SERVER or add SERVER");
+  const bool is_balance = verb == "balance" && words.size() == 1;
+  if (!is_list && !is_move && !is_balance) {
+    return Usage("wanted list, drain SERVER, add SERVER or balance");
   }
+  if (dry_run && !is_balance) return Usage("--dry-run is of balance");
   WEFT_ASSIGN_OR_RETURN(const Servers servers,
                         Servers::Find(question, meeting));
   if (verb == "drain") return Drain(servers, words[1], wait);
   if (verb == "add") return Add(servers, words[1]);
+  if (is_balance) return Balance(servers, dry_run, wait);
   WEFT_ASSIGN_OR_RETURN(const ps::ServerList list, servers.List());
   if (as_json) {
     std::printf("%s\n", ToJson(servers, list).dump().c_str());

@@ -224,6 +224,14 @@ TablesReport AskTables(const Question& question, const rendezvous::View& view,
       report.silent.emplace_back(answer.member->name, answer.said.status());
     }
   }
+  // Who does not say it is of an older build, or was just named as silent.
+  for (MemberAnswer<ps::v1::ServerLoads>& answer : AskEach<ps::v1::ServerLoads>(
+           question, servers, job, [](const rpc::Target& target) {
+             return rpc::CallAsync(target, &ps::DescribeLoads);
+           })) {
+    if (!answer.said.ok()) continue;
+    report.loads.emplace_back(answer.member->name, *std::move(answer.said));
+  }
   return report;
 }
 
@@ -299,7 +307,8 @@ struct Wanted {
               "also the step and phase of each trainer, and who is behind");
     flags.Add("tables", &tables,
               "also the tables of the parameter servers: partitions, rows, "
-              "bytes and versions, and which server is behind");
+              "bytes and versions, which server is behind, what each has to "
+              "do, and the hottest partitions");
   }
 };
 

@@ -1,6 +1,7 @@
 #include "weft/launch/commands/tables_report.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -55,6 +56,71 @@ void AddServer(const std::string& name, const TableStats& stats, json& to) {
                          {"versions_behind", nullptr}};
 }
 
+// Of a number that a server may have made up.
+double Sane(double number) {
+  return number > 0 && number < 1e18 ? number : 0;  // NaN is not
+}
+
+// The same, with three digits that count.
+double Rounded(double number) {
+  if (number <= 0) return 0;
+  const double scale = std::pow(10, 2 - std::floor(std::log10(number)));
+  return std::round(number * scale) / scale;
+}
+
+json ToJson(const ps::v1::Load& load) {
+  return {{"requests", Sane(load.requests())},
+          {"rows", Sane(load.rows())},
+          {"bytes", Sane(load.bytes())},
+          {"busy", Sane(load.busy())},
+          {"backup", Sane(load.backup())}};
+}
+
+json LoadOf(const TablesReport& report) {
+  constexpr size_t kHottest = 5;
+  json load = {{"servers", json::object()},
+               {"most_of_mean", nullptr},
+               {"tables", json::object()},
+               {"hottest", json::array()}};
+  double most = 0;
+  double all = 0;
+  std::vector<json> hottest;
+  for (const auto& [name, loads] : report.loads) {
+    double of_server = 0;
+    for (const ps::v1::TableLoad& table : loads.tables()) {
+      const json its = ToJson(table.load());
+      of_server += its["busy"].get<double>() + its["backup"].get<double>();
+      json& sum = load["tables"][table.table()];
+      if (sum.is_null()) sum = json::object();
+      for (const auto& [key, value] : its.items()) {
+        sum[key] = sum.value(key, 0.0) + value.get<double>();
+      }
+      for (const ps::v1::PartitionLoad& one : table.hottest()) {
+        json hot = ToJson(one.load());
+        hot["table"] = table.table();
+        hot["partition"] = one.partition();
+        hot["server"] = name;
+        hottest.push_back(std::move(hot));
+      }
+    }
+    load["servers"][name] = of_server;
+    most = std::max(most, of_server);
+    all += of_server;
+  }
+  if (all <= 0) return load;
+  load["most_of_mean"] = most * static_cast<double>(report.loads.size()) / all;
+  std::sort(hottest.begin(), hottest.end(), [](const json& a, const json& b) {
+    return a["busy"].get<double>() > b["busy"].get<double>();
+  });
+  hottest.resize(std::min(hottest.size(), kHottest));
+  for (json& hot : hottest) {
+    hot["share"] =
+        (hot["busy"].get<double>() + hot["backup"].get<double>()) / all;
+    load["hottest"].push_back(std::move(hot));
+  }
+  return load;
+}
+
 // `text` of a worker, in the column of a terminal.
 std::string Shown(const std::string& text) {
   return telemetry::Printable(text);
@@ -93,6 +159,29 @@ std::string TextOf(const std::string& name, const json& table) {
   return text;
 }
 
+// Nothing of servers that have nothing to do.
+std::string TextOfLoad(const json& load) {
+  if (load["most_of_mean"].is_null()) return "";
+  std::string text = "  work, in seconds a second:";
+  for (const auto& [server, busy] : load["servers"].items()) {
+    absl::StrAppend(&text, " ", Shown(server), " ",
+                    Rounded(busy.get<double>()));
+  }
+  absl::StrAppend(&text, "; the most is ",
+                  Rounded(load["most_of_mean"].get<double>()),
+                  " of the mean\n");
+  for (const json& hot : load["hottest"]) {
+    absl::StrAppend(&text, "    partition ", hot["partition"].dump(), " of ",
+                    Shown(hot["table"].get<std::string>()), " on ",
+                    Shown(hot["server"].get<std::string>()), ": ",
+                    Rounded(100 * hot["share"].get<double>()), " % of all, ",
+                    Rounded(hot["requests"].get<double>()), " requests, ",
+                    Rounded(hot["rows"].get<double>()), " rows, ",
+                    Rounded(hot["bytes"].get<double>()), " bytes a second\n");
+  }
+  return text;
+}
+
 }  // namespace
 
 json ToJson(const TablesReport& report) {
@@ -122,6 +211,7 @@ json ToJson(const TablesReport& report) {
           std::max(server["version"].get<int64_t>(), int64_t{0});
     }
   }
+  answer["load"] = LoadOf(report);
   for (const auto& [name, why] : report.silent) {
     answer["no_answer"].push_back(name);
     answer["reasons"][name] = why.ToString();
@@ -135,6 +225,7 @@ std::string ToText(const TablesReport& report) {
   for (const auto& [name, table] : all["tables"].items()) {
     absl::StrAppend(&text, TextOf(name, table));
   }
+  absl::StrAppend(&text, TextOfLoad(all["load"]));
   if (all["groups"] != 0) {
     absl::StrAppend(&text, "  with two replicas: ", Number(all, "groups"),
                     " groups of partitions, ", Number(all, "lost"),

@@ -11,12 +11,15 @@
 
 #include "absl/status/status.h"
 #include "weft/proto/ps.pb.h"
+#include "weft/proto/ps_load.pb.h"
 
 namespace weft::launch {
 
 // Nothing in it is trusted: it is what others have sent.
 struct TablesReport {
   std::vector<std::pair<std::string, ps::v1::ServerStats>> servers;  // by name
+  // By name; of servers that say it.
+  std::vector<std::pair<std::string, ps::v1::ServerLoads>> loads;
   // Who has not answered, and why.
   std::vector<std::pair<std::string, absl::Status>> silent;
 };
@@ -26,8 +29,13 @@ struct TablesReport {
 // "push_dtype", "pull_dtype", "rows" and "bytes" of all servers, "version" (the
 // newest of any), counts of rows that went and of pushes that were refused, and
 // "servers": {NAME: {"rows", "bytes", "version", "versions_behind"}}. With two
-// replicas rows are those of primaries. SYNC: versions are rounds; else
-// "versions_behind" is null, for each server counts its own pushes.
+// replicas rows are those of primaries. "load": what servers had to do lately:
+// "servers": {NAME: seconds of work in a second}, "most_of_mean" (the most that
+// one has, by the mean), "tables": {NAME: {"requests", "rows", "bytes", "busy",
+// "backup"}} a second, and "hottest": the five partitions with the most work,
+// as [{"table", "partition", "server", "share", ...}]. SYNC: versions are
+// rounds; else "versions_behind" is null, for each server counts its own
+// pushes.
 nlohmann::json ToJson(const TablesReport& report);
 
 // The same in lines, for a terminal.

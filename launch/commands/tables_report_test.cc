@@ -1,5 +1,6 @@
 #include "weft/launch/commands/tables_report.h"
 
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -56,6 +57,51 @@ TEST(TablesReport, AddsUpWhatServersHaveAndNamesWhoIsBehind) {
             "    ps1: 5 rows, 500 bytes, version 40, 2 behind\n");
 }
 
+ps::v1::TableLoad& AddLoad(ps::v1::ServerLoads& of, const std::string& table,
+                           double busy, double backup) {
+  ps::v1::TableLoad& load = *of.add_tables();
+  load.set_table(table);
+  load.mutable_load()->set_rows(100);
+  load.mutable_load()->set_busy(busy);
+  load.mutable_load()->set_backup(backup);
+  return load;
+}
+
+void AddHot(ps::v1::TableLoad& to, uint32_t partition, double busy) {
+  ps::v1::PartitionLoad& hot = *to.add_hottest();
+  hot.set_partition(partition);
+  hot.mutable_load()->set_busy(busy);
+  hot.mutable_load()->set_rows(1234);
+  hot.mutable_load()->set_requests(10);
+  hot.mutable_load()->set_bytes(98765);
+}
+
+TEST(TablesReport, ShowsWhatServersHaveToDoAndTheHottestPartitions) {
+  TablesReport report;
+  EXPECT_TRUE(ToJson(report)["load"]["most_of_mean"].is_null());
+  report.loads.resize(2);
+  report.loads[0].first = "ps0";
+  ps::v1::TableLoad& first = AddLoad(report.loads[0].second, "words", 0.5, 0.1);
+  for (uint32_t p = 0; p < 5; ++p) AddHot(first, p, 0.01 * (p + 1));
+  report.loads[1].first = "ps1";
+  AddHot(AddLoad(report.loads[1].second, "words", 0.15, 0.05), 7, 0.2);
+  const Json load = ToJson(report)["load"];
+  EXPECT_NEAR(load["servers"]["ps0"].get<double>(), 0.6, 1e-9);
+  EXPECT_NEAR(load["most_of_mean"].get<double>(), 1.5, 1e-9);
+  EXPECT_NEAR(load["tables"]["words"]["busy"].get<double>(), 0.65, 1e-9);
+  ASSERT_EQ(load["hottest"].size(), 5U);
+  EXPECT_EQ(load["hottest"][0]["partition"], 7);
+  EXPECT_EQ(load["hottest"][0]["server"], "ps1");
+  EXPECT_NEAR(load["hottest"][0]["share"].get<double>(), 0.25, 1e-9);
+  EXPECT_EQ(load["hottest"][1]["partition"], 4);
+  const std::string text = ToText(report);
+  EXPECT_THAT(text, HasSubstr("  work, in seconds a second: ps0 0.6 ps1 0.2; "
+                              "the most is 1.5 of the mean\n"
+                              "    partition 7 of words on ps1: 25 % of all, "
+                              "10 requests, 1230 rows, 98800 bytes a "
+                              "second\n"));
+}
+
 TEST(TablesReport, AsynchronousServersAreNotBehindEachOther) {
   TablesReport report;
   report.servers.resize(2);
@@ -95,6 +141,12 @@ TEST(TablesReport, NumbersAndNamesThatServersMadeUpDoNoHarm) {
     odd.mutable_spec()->set_kind(static_cast<TableSpec::Kind>(99));
     odd.mutable_spec()->set_mode(TableSpec::SYNC);
   }
+  report.loads.resize(1);
+  for (const double odd : {-1.0, 1e300, std::nan(""), HUGE_VAL}) {
+    AddHot(AddLoad(report.loads[0].second, "\x1b[2J", odd, odd), 1, odd);
+  }
+  AddHot(AddLoad(report.loads[0].second, "\x1b[2J", 1, 0), 1, 1);
+  EXPECT_EQ(ToJson(report)["load"]["most_of_mean"], 1);
   EXPECT_EQ(ToJson(report)["tables"]["\x1b[2J"]["rows"], kMost);
   EXPECT_EQ(ToJson(report)["tables"]["odd"]["rows"], 0);
   EXPECT_THAT(ToText(report), Not(HasSubstr("\x1b")));

@@ -6,7 +6,7 @@
 namespace weft::ps {
 namespace {
 
-constexpr absl::Duration kLeastStep = absl::Milliseconds(100);
+constexpr absl::Duration kLeastStep = absl::Milliseconds(500);
 
 double SecondsOf(double nanoseconds) { return nanoseconds / 1e9; }
 

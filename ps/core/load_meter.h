@@ -69,8 +69,8 @@ class LoadMeter {
   void BackupBusy(absl::Span<const Share> shares, absl::Duration time);
 
   // What has been counted since the last call was counted by `now`. About each
-  // second. The first call begins the time. Calls of less than a tenth of a
-  // second after the last do nothing, nor do those of earlier moments.
+  // second. The first call begins the time. Calls of less than half a second
+  // after the last do nothing, nor do those of earlier moments.
   void Advance(Instant now) ABSL_LOCKS_EXCLUDED(mu_);
 
   // As of the last Advance().

@@ -47,6 +47,10 @@
 
 namespace weft::ps {
 
+// Whether servers even out what they have to do by themselves; kDryRun: they
+// say what they would move.
+enum class RebalanceMode { kOff, kOn, kDryRun };
+
 struct RebalanceOptions {
   double most = 1.1;         // of the mean: more than that begins moves...
   double aim = 1.05;         // ... until none has more than this

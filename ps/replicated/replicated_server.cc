@@ -53,6 +53,15 @@ ReplicatedServer::ReplicatedServer(Options options)
   };
   keeping.telemetry = &options.agent->telemetry();
   keeper_ = std::make_unique<MapKeeper>(std::move(keeping));
+  RebalanceDriver::Options balancing;
+  balancing.agent = options.agent;
+  balancing.self = options.self;
+  balancing.mode = options.rebalance;
+  balancing.rebalance = options.rebalancing;
+  balancing.map = [this] { return keeper_->map(); };
+  balancing.loads = [this] { return Loads(); };
+  balancing.propose = [this](const MapChange& change) { Propose(change); };
+  balancing_ = std::make_unique<RebalanceDriver>(std::move(balancing));
   ticks_ = std::thread([this] { RunTicks(); });
 }
 
@@ -70,6 +79,7 @@ ReplicatedServer::~ReplicatedServer() {
     MutexLock lock(ticks_mu_);
     while (calls_ > 0) ticks_end_.Wait(ticks_mu_);
   }
+  balancing_.reset();
   keeper_.reset();
 }
 
@@ -102,8 +112,12 @@ std::shared_ptr<const Leases> ReplicatedServer::leases() {
 }
 
 void ReplicatedServer::TickTables(Instant now) {
-  for (const auto& [name, table] : tables()) table->Tick();
+  for (const auto& [name, table] : tables()) {
+    table->Tick();
+    table->load().Advance(now);
+  }
   MarkEmptyEntries(now);
+  balancing_->OnTick(now);
 }
 
 void ReplicatedServer::RunTicks() {
@@ -303,6 +317,12 @@ absl::Status ReplicatedServer::SetDrained(uint32_t server, bool is_drained) {
   keeper_->Propose(change, nullptr);
   return absl::UnavailableError(
       "the map is being changed; ask again until it is");
+}
+
+std::vector<EntryLoad> ReplicatedServer::Loads() const {
+  std::vector<EntryLoad> loads(map().entries());
+  for (const auto& [name, table] : tables()) table->AddLoads(loads);
+  return loads;
 }
 
 void ReplicatedServer::LearnMap() { keeper_->Learn(); }

@@ -33,9 +33,12 @@
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/core/byte_budget.h"
 #include "weft/ps/core/leases.h"
+#include "weft/ps/core/load_meter.h"
 #include "weft/ps/core/openings.h"
 #include "weft/ps/core/partition_map.h"
+#include "weft/ps/core/rebalancer.h"
 #include "weft/ps/replicated/map_keeper.h"
+#include "weft/ps/replicated/rebalance_driver.h"
 #include "weft/ps/replicated/replicated_table.h"
 #include "weft/ps/replicated/server_links.h"
 #include "weft/rendezvous/store.h"
@@ -61,6 +64,8 @@ class ReplicatedServer final : public ReplicaHost {
     // A backup that is heard of, but takes nothing of what it lacks for so
     // long, is dropped: it may only be busy.
     absl::Duration stall = absl::Seconds(5);
+    RebalanceMode rebalance = RebalanceMode::kOff;
+    RebalanceOptions rebalancing;
     LeaseOptions leases = {absl::Milliseconds(800), absl::Seconds(9), 0.01,
                            absl::Milliseconds(100)};
   };
@@ -121,6 +126,13 @@ class ReplicatedServer final : public ReplicaHost {
   //   kUnavailable         it is on the way: ask again
   //   kFailedPrecondition  as PartitionMap::Apply
   absl::Status SetDrained(uint32_t server, bool is_drained);
+
+  // What it has to do for each entry of the map.
+  std::vector<EntryLoad> Loads() const ABSL_LOCKS_EXCLUDED(mu_);
+  // As RebalanceDriver::Balance.
+  Future<v1::BalanceReply> Balance(bool dry_run) {
+    return balancing_->Balance(dry_run);
+  }
 
   // The newest map, encoded; empty: none yet.
   std::string encoded_map() const { return keeper_->encoded(); }
@@ -190,6 +202,7 @@ class ReplicatedServer final : public ReplicaHost {
 
   ServerLinks links_;
   std::unique_ptr<MapKeeper> keeper_;
+  std::unique_ptr<RebalanceDriver> balancing_;
   std::thread ticks_;
 };
 

@@ -111,7 +111,8 @@ ReplicatedTable::ReplicatedTable(Options options,
       layout_(std::move(layout)),
       placement_(spec().name(), spec().partitions(), 1),
       identity_(std::make_shared<const TableIdentity>(
-          TableIdentity{spec(), options_.generation})) {}
+          TableIdentity{spec(), options_.generation})),
+      load_(spec().partitions()) {}
 
 ReplicatedTable::~ReplicatedTable() {
   Shutdown(absl::CancelledError("the table was dropped"));
@@ -350,6 +351,7 @@ void ReplicatedTable::OnMessages(WorkerKey from, ReceivedRun run) {
   if (run.generation != options_.generation) return;
   Work work;
   for (Received& received : run.messages) {
+    const Instant began = SteadyClock().Now();
     const int partition = received.partition;
     if (static_cast<size_t>(partition) >= cells_.size() ||
         cells_[partition] == nullptr) {
@@ -386,6 +388,13 @@ void ReplicatedTable::OnMessages(WorkerKey from, ReceivedRun run) {
               cell.loading = nullptr;
             },
         work);
+    const absl::Duration time = SteadyClock().Now() - began;
+    // Copies pass: they say nothing of what there will be to do.
+    if (message.kind == ReplicaMessage::Kind::kAppend) {
+      load_.BackupBusy(partition, time);
+    } else if (message.kind == ReplicaMessage::Kind::kAck) {
+      load_.Busy(partition, time);
+    }
   }
   Finish(std::move(work));
 }
@@ -491,6 +500,25 @@ std::string ReplicatedTable::DebugString(int partition) const {
   return absl::StrCat(
       cell->replica.MayAnswer({now, *leases}) ? "may answer " : "is silent ",
       cell->rounds, " rounds: ", cell->replica.Snapshot(now));
+}
+
+void ReplicatedTable::AddLoads(std::vector<EntryLoad>& loads) const {
+  for (const LoadMeter::OfPartition& one : load_.Loads()) {
+    EntryLoad& entry = loads[EntryOf(one.partition)];
+    entry.primary += one.load.busy;
+    entry.backup += one.load.backup;
+  }
+}
+
+uint64_t ReplicatedTable::Lag() const {
+  uint64_t lag = 0;
+  for (const auto& cell : cells_) {
+    if (cell == nullptr) continue;
+    MutexLock lock(cell->mu);
+    if (!cell->replica.is_primary()) continue;
+    lag = std::max(lag, cell->replica.end() - cell->replica.stable());
+  }
+  return lag;
 }
 
 v1::TableStats ReplicatedTable::Stats() const {

@@ -31,6 +31,7 @@
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/core/byte_budget.h"
 #include "weft/ps/core/leases.h"
+#include "weft/ps/core/load_meter.h"
 #include "weft/ps/core/open_clients.h"
 #include "weft/ps/core/partition_map.h"
 #include "weft/ps/core/replica.h"
@@ -123,6 +124,15 @@ class ReplicatedTable {
   // For tests and for those who look for a fault: Replica::Snapshot.
   std::string DebugString(int partition) const;
 
+  // What this server has to do for its partitions. To be told the time about
+  // each second.
+  LoadMeter& load() { return load_; }
+  // Adds that of each entry to `loads`, which has one for each.
+  void AddLoads(std::vector<EntryLoad>& loads) const;
+  // How many changes of a primary here are not stable, of the partition with
+  // the most.
+  uint64_t Lag() const;
+
   // Rows of this server's primaries, and their lowest version.
   v1::TableStats Stats() const;
   // Of this server's primaries. `version`: the newest of any; kUnavailable if
@@ -205,6 +215,7 @@ class ReplicatedTable {
   std::vector<std::unique_ptr<Cell>> cells_;
   std::atomic<int64_t> copied_bytes_{0};    // of all cells' copies
   std::atomic<int64_t> refused_pushes_{0};  // for want of memory
+  LoadMeter load_;
 
   mutable Mutex mu_;
   std::set<int> dead_ ABSL_GUARDED_BY(mu_);

@@ -10,6 +10,8 @@
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
 #include "weft/base/status_macros.h"
+#include "weft/ps/replicated/load_report.h"
+#include "weft/ps/replicated/rebalance_driver.h"
 #include "weft/ps/replicated/replicated_server.h"
 #include "weft/ps/replicated/replicated_table.h"
 #include "weft/rpc/agent.h"
@@ -139,6 +141,24 @@ absl::StatusOr<v1::MapReply> GetMap(rpc::CallContext& context) {
   return reply;
 }
 WEFT_RPC(GetMap);
+
+absl::StatusOr<v1::ServerLoads> LoadsOf(rpc::CallContext& context) {
+  WEFT_ASSIGN_OR_RETURN(ReplicatedServer * server, ServerOf(context));
+  v1::ServerLoads loads;
+  AddEntries(server->Loads(), loads);
+  return loads;
+}
+WEFT_RPC(LoadsOf);
+WEFT_RPC_ROLES(LoadsOf, "ps", "admin");
+
+Future<v1::BalanceReply> BalanceServers(rpc::CallContext& context,
+                                        bool dry_run) {
+  const auto server = ServerOf(context);
+  if (!server.ok()) return MakeReady<v1::BalanceReply>(server.status());
+  return (*server)->Balance(dry_run);
+}
+WEFT_RPC(BalanceServers);
+WEFT_RPC_ROLES(BalanceServers, "admin");
 
 absl::StatusOr<v1::LeasePing> PingServer(rpc::CallContext& context,
                                          const v1::LeasePing& ping) {

@@ -16,6 +16,7 @@
 #include "weft/base/clock.h"
 #include "weft/base/future.h"
 #include "weft/proto/ps.pb.h"
+#include "weft/proto/ps_load.pb.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/session/directory.h"
 
@@ -59,6 +60,14 @@ Future<PullSpansReply> PullSpans(rpc::CallContext& context,
 // The newest map that the server knows. kUnavailable (IsNotServing): none yet.
 // kFailedPrecondition: it has OneReplica.
 absl::StatusOr<v1::MapReply> GetMap(rpc::CallContext& context);
+
+// --- For those who even out what servers have to do. ---
+
+// What this server has to do for each entry.
+absl::StatusOr<v1::ServerLoads> LoadsOf(rpc::CallContext& context);
+// RebalanceDriver::Balance; any server of the job can be asked. For admins.
+Future<v1::BalanceReply> BalanceServers(rpc::CallContext& context,
+                                        bool dry_run);
 
 // --- For other servers. ---
 

@@ -17,6 +17,12 @@ namespace {
 // How many pulls of a partition may wait.
 constexpr size_t kMostReads = 8192;
 
+// Of a pull that was checked.
+absl::Span<const uint64_t> KeysIn(const Bytes& aligned) {
+  return {reinterpret_cast<const uint64_t*>(aligned.data()),
+          aligned.size() / sizeof(uint64_t)};
+}
+
 // In memory of its own: others of its request are not kept with it.
 Bytes Alone(const Bytes& bytes) {
   std::vector<uint64_t> words((bytes.size() + sizeof(uint64_t) - 1) /
@@ -158,12 +164,19 @@ absl::StatusOr<ReplicatedTable::PushedSpans> ReplicatedTable::CheckPush(
 
 Future<v1::PushReply> ReplicatedTable::Push(
     const v1::PushRequest& request, const std::vector<Bytes>& payloads) {
+  const Instant began = SteadyClock().Now();
   const absl::StatusOr<PushedSpans> pushed = CheckPush(request, payloads);
   if (!pushed.ok()) return MakeReady<v1::PushReply>(pushed.status());
   const auto call = std::make_shared<PushCall>(request.spans_size());
   Future<v1::PushReply> future = call->future();
+  std::vector<LoadMeter::Share> shares(request.spans_size());
   for (int i = 0; i < request.spans_size(); ++i) {
+    const int partition = static_cast<int>(request.spans(i).partition());
     call->SetPartition(i, request.spans(i).partition());
+    const Frame& frame = pushed->frames[i];
+    shares[i] = {partition, static_cast<int64_t>(frame.keys.size())};
+    load_.Count(partition, shares[i].rows,
+                static_cast<int64_t>(payloads[i].size()));
   }
   Work work;
   for (int i = 0; i < request.spans_size(); ++i) {
@@ -174,6 +187,7 @@ Future<v1::PushReply> ReplicatedTable::Push(
         },
         work);
   }
+  load_.Busy(shares, SteadyClock().Now() - began);
   Finish(std::move(work));
   return future;
 }
@@ -330,12 +344,20 @@ absl::StatusOr<std::vector<Bytes>> ReplicatedTable::CheckPull(
 Future<ReplicatedTable::Pulled> ReplicatedTable::Pull(
     const v1::PullRequest& request, const std::vector<Bytes>& payloads,
     Instant deadline) {
+  const Instant began = SteadyClock().Now();
   const absl::StatusOr<std::vector<Bytes>> all = CheckPull(request, payloads);
   if (!all.ok()) return MakeReady<Pulled>(all.status());
   const auto call = std::make_shared<PullCall>(request.spans_size());
   Future<Pulled> future = call->future();
+  std::vector<LoadMeter::Share> shares(request.spans_size());
   for (int i = 0; i < request.spans_size(); ++i) {
+    const int partition = static_cast<int>(request.spans(i).partition());
     call->SetPartition(i, request.spans(i).partition());
+    const absl::Span<const uint64_t> keys = KeysIn((*all)[i]);
+    shares[i] = {partition, static_cast<int64_t>(keys.size())};
+    load_.Count(partition, shares[i].rows,
+                static_cast<int64_t>((*all)[i].size()) +
+                    WireBytes(*layout_, spec().wire().pull(), keys));
   }
   Work work;
   for (int i = 0; i < request.spans_size(); ++i) {
@@ -371,6 +393,7 @@ Future<ReplicatedTable::Pulled> ReplicatedTable::Pull(
         },
         work);
   }
+  load_.Busy(shares, SteadyClock().Now() - began);
   Finish(std::move(work));
   return future;
 }

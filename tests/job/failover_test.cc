@@ -205,6 +205,60 @@ TEST(Failover, DrainedServerIsStoppedAndTheTrainingEndsWithTheBits) {
   ExpectUndisturbed(job, saved);
 }
 
+// Until the servers show that each partition has both its copies: what they
+// show then.
+std::string AwaitTwoCopies(const Job& job) {
+  std::string list;
+  EXPECT_TRUE(Becomes([&] {
+    list = Servers(job, {"list", "--json"});
+    return absl::StrContains(list, "\"single\":0") &&
+           absl::StrContains(list, "\"lost\":0");
+  })) << list;
+  return list;
+}
+
+// A server that has nothing gets its part of the work. It dies amid the first
+// moves, and comes back.
+TEST(Failover, ServerThatTakesPartAgainGetsItsPartOfTheWorkAndTheBitsStay) {
+  const Job job;
+  const std::string saved = job.Path("balanced");
+  Job started = Job();
+  started.servers = kServers;
+  started.flags = {"--replicas=2"};
+  const Flags serve = {"--checkpoint-dir=" + saved};
+  Processes servers = started.StartServers(serve);
+  const Processes trainers = started.StartTrainers(
+      {kForLong, kKeepSome, "--lr=0.001", "--checkpoint-dir=" + saved});
+  ASSERT_TRUE(Becomes([&] { return !Checkpoints(saved).empty(); }))
+      << trainers[0]->output();
+  Servers(started, {"drain", "ps1", "--wait=60s"});
+  Servers(started, {"add", "ps1"});
+  std::string said;
+  for (const Flags& words : {Flags{"balance", "--dry-run"}, {"balance"}}) {
+    // Once there is a load that can be measured.
+    EXPECT_TRUE(Becomes([&] {
+      said = Servers(started, words);
+      return absl::StrContains(said, " to ps1");
+    })) << said;
+  }
+  servers[1]->Signal(SIGKILL);
+  EXPECT_THAT(servers[1]->Wait(kLong), IsOk());
+  servers[1] = started.StartServer(1, serve);
+  const auto has_nothing = ::testing::ContainsRegex(
+      "\"backup\":0,[^}]*\"name\":\"ps1\",\"primary\":0,");
+  EXPECT_TRUE(Becomes([&] {
+    Servers(started, {"balance"});
+    return !::testing::Value(AwaitTwoCopies(started), has_nothing);
+  })) << AwaitTwoCopies(started);
+  AwaitWholeEpoch(*trainers[0], saved, kSteps);
+  for (const auto& trainer : trainers) trainer->Signal(SIGTERM);
+  for (const auto& trainer : trainers) {
+    EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(kTerminated))
+        << trainer->output();
+  }
+  ExpectUndisturbed(job, saved);
+}
+
 // Both copies of some partitions are lost: all end, and say why.
 TEST(Failover, DeathOfTwoServersAtOnceEndsTheJobWithTheReason) {
   Job job;
