@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <iterator>
 #include <set>
@@ -11,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/ps/client.h"
@@ -36,10 +39,6 @@ constexpr int kPartitions = 16;
 constexpr int kHot[] = {0, 3, 6};
 constexpr int kHotRows = 300;  // of each; of others one
 constexpr int kPullsOfARound = 4;
-
-WorkerKey KeyOf(int server, uint64_t epoch = 1) {
-  return {static_cast<uint32_t>(server), epoch};
-}
 
 bool IsHot(int partition) {
   return std::find(std::begin(kHot), std::end(kHot), partition) !=
@@ -125,24 +124,42 @@ void TrainWhile(TestJob& job, v1::TableSpec::Mode mode, const During& during) {
   EXPECT_THAT(ends, Each(Each(static_cast<float>(pushes))));
 }
 
-TEST(Rebalance, HotPartitionsOfASynchronousTableComeToDifferentServers) {
-  TestJob job = MakeJob(RebalanceMode::kOn);
-  TrainWhile(job, v1::TableSpec::SYNC, [&] {
-    EXPECT_TRUE(Becomes([&] {
-      return PrimariesOfTheHot(job).size() == kServers;
-    })) << job.replicated(0).map().Summary();
-    EXPECT_TRUE(job.replicated(0).map().IsReplicated());
-  });
+// The most that a server has to do, by the mean, as server 0 measures it.
+double SkewOf(TestJob& job) {
+  const auto reply = job.replicated(0).Balance(/*dry_run=*/true).Wait(kTimeout);
+  EXPECT_THAT(reply.status(), IsOk());
+  if (!reply.ok()) return 0;
+  double most = 0;
+  double all = 0;
+  for (const auto& server : reply->servers()) {
+    most = std::max(most, server.before());
+    all += server.before();
+  }
+  return all == 0 ? HUGE_VAL : most * reply->servers_size() / all;
 }
 
-TEST(Rebalance, HotPartitionsOfAnAsynchronousTableComeToDifferentServers) {
+// With all of the hot on one server it has 3 of 4.5 parts of the work and twice
+// the mean, if a backup costs half of what a primary does. What is measured on
+// a busy machine trembles, so the bound is wider than the 1.1 that is aimed at.
+void ExpectToEvenOut(TestJob& job) {
+  double skew = 0;
+  EXPECT_TRUE(Becomes([&] {
+    absl::SleepFor(absl::Milliseconds(10));
+    skew = SkewOf(job);
+    return skew <= 1.3 && PrimariesOfTheHot(job).size() >= 2;
+  })) << skew
+      << " of the mean; " << job.replicated(0).map().Summary();
+  EXPECT_TRUE(job.replicated(0).map().IsReplicated());
+}
+
+TEST(Rebalance, HotPartitionsOfASynchronousTableAreShared) {
   TestJob job = MakeJob(RebalanceMode::kOn);
-  TrainWhile(job, v1::TableSpec::ASYNC, [&] {
-    EXPECT_TRUE(Becomes([&] {
-      return PrimariesOfTheHot(job).size() == kServers;
-    })) << job.replicated(0).map().Summary();
-    EXPECT_TRUE(job.replicated(0).map().IsReplicated());
-  });
+  TrainWhile(job, v1::TableSpec::SYNC, [&] { ExpectToEvenOut(job); });
+}
+
+TEST(Rebalance, HotPartitionsOfAnAsynchronousTableAreShared) {
+  TestJob job = MakeJob(RebalanceMode::kOn);
+  TrainWhile(job, v1::TableSpec::ASYNC, [&] { ExpectToEvenOut(job); });
 }
 
 // The one that the first move goes to, while it goes on. Then it comes back.
@@ -165,10 +182,6 @@ void KillAmidAMove(TestJob& job) {
   job.KillServer(victim);
   job.StartServer(victim);
   EXPECT_TRUE(job.BecomesReplicated());
-  // It is more than a stand-by again.
-  EXPECT_TRUE(Becomes([&] {
-    return job.replicated(0).map().PartsOf(KeyOf(victim, 2)).primaries > 0;
-  })) << job.replicated(0).map().Summary();
 }
 
 TEST(Rebalance, DeathAmidAMoveLosesNothingOfASynchronousTable) {
@@ -199,7 +212,7 @@ TEST(Rebalance, OneRoundIsShownOrBegunWhenSomebodyAsks) {
     EXPECT_TRUE(Becomes([&] {
       const auto reply = job.replicated(1).Balance(false).Wait(kTimeout);
       EXPECT_THAT(reply.status(), IsOk());
-      return !reply.ok() || PrimariesOfTheHot(job, 1).size() == kServers;
+      return !reply.ok() || PrimariesOfTheHot(job, 1).size() >= 2;
     })) << job.replicated(1).map().Summary();
     EXPECT_GT(job.replicated(1).map().epoch(), before.epoch());
   });
