@@ -133,7 +133,8 @@ void Show(const ps::Server& server, telemetry::Metrics& metrics) {
       metrics.GaugeFor(name, label).Set(count);
     }
   }
-  for (const ps::v1::TableLoad& table : server.Loads().tables()) {
+  const ps::v1::ServerLoads loads = server.Loads();
+  for (const ps::v1::TableLoad& table : loads.tables()) {
     ShowLoad(table, metrics);
   }
   server.ExportMetrics(metrics);

@@ -503,6 +503,8 @@ std::string ReplicatedTable::DebugString(int partition) const {
 }
 
 void ReplicatedTable::AddLoads(std::vector<EntryLoad>& loads) const {
+  // The first map may have come since the caller asked for it.
+  if (loads.size() < static_cast<size_t>(entries_)) loads.resize(entries_);
   for (const LoadMeter::OfPartition& one : load_.Loads()) {
     EntryLoad& entry = loads[EntryOf(one.partition)];
     entry.primary += one.load.busy;

@@ -127,7 +127,7 @@ class ReplicatedTable {
   // What this server has to do for its partitions. To be told the time about
   // each second.
   LoadMeter& load() { return load_; }
-  // Adds that of each entry to `loads`, which has one for each.
+  // Adds that of each entry to `loads`, which gets room for each.
   void AddLoads(std::vector<EntryLoad>& loads) const;
   // How many changes of a primary here are not stable, of the partition with
   // the most.
