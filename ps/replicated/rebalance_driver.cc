@@ -14,6 +14,7 @@ namespace weft::ps {
 namespace {
 
 constexpr absl::Duration kAskTimeout = absl::Seconds(2);
+constexpr absl::Duration kTellEvery = absl::Seconds(30);  // kDryRun
 
 v1::BalanceReply::Key ToProto(WorkerKey key) {
   v1::BalanceReply::Key proto;
@@ -218,16 +219,14 @@ void RebalanceDriver::TellOfPlan(const PartitionMap& map,
   std::string text;
   {
     MutexLock lock(mu_);
-    // The same entries again are no news, though their loads are others.
-    std::string key;
+    const Instant now = SteadyClock().Now();
+    if (now < next_told_) return;
     for (const Rebalancer::Move& move : rebalancer_.PlanOf(map, loads).moves) {
-      absl::StrAppend(&key, move.entry, ",");
       absl::StrAppend(&text, text.empty() ? "" : "; ", TextOf(move));
     }
-    if (key == told_) return;
-    told_ = key;
+    if (text.empty()) return;
+    next_told_ = now + kTellEvery;
   }
-  if (text.empty()) return;
   WEFT_LOG(options_.agent->telemetry().logger(), Info,
            "rebalancing: would move ")
       << text;

@@ -85,7 +85,7 @@ class RebalanceDriver {
   bool is_looking_ ABSL_GUARDED_BY(mu_) = false;
   Instant next_look_ ABSL_GUARDED_BY(mu_);
   Rebalancer rebalancer_ ABSL_GUARDED_BY(mu_);
-  std::string told_ ABSL_GUARDED_BY(mu_);  // kDryRun: the last plan
+  Instant next_told_ ABSL_GUARDED_BY(mu_);  // kDryRun: of a plan
 };
 
 }  // namespace weft::ps
