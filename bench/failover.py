@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""failover.py [--elastic [--goodput] | --refill] [--kills=20] [--every=3] [--data=DIR]: what a kill costs a job in time.
+"""failover.py [--elastic [--goodput] | --refill | --join] [--kills=20] [--every=3] [--data=DIR]: what a kill costs a job in
+time, and what one that comes.
 
 Runs `weft run --replicas=2` of 3 servers and 2 synchronous trainers, and kills a random server with SIGKILL every few
 seconds; with --elastic, `weft run --elastic` of 4 data-parallel trainers, and kills a random trainer. For each kill: the
@@ -12,6 +13,10 @@ as long a time without a kill before it, over all kills. A step that is repeated
 --refill: in place of that, steps a second from the kill of a server until all partitions have two copies again, beside
 those of as long a time before the kill, or since the refill before, of bench/refill_trainer with a table of 100 MB; medians
 of the kills, but for those of a server that had no copy.
+
+--join: 4 trainers with a state of 100 MB (bench/join_trainer), and a fifth that is started by hand, takes part and is killed,
+--kills times. How long the others stop when it joins, between two steps; how long for that they meet, and give it the state, as
+the fifth tells; and the longest time between two steps after it was killed.
 """
 
 import argparse
@@ -33,6 +38,9 @@ parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist")
 parser.add_argument("--goodput", action="store_true")
 parser.add_argument("--refill", action="store_true")
 parser.add_argument("--refill-trainer", default="")
+parser.add_argument("--join", action="store_true")
+parser.add_argument("--join-trainer", default="")
+parser.add_argument("--rows", type=int, default=131072, help="of --join: 768 bytes of state each")
 parser.add_argument("--bin", default=os.path.join(os.path.dirname(__file__), "..", "bin"))
 options = parser.parse_args()
 bin_dir = os.path.abspath(options.bin)
@@ -45,7 +53,14 @@ if options.refill:
 command = ["--replicas=2", "--role", f"ps=3:{bin_dir}/parameter_server", "--role", trainers]
 if options.elastic:
     command = ["--elastic=2:4", "--role", f"trainer=4:{trainer} --strategy=ddp --virtual-shards=4"]
-run = subprocess.Popen([f"{bin_dir}/weft", "run"] + command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+runtime = tempfile.mkdtemp(prefix="failover")
+environment = dict(os.environ)
+joiner = [options.join_trainer or f"{bin_dir}/join_trainer", f"--rows={options.rows}", "--epochs=1000"]
+if options.join:
+    environment["XDG_RUNTIME_DIR"] = runtime
+    command = ["--job=join", "--elastic=2:8", "--nproc-per-node=4"] + joiner
+run = subprocess.Popen([f"{bin_dir}/weft", "run"] + command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                       env=environment)
 steps, lines, copies = [], [], []
 furthest = 0
 
@@ -126,6 +141,47 @@ if options.refill:
                       "steps_per_s_refilling": round(sorted(k[1] for k in kills)[middle], 1),
                       "ratio": round(sorted(k[1] / k[0] for k in kills)[middle], 3),
                       "refill_s": round(sorted(k[2] for k in kills)[middle], 2)}))
+    sys.exit(0)
+
+
+
+def measure_join():
+    """Of one that comes and is killed: seconds between two steps when it comes, what it tells, and when it is killed."""
+    time.sleep(options.every)
+    at = time.monotonic()
+    usual = longest(at - 1, at)
+    flags = ["--job=join", "--rank=7", "--workers=2:8", "--coordinator-host=coordinator0",
+             f"--coordinator=unix:{runtime}/weft/join/coordinator.sock"]
+    newcomer = subprocess.Popen(joiner + flags, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    said = []
+    for line in newcomer.stdout:
+        said.append(line)
+        if "taking part" in line:
+            break
+    else:
+        sys.exit("".join(said))
+    threading.Thread(target=newcomer.stdout.read, daemon=True).start()
+    phases = {key: int(said[-1].split(key + "=", 1)[1].split()[0].rstrip(",")) if key + "=" in said[-1] else None
+              for key in ("meeting_ms", "state_ms")}
+    time.sleep(1)
+    joined = longest(at, time.monotonic() - 0.5)
+    at = time.monotonic()
+    newcomer.kill()
+    newcomer.wait()
+    time.sleep(1.5)
+    return {"usual_s": usual, "join_s": joined, "kill_s": longest(at, at + 1), **phases}
+
+
+if options.join:
+    joins = [measure_join() for _ in range(options.kills)]
+    run.send_signal(signal.SIGINT)
+    run.wait(timeout=60)
+    result = {"joins": len(joins)}
+    for key in joins[0]:
+        values = sorted(j[key] for j in joins if j[key] is not None)
+        if values:
+            result[key] = {"median": round(values[len(values) // 2], 3), "longest": round(values[-1], 3)}
+    print(json.dumps(result))
     sys.exit(0)
 if options.goodput:
     quiet, killed = 0, []

@@ -139,7 +139,9 @@ absl::StatusOr<std::unique_ptr<VirtualShards>> VirtualShards::Create(
   WEFT_RETURN_IF_ERROR(shards->CheckDTypes());
   shards->own_ = OwnShards(group.rank(), group.size(), options.shards);
   shards->next_ = shards->own_.begin;
-  WEFT_RETURN_IF_ERROR(shards->replicas_.BroadcastFrom(options.root));
+  if (options.root != kNoRoot) {
+    WEFT_RETURN_IF_ERROR(shards->replicas_.BroadcastFrom(options.root));
+  }
   return shards;
 }
 

@@ -64,11 +64,13 @@ namespace weft::ddp {
 
 class VirtualShards {
  public:
+  static constexpr int kNoRoot = -1;
   struct Options {
     int shards = 8;
     // Of each operation; none: the group's.
     absl::optional<absl::Duration> timeout = absl::nullopt;
-    // Whose parameters and buffers all begin with.
+    // Whose parameters and buffers all begin with; kNoRoot: all have the same,
+    // or will before the first Begin.
     int root = 0;
   };
 

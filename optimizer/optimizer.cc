@@ -406,15 +406,21 @@ absl::Status Optimizer::SetLearningRateScale(double scale) {
 }
 
 absl::btree_map<std::string, Tensor> Optimizer::StateDict() const {
+  absl::btree_map<std::string, Tensor> dict = StateInPlace();
+  for (auto& [name, tensor] : dict) tensor = tensor.Clone();
+  return dict;
+}
+
+absl::btree_map<std::string, Tensor> Optimizer::StateInPlace() const {
   absl::btree_map<std::string, Tensor> dict;
   for (const Group& group : groups_) {
     for (const ParameterState& state : group.states) {
       const std::string& name = state.parameter.name;
       dict[name + "/step"] = Tensor::Scalar<int64_t>(state.step);
-      if (state.master.defined()) dict[name + "/master"] = state.master.Clone();
+      if (state.master.defined()) dict[name + "/master"] = state.master;
       for (size_t i = 0; i < state.slots.size(); ++i) {
         dict[absl::StrCat(name, "/", group.rule->slots()[i].name)] =
-            state.slots[i].Clone();
+            state.slots[i];
       }
     }
   }
@@ -424,7 +430,7 @@ absl::btree_map<std::string, Tensor> Optimizer::StateDict() const {
 absl::Status Optimizer::LoadStateDict(
     const absl::btree_map<std::string, Tensor>& state) {
   return CatchToStatus([&]() -> absl::Status {
-    const absl::btree_map<std::string, Tensor> ours = StateDict();
+    const absl::btree_map<std::string, Tensor> ours = StateInPlace();
     for (const auto& [name, tensor] : ours) {
       const auto found = state.find(name);
       if (found == state.end() || !found->second.defined() ||
@@ -454,12 +460,14 @@ absl::Status Optimizer::LoadStateDict(
         const std::string& name = mine.parameter.name;
         mine.step = state.at(name + "/step").item<int64_t>();
         if (mine.master.defined()) {
-          mine.master.CopyFrom(state.at(name + "/master"));
+          const Tensor& given = state.at(name + "/master");
+          if (!given.IsSameAs(mine.master)) mine.master.CopyFrom(given);
           mine.rounded = nullptr;
         }
         for (size_t i = 0; i < mine.slots.size(); ++i) {
-          mine.slots[i].CopyFrom(
-              state.at(absl::StrCat(name, "/", group.rule->slots()[i].name)));
+          const Tensor& given =
+              state.at(absl::StrCat(name, "/", group.rule->slots()[i].name));
+          if (!given.IsSameAs(mine.slots[i])) mine.slots[i].CopyFrom(given);
         }
       }
     }

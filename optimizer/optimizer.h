@@ -131,6 +131,11 @@ class Optimizer {
   // [rows] for a slot of one value for a row: clones, to be kept in a
   // checkpoint.
   absl::btree_map<std::string, Tensor> StateDict() const;
+  // The same without clones: the slots and master weights themselves, whose
+  // elements may be replaced between two steps, and copies of the steps.
+  // LoadStateDict takes it, and has to be called after such a replacement.
+  // Valid while no group is added.
+  absl::btree_map<std::string, Tensor> StateInPlace() const;
 
   // Replaces the state. kInvalidArgument, with nothing changed, names what is
   // missing, unknown, or of another shape or dtype.

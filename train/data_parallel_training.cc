@@ -263,7 +263,14 @@ absl::Status DataParallelTraining::GiveOptimizerToAll(int root) {
 }
 
 absl::btree_map<std::string, Tensor> DataParallelTraining::UpdateState() const {
-  absl::btree_map<std::string, Tensor> state = parts_.optimizer->StateDict();
+  absl::btree_map<std::string, Tensor> state = UpdateStateInPlace();
+  for (auto& [name, tensor] : state) tensor = tensor.Clone();
+  return state;
+}
+
+absl::btree_map<std::string, Tensor> DataParallelTraining::UpdateStateInPlace()
+    const {
+  absl::btree_map<std::string, Tensor> state = parts_.optimizer->StateInPlace();
   if (parts_.scaler == nullptr) return state;
   for (const auto& [name, tensor] : parts_.scaler->StateDict()) {
     state[absl::StrCat(kScaler, name)] = tensor;

@@ -236,6 +236,12 @@ class DataParallelTraining {
     absl::btree_map<std::string, Tensor> optimizer;
   };
 
+  // Of a state that this rank is being given: what its bits are to be.
+  struct ReceivedState {
+    int64_t steps = 0;  // that it has taken
+    std::vector<uint64_t> hashes;
+  };
+
   // --- What StepCommit says is done (training_protocol.cc). ---
   using Done = absl::StatusOr<std::optional<StepCommit::Event>>;
   // Tells commit_ what has happened, and does what follows from it until the
@@ -273,10 +279,11 @@ class DataParallelTraining {
   // In which line the descriptions of two ranks differ.
   absl::StatusOr<std::string> DifferenceFrom(int source);
   absl::Status TakeData(const input::ShardedSampler::State& data, int root);
-  absl::Status TakeTensors(int root);
-  // kDataLoss: this rank has other bits than the root, which names the first.
-  absl::Status CheckState(int root);
-  std::string StateHashes() const;
+  // Gives the state of those who have gone as far as `source` to the others
+  // (elastic_state.cc). kDataLoss: this rank has other bits than it was given,
+  // which names the first.
+  absl::Status ShareState(int source);
+  class Handover;
   absl::Status CheckBatches(int root);
   // Whether a rank was lost, so that this group is of no more use.
   bool HasLost() const {
@@ -309,6 +316,8 @@ class DataParallelTraining {
   absl::Status GiveOptimizerToAll(int root);
   // The optimizer's state, and the scaler's under names of its own.
   absl::btree_map<std::string, Tensor> UpdateState() const;
+  // The same as Optimizer::StateInPlace has it.
+  absl::btree_map<std::string, Tensor> UpdateStateInPlace() const;
   absl::Status LoadUpdateState(
       const absl::btree_map<std::string, Tensor>& state);
   absl::StatusOr<StepPosition> GoOnFrom(const std::string& place);
@@ -350,11 +359,13 @@ class DataParallelTraining {
   input::ShardedSampler::State place_;  // after the last step
   std::vector<TrainingPlace> places_;   // that all told when they met
   std::optional<ModelState> kept_;      // while it is given another
+  std::optional<ReceivedState> received_;  // the same, as far as it has come
   bool resumes_ = options_.resume;      // or that of any rank
   absl::Status failure_;                // the last one
   absl::Status ended_;                  // why this rank trains no more
   int groups_ = 0;
   Instant asked_at_;
+  Instant stopped_at_, met_at_;  // for the last group
   std::unique_ptr<telemetry::Progress> progress_;
   TrainingMetrics metrics_;
   std::optional<TrainingMetrics::Phase> forward_;

@@ -165,7 +165,7 @@ std::string DataParallelTraining::Description() const {
   for (const auto& [name, tensor] : parts_.model->StateDict()) {
     absl::StrAppend(&text, name, " of the model is ", tensor.Describe(), "\n");
   }
-  for (const auto& [name, tensor] : UpdateState()) {
+  for (const auto& [name, tensor] : UpdateStateInPlace()) {
     absl::StrAppend(&text, name, " of the optimizer is ", tensor.Describe(),
                     "\n");
   }
@@ -200,48 +200,6 @@ absl::Status DataParallelTraining::CheckBatches(int root) {
       "this rank does not train what the others train: of an epoch of ", own[0],
       " batches a shard make_loader leaves ", own[1], ", on rank ", root,
       " of ", of_root[0], " it leaves ", of_root[1]));
-}
-
-absl::Status DataParallelTraining::TakeTensors(int root) {
-  WEFT_RETURN_IF_ERROR(MakeReplicas(root));
-  WEFT_RETURN_IF_ERROR(GiveOptimizerToAll(root));
-  return CheckState(root);
-}
-
-std::string DataParallelTraining::StateHashes() const {
-  std::string text;
-  const auto add = [&](absl::string_view kind, absl::string_view name,
-                       const Tensor& tensor) {
-    const Tensor flat = tensor.To(Device::Cpu()).Contiguous();
-    absl::StrAppend(
-        &text, kind, " ", name, " with bits of hash ",
-        absl::Hex(XXH3_64bits(flat.raw(), static_cast<size_t>(flat.bytes())),
-                  absl::kZeroPad16),
-        "\n");
-  };
-  for (const nn::NamedParameter& parameter : parts_.model->NamedParameters()) {
-    add("parameter", parameter.name, parameter.variable.value());
-  }
-  for (const nn::NamedBuffer& buffer : parts_.model->NamedBuffers()) {
-    add("buffer", buffer.name, buffer.tensor);
-  }
-  for (const auto& [name, tensor] : UpdateState()) {
-    add("optimizer state", name, tensor);
-  }
-  return text;
-}
-
-absl::Status DataParallelTraining::CheckState(int root) {
-  if (group_->size() == 1) return absl::OkStatus();
-  const std::string own = StateHashes();
-  WEFT_ASSIGN_OR_RETURN(const std::string given,
-                        group_->BroadcastBytes(own, root));
-  if (own == given) return absl::OkStatus();
-  const auto [of_root, here] = FirstDifference(given, own);
-  return absl::DataLossError(absl::StrCat(
-      "this rank has other bits than rank ", root,
-      ", which gave it the state: wanted ", of_root, "; found ", here,
-      "; do parts of the model share memory on this rank alone?"));
 }
 
 absl::Status DataParallelTraining::TakeData(

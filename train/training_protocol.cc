@@ -87,6 +87,7 @@ void DataParallelTraining::LogMeeting(StepCommit::Reason reason) {
 DataParallelTraining::Done DataParallelTraining::Do(
     const StepCommit::Meet& action) {
   LogMeeting(action.reason);
+  stopped_at_ = SteadyClock().Now();
   failure_ = HealthOfDevices(*parts_.model);
   if (!failure_.ok()) return StepCommit::MeetingFailed{};
   shards_ = nullptr;
@@ -107,6 +108,7 @@ DataParallelTraining::Done DataParallelTraining::Do(
   }
   own_group_ = *std::move(group);
   group_ = own_group_.get();
+  met_at_ = SteadyClock().Now();
   return StepCommit::Met{group_->rank(), group_->size()};
 }
 
@@ -169,7 +171,7 @@ DataParallelTraining::Done DataParallelTraining::Do(
 DataParallelTraining::Done DataParallelTraining::Do(
     const StepCommit::ShareState& action) {
   WEFT_RETURN_IF_ERROR(TakeData(places_[action.source].data, action.source));
-  WEFT_RETURN_IF_ERROR(TakeTensors(action.source));
+  WEFT_RETURN_IF_ERROR(ShareState(action.source));
   return StepCommit::StateShared{};
 }
 
@@ -178,12 +180,14 @@ DataParallelTraining::Done DataParallelTraining::Do(
   for (const auto& [tensor, copy] : kept_->model) tensor.CopyFrom(copy);
   WEFT_RETURN_IF_ERROR(LoadUpdateState(kept_->optimizer));
   kept_.reset();
+  received_.reset();
   return std::nullopt;
 }
 
 DataParallelTraining::Done DataParallelTraining::Do(
     const StepCommit::TakePlace& action) {
   kept_.reset();
+  received_.reset();
   const TrainingPlace& place = places_[action.source];
   mean_loss_ = place.mean_loss;
   samples_ = place.samples;
@@ -198,7 +202,10 @@ DataParallelTraining::Done DataParallelTraining::Do(
       .With("step", steps())
       .With("rank", group_->rank())
       .With("ranks", group_->size())
-      .With("from_rank", action.source);
+      .With("from_rank", action.source)
+      .With("meeting_ms", absl::ToInt64Milliseconds(met_at_ - stopped_at_))
+      .With("state_ms",
+            absl::ToInt64Milliseconds(SteadyClock().Now() - met_at_));
   return std::nullopt;
 }
 

@@ -1,0 +1,191 @@
+// How the ranks of a DataParallelTraining that have met give the state to those
+// that lack it (core/state_handover.h, state_parts.h).
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/base/status_macros.h"
+#include "weft/train/core/state_handover.h"
+#include "weft/train/data_parallel_training.h"
+#include "weft/train/state_parts.h"
+
+namespace weft::train {
+namespace {
+
+// Of the messages of the hand-over.
+constexpr uint64_t kStateTag = 0x57656674'53746174;
+
+}  // namespace
+
+// One hand-over: what the ranks of a group do together, after Do(ShareState).
+class DataParallelTraining::Handover {
+ public:
+  Handover(DataParallelTraining& training, std::vector<bool> holds, int source)
+      : training_(training),
+        group_(*training.group_),
+        holds_(std::move(holds)),
+        source_(source),
+        update_(training.UpdateStateInPlace()),
+        parts_(Tensors()),
+        core_(holds_, source, parts_.bytes()) {}
+
+  absl::Status Run() {
+    std::vector<int> lacks = LackedAtFirst();
+    for (;;) {
+      WEFT_ASSIGN_OR_RETURN(const auto told, Tell(lacks));
+      const auto transfers = core_.NextRound(told);
+      const auto wrong = core_.Unobtainable(group_.rank());
+      if (wrong.has_value()) return NothingRight(*wrong);
+      if (transfers.empty()) break;
+      WEFT_RETURN_IF_ERROR(Move(transfers));
+      if (is_holder()) continue;
+      lacks = parts_.Differing(wanted_);
+      NameWrong(transfers, lacks);
+    }
+    if (is_holder()) return absl::OkStatus();
+    parts_.WriteBack();
+    return training_.LoadUpdateState(update_);
+  }
+
+ private:
+  bool is_holder() const { return holds_[group_.rank()]; }
+
+  std::vector<StateParts::NamedTensor> Tensors() const {
+    const nn::Module& model = *training_.parts_.model;
+    std::vector<StateParts::NamedTensor> tensors;
+    for (const nn::NamedParameter& parameter : model.NamedParameters()) {
+      tensors.push_back({absl::StrCat("parameter ", parameter.name),
+                         parameter.variable.value()});
+    }
+    for (const nn::NamedBuffer& buffer : model.NamedBuffers()) {
+      tensors.push_back({absl::StrCat("buffer ", buffer.name), buffer.tensor});
+    }
+    for (const auto& [name, tensor] : update_) {
+      tensors.push_back({absl::StrCat("optimizer state ", name), tensor});
+    }
+    return tensors;
+  }
+
+  // All, but for what came of this state before a rank was lost.
+  std::vector<int> LackedAtFirst() {
+    if (is_holder()) return {};
+    std::optional<ReceivedState>& received = training_.received_;
+    const int64_t steps = training_.places_[source_].rank.position.steps;
+    if (!received.has_value() || received->steps != steps) {
+      received.reset();
+      return parts_.All();
+    }
+    return parts_.Differing(received->hashes);
+  }
+
+  // Of each rank, what it lacks.
+  absl::StatusOr<std::vector<std::vector<int>>> Tell(
+      const std::vector<int>& lacks) {
+    WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> said,
+                          group_.AllGatherBytes(FormatParts(lacks)));
+    std::vector<std::vector<int>> told;
+    for (const std::string& text : said) {
+      WEFT_ASSIGN_OR_RETURN(std::vector<int> parts,
+                            ParseParts(text, parts_.size()));
+      told.push_back(std::move(parts));
+    }
+    return told;
+  }
+
+  // The source computes its hashes while the parts are on their way.
+  absl::Status Move(const std::vector<StateHandover::Transfer>& transfers) {
+    std::vector<collectives::PointToPoint> moves;
+    std::vector<std::pair<int, Tensor>> incoming;
+    for (const StateHandover::Transfer& one : transfers) {
+      const uint64_t tag = kStateTag + static_cast<uint64_t>(one.part);
+      if (one.from == group_.rank()) {
+        moves.push_back({collectives::PointToPoint::kSend,
+                         parts_.Outgoing(one.part), one.to, tag});
+      } else if (one.to == group_.rank()) {
+        incoming.emplace_back(one.part, parts_.Incoming(one.part));
+        moves.push_back({collectives::PointToPoint::kReceive,
+                         incoming.back().second, one.from, tag});
+      }
+    }
+    std::optional<Future<void>> moved;
+    if (!moves.empty()) moved = group_.ExchangeAsync(moves);
+    const absl::Status told = wanted_.empty() ? TellHashes() : absl::OkStatus();
+    // Whatever has come of that: nothing is written any more after this. It has
+    // a deadline of its own.
+    if (moved.has_value()) {
+      WEFT_RETURN_IF_ERROR(moved->Wait(absl::InfiniteDuration()));
+    }
+    WEFT_RETURN_IF_ERROR(told);
+    for (const auto& [part, tensor] : incoming) parts_.Place(part, tensor);
+    return absl::OkStatus();
+  }
+
+  absl::Status TellHashes() {
+    std::string own;
+    if (group_.rank() == source_) own = FormatHashes(parts_.Hashes());
+    WEFT_ASSIGN_OR_RETURN(const std::string said,
+                          group_.BroadcastBytes(own, source_));
+    WEFT_ASSIGN_OR_RETURN(wanted_, ParseHashes(said, parts_.pieces()));
+    if (!is_holder()) {
+      training_.received_ = ReceivedState{
+          training_.places_[source_].rank.position.steps, wanted_};
+    }
+    return absl::OkStatus();
+  }
+
+  void NameWrong(const std::vector<StateHandover::Transfer>& transfers,
+                 const std::vector<int>& lacks) {
+    for (const StateHandover::Transfer& one : transfers) {
+      const bool is_wrong =
+          one.to == group_.rank() &&
+          std::binary_search(lacks.begin(), lacks.end(), one.part);
+      if (!is_wrong) continue;
+      WEFT_LOG(training_.logger_, Warning,
+               "a rank has sent a part of the state that is wrong; another is "
+               "asked")
+          .With("from_rank", one.from)
+          .With("wanted", parts_.Difference(one.part, wanted_));
+    }
+  }
+
+  absl::Status NothingRight(int part) const {
+    return absl::DataLossError(absl::StrCat(
+        "this rank has other bits than rank ", source_,
+        ", whose state it was given: wanted ", parts_.Difference(part, wanted_),
+        ", of each of ranks ",
+        absl::StrJoin(core_.SentWrong(group_.rank(), part), ", "),
+        "; do parts of the model share memory on this rank alone?"));
+  }
+
+  DataParallelTraining& training_;
+  collectives::ProcessGroup& group_;
+  const std::vector<bool> holds_;
+  const int source_;
+  absl::btree_map<std::string, Tensor> update_;
+  StateParts parts_;
+  StateHandover core_;
+  std::vector<uint64_t> wanted_;  // the source's hashes, once they are known
+};
+
+// Those who have taken as many steps as the source have its bits (StepCommit's
+// C1): where all have, nothing is sent or hashed.
+absl::Status DataParallelTraining::ShareState(int source) {
+  WEFT_RETURN_IF_ERROR(MakeReplicas(ddp::VirtualShards::kNoRoot));
+  const RankPlace& wanted = places_[source].rank;
+  std::vector<bool> holds;
+  for (const TrainingPlace& place : places_) {
+    holds.push_back(place.rank.is_known &&
+                    place.rank.position.steps == wanted.position.steps);
+  }
+  if (std::all_of(holds.begin(), holds.end(), [](bool one) { return one; })) {
+    return absl::OkStatus();
+  }
+  return Handover(*this, std::move(holds), source).Run();
+}
+
+}  // namespace weft::train

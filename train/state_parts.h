@@ -1,0 +1,87 @@
+// StateParts: the tensors of a training, cut into parts that are sent, hashed
+// and asked for one by one (core/state_handover.h).
+//
+// A large tensor is several parts, and small ones are packed into one. Ranks
+// that have tensors of the same shapes and dtypes in the same order have the
+// same parts. Hashes are those of pieces, the slices of tensors of which a part
+// consists, so that a tensor can be named; XXH3 of 64 bits.
+//
+// Thread-safety: one thread at a time; the constant functions, several.
+
+#ifndef WEFT_TRAIN_STATE_PARTS_H_
+#define WEFT_TRAIN_STATE_PARTS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "weft/tensor/tensor.h"
+
+namespace weft::train {
+
+class StateParts {
+ public:
+  struct NamedTensor {
+    std::string name;
+    Tensor tensor;  // whose elements are the state
+  };
+
+  // Tensors of a device are copied to the host, and back by WriteBack.
+  explicit StateParts(std::vector<NamedTensor> tensors);
+
+  int size() const { return static_cast<int>(parts_.size()); }
+  size_t pieces() const { return pieces_.size(); }
+  // Of each part.
+  std::vector<int64_t> bytes() const;
+
+  // What is sent of a part: the elements themselves, or a copy of small ones.
+  Tensor Outgoing(int part) const;
+  // Where it is received; Place puts it where it belongs.
+  Tensor Incoming(int part) const;
+  void Place(int part, const Tensor& incoming) const;
+
+  // Of each piece, in the order of the parts.
+  std::vector<uint64_t> Hashes() const;
+  // The parts with a piece that has another hash, in rising order. REQUIRES: as
+  // many as there are pieces.
+  std::vector<int> Differing(const std::vector<uint64_t>& hashes) const;
+  // "parameter hidden.weight with bits of hash ..., found ...": the first
+  // tensor of `part` that has another hash.
+  std::string Difference(int part, const std::vector<uint64_t>& wanted) const;
+  // All parts: what a rank that has nothing yet lacks.
+  std::vector<int> All() const;
+
+  // To the tensors of a device. Throws as Tensor::CopyFrom.
+  void WriteBack() const;
+
+ private:
+  struct Piece {
+    size_t tensor = 0;
+    int64_t begin = 0, end = 0;  // elements
+  };
+  struct Part {
+    size_t first = 0, last = 0;  // pieces [first, last)
+    int64_t bytes = 0;
+  };
+
+  void Cut();
+  void AddPart(int64_t bytes);
+  Tensor Of(const Piece& piece) const;
+  uint64_t HashOf(const Piece& piece) const;
+
+  std::vector<NamedTensor> tensors_;
+  std::vector<Tensor> flat_;  // of each, on the host
+  std::vector<Piece> pieces_;
+  std::vector<Part> parts_;
+};
+
+// Hashes as they travel. ParseHashes: kInvalidArgument unless there are `count`.
+std::string FormatHashes(const std::vector<uint64_t>& hashes);
+absl::StatusOr<std::vector<uint64_t>> ParseHashes(absl::string_view text,
+                                                  size_t count);
+
+}  // namespace weft::train
+
+#endif  // WEFT_TRAIN_STATE_PARTS_H_
