@@ -15,8 +15,8 @@ those of as long a time before the kill, or since the refill before, of bench/re
 of the kills, but for those of a server that had no copy.
 
 --join: 4 trainers with a state of 100 MB (bench/join_trainer), and a fifth that is started by hand, takes part and is killed,
---kills times. How long the others stop when it joins, between two steps; how long for that they meet, and give it the state, as
-the fifth tells; and the longest time between two steps after it was killed.
+--kills times. How long the others stop when it joins, between two steps; how long of that they go over to the group with it, and
+give it the state, as the first of them tells; and the longest time between two steps after it was killed.
 """
 
 import argparse
@@ -145,11 +145,17 @@ if options.refill:
 
 
 
+def await_steps(more):
+    until, wanted = time.monotonic() + 60, len(steps) + more
+    while len(steps) < wanted and time.monotonic() < until:
+        time.sleep(0.01)
+
+
 def measure_join():
     """Of one that comes and is killed: seconds between two steps when it comes, what it tells, and when it is killed."""
     time.sleep(options.every)
     at = time.monotonic()
-    usual = longest(at - 1, at)
+    usual, before = longest(at - 1, at), len(lines)
     flags = ["--job=join", "--rank=7", "--workers=2:8", "--coordinator-host=coordinator0",
              f"--coordinator=unix:{runtime}/weft/join/coordinator.sock"]
     newcomer = subprocess.Popen(joiner + flags, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
@@ -161,15 +167,17 @@ def measure_join():
     else:
         sys.exit("".join(said))
     threading.Thread(target=newcomer.stdout.read, daemon=True).start()
-    phases = {key: int(said[-1].split(key + "=", 1)[1].split()[0].rstrip(",")) if key + "=" in said[-1] else None
+    await_steps(20)
+    joined = longest(at, time.monotonic())
+    # Of the first of those who stop; the group is made while they train.
+    told = next((line for line in lines[before:] if "trainer0 going on" in line and "ranks=5" in line), "")
+    phases = {key: int(told.split(key + "=", 1)[1].split()[0]) if key + "=" in told else None
               for key in ("meeting_ms", "state_ms")}
-    time.sleep(1)
-    joined = longest(at, time.monotonic() - 0.5)
     at = time.monotonic()
     newcomer.kill()
     newcomer.wait()
-    time.sleep(1.5)
-    return {"usual_s": usual, "join_s": joined, "kill_s": longest(at, at + 1), **phases}
+    await_steps(20)
+    return {"usual_s": usual, "join_s": joined, "kill_s": longest(at, time.monotonic()), **phases}
 
 
 if options.join:

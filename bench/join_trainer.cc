@@ -58,14 +58,14 @@ absl::StatusOr<train::Result> Train(train::Job& job, int64_t rows) {
   optimizer::ParameterGroup group{optimizer::AdamOptions(),
                                   model.NamedParameters()};
   group.lazy = true;
-  WEFT_ASSIGN_OR_RETURN(const auto adam,
-                        optimizer::Optimizer::Create({group}));
+  WEFT_ASSIGN_OR_RETURN(const auto adam, optimizer::Optimizer::Create({group}));
   train::DataParallelTraining::Parts parts;
   parts.model = &model;
   parts.optimizer = adam.get();
   parts.virtual_shards = kShards;
-  parts.make_loader = [&](int shard, int shards)
-      -> absl::StatusOr<std::unique_ptr<input::DataLoader>> {
+  parts.make_loader =
+      [&](int shard,
+          int shards) -> absl::StatusOr<std::unique_ptr<input::DataLoader>> {
     WEFT_ASSIGN_OR_RETURN(
         const auto sampler,
         input::ShardedSampler::Create({words.size(), shard, shards, 1}));
@@ -82,8 +82,8 @@ absl::StatusOr<train::Result> Train(train::Job& job, int64_t rows) {
     WEFT_ASSIGN_OR_RETURN(const auto batch, training->Next());
     if (!batch.has_value()) return training->Finish();
     const int64_t before = training->steps();
-    WEFT_RETURN_IF_ERROR(training->Step(
-        CrossEntropy(model.Forward((*batch)[0]), (*batch)[1])));
+    WEFT_RETURN_IF_ERROR(
+        training->Step(CrossEntropy(model.Forward((*batch)[0]), (*batch)[1])));
     if (training->steps() == before || training->group().rank() != 0) continue;
     std::printf("{\"step\": %lld}\n", static_cast<long long>(before + 1));
     std::fflush(stdout);
@@ -106,7 +106,6 @@ int main(int argc, char** argv) {
   weft::ExitIfError(worker.Resolve());
   weft::ExitIfError(training.Resolve(worker));
   weft::ExitIfError(weft::train::Run(
-      worker, training, [&](weft::train::Job& job) {
-        return weft::bench::Train(job, rows);
-      }));
+      worker, training,
+      [&](weft::train::Job& job) { return weft::bench::Train(job, rows); }));
 }

@@ -123,24 +123,29 @@ RollCall::RollCall(RollCalls& calls, std::string key, RollCallCore core)
 
 RollCall::~RollCall() { calls_.End(key_); }
 
-absl::StatusOr<Roll> RollCall::Next(Instant deadline) {
+absl::StatusOr<Roll> RollCall::Next(Instant deadline,
+                                    const CancelToken& cancel) {
   if (!std::exchange(is_first_, false)) core_.ComeAnew();
   // So that all who were in the job before this call are waited for.
   const absl::Status fresh = membership_.Refresh(Left(deadline));
   if (absl::IsDeadlineExceeded(fresh)) return fresh;
   WEFT_RETURN_IF_ERROR(membership_.status());
-  absl::StatusOr<Roll> roll = Follow(deadline);
-  return absl::IsDeadlineExceeded(roll.status()) ? GiveUp(roll.status())
-                                                 : std::move(roll);
+  absl::StatusOr<Roll> roll = Follow(deadline, cancel);
+  const bool gives_up =
+      absl::IsDeadlineExceeded(roll.status()) ||
+      (cancel.IsCancelled() && roll.status() == cancel.status());
+  return gives_up ? GiveUp(roll.status()) : std::move(roll);
 }
 
-absl::StatusOr<Roll> RollCall::Follow(Instant deadline) {
+absl::StatusOr<Roll> RollCall::Follow(Instant deadline,
+                                      const CancelToken& cancel) {
   Store& store = membership_.store();
   absl::Duration look = kLeastLook, pause = kLeastPause;
   int refused = 0;  // writes, in a row
   absl::StatusOr<StoreEntry> entry = Read(store, key_, Left(deadline));
   while (true) {
     WEFT_RETURN_IF_ERROR(membership_.status());
+    WEFT_RETURN_IF_ERROR(cancel.status());
     const auto view = membership_.view();
     const Instant now = SteadyClock().Now();
     if (now >= deadline) {

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "weft/base/cancel.h"
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
 #include "weft/rendezvous/core/roll_call_core.h"
@@ -71,8 +72,8 @@ class RollCall {
   //                        worker is struck from the round
   //   kFailedPrecondition  others have come with other terms, which are named
   //   kInternal            the value in the store is none of a roll call
-  // and Membership::status().
-  absl::StatusOr<Roll> Next(Instant deadline);
+  // and Membership::status(); and the reason of `cancel`, as at the deadline.
+  absl::StatusOr<Roll> Next(Instant deadline, const CancelToken& cancel = {});
 
   // Told who has come and for whom is waited, at most once a second, when that
   // has changed.
@@ -85,7 +86,7 @@ class RollCall {
   RollCall(RollCalls& calls, std::string key, RollCallCore core);
 
   // Reads and does what the core says, until `deadline`.
-  absl::StatusOr<Roll> Follow(Instant deadline);
+  absl::StatusOr<Roll> Follow(Instant deadline, const CancelToken& cancel);
   // Strikes this worker out; a roll that was closed meanwhile.
   absl::StatusOr<Roll> GiveUp(const absl::Status& why);
 

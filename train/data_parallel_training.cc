@@ -86,7 +86,8 @@ DataParallelTraining::DataParallelTraining(collectives::ProcessGroup* group,
       logger_(telemetry.logger()),
       parts_(std::move(parts)),
       options_(WithShards(std::move(options), parts_.virtual_shards)),
-      commit_({is_elastic(), elastic_.leave_after}),
+      commit_({is_elastic(), elastic_.leave_after,
+               /*meets_ahead=*/elastic_.join_ahead != nullptr}),
       metrics_(telemetry, DeviceOf(*parts_.model)) {}
 
 DataParallelTraining::~DataParallelTraining() = default;
@@ -135,7 +136,23 @@ absl::Status DataParallelTraining::MakeReplicas(int root) {
   options.root = root;
   WEFT_ASSIGN_OR_RETURN(
       shards_, ddp::VirtualShards::Create(*parts_.model, *group_, options));
+  if (is_first() && groups_ == 0) LogShards();
   return absl::OkStatus();
+}
+
+// What they cost: ddp/virtual_shards.h.
+void DataParallelTraining::LogShards() const {
+  int64_t gradients = 0;
+  for (const Variable& parameter : parts_.model->Parameters()) {
+    gradients += parameter.value().bytes();
+  }
+  int copies = group_->size() > 1 ? 4 : 1;
+  for (int own = shards_->own().size(); own > 1; own /= 2) ++copies;
+  WEFT_LOG(logger_, Info, "virtual shards: the same bits on any ranks")
+      .With("shards", shards_->shards())
+      .With("passes_of_a_step", shards_->own().size())
+      .With("copies_of_gradients", copies)
+      .With("their_bytes", gradients * copies);
 }
 
 absl::Status DataParallelTraining::MakeLoaders() {
@@ -436,6 +453,8 @@ absl::Status DataParallelTraining::Update() {
   done.newcomers_wait = HasNewcomers();
   done.is_asked_to_leave =
       elastic_.asked_to_leave != nullptr && elastic_.asked_to_leave();
+  done.next_group_is_made =
+      elastic_.has_joined_ahead != nullptr && elastic_.has_joined_ahead();
   return Drive(done);
 }
 

@@ -133,6 +133,13 @@ class DataParallelTraining {
     // worker::JoinGroup, in an elastic job.
     std::function<absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>>()>
         join;
+    // Begins to make the next group, of those who train and those who wait,
+    // while this one trains; returns at once. `join` gives it, once
+    // `has_joined_ahead` says that it would not wait, or where a rank was lost
+    // before, when it waits for it. Called by every rank, after the same step.
+    // Null: all stop until the group is made.
+    std::function<void()> join_ahead = nullptr;
+    std::function<bool()> has_joined_ahead = nullptr;
     // Whether somebody waits to be taken in; asked by rank 0 between steps, at
     // most each `ask_interval`. Null: nobody is taken in but where a rank is
     // lost.
@@ -151,10 +158,6 @@ class DataParallelTraining {
     // Options::asked_to_stop. Null: none leaves, and a signal stops all.
     std::function<bool()> asked_to_leave = nullptr;
     absl::Duration leave_after = absl::Seconds(1);
-    // Whether the others are enough to go on without this rank; asked where
-    // `join` has ended by a signal (worker::EndedBySignal). If not, this rank
-    // saves what it has done. Null: they are.
-    std::function<bool()> others_go_on = nullptr;
   };
 
   // The same for ranks that may die and come while it trains. Needs
@@ -227,6 +230,7 @@ class DataParallelTraining {
   absl::StatusOr<StepPosition> Begin();
   void MakeProgress();
   absl::Status MakeReplicas(int root);
+  void LogShards() const;
   absl::Status MakeLoaders();
   absl::Status AgreeOnSeed();
 
@@ -248,6 +252,7 @@ class DataParallelTraining {
   // loop goes on: OK, or why the training has ended on this rank.
   absl::Status Drive(StepCommit::Event event);
   StepCommit::Failed Fail(absl::Status why);
+  Done Do(const StepCommit::MeetAhead& action);
   Done Do(const StepCommit::Meet& action);
   Done Do(const StepCommit::TellPlaces& action);
   Done Do(const StepCommit::TellDifferences& action);
@@ -356,13 +361,13 @@ class DataParallelTraining {
 
   // Which step this rank is after, and what it does next.
   StepCommit commit_;
-  input::ShardedSampler::State place_;  // after the last step
-  std::vector<TrainingPlace> places_;   // that all told when they met
-  std::optional<ModelState> kept_;      // while it is given another
+  input::ShardedSampler::State place_;     // after the last step
+  std::vector<TrainingPlace> places_;      // that all told when they met
+  std::optional<ModelState> kept_;         // while it is given another
   std::optional<ReceivedState> received_;  // the same, as far as it has come
-  bool resumes_ = options_.resume;      // or that of any rank
-  absl::Status failure_;                // the last one
-  absl::Status ended_;                  // why this rank trains no more
+  bool resumes_ = options_.resume;         // or that of any rank
+  absl::Status failure_;                   // the last one
+  absl::Status ended_;                     // why this rank trains no more
   int groups_ = 0;
   Instant asked_at_;
   Instant stopped_at_, met_at_;  // for the last group

@@ -87,7 +87,10 @@ TEST_F(ElasticLedgerTest, EachSampleCountsOnceWhoeverDiesAndComes) {
     crowd.Doom(2, static_cast<int>(random() % 2),
                20 + static_cast<int64_t>(random() % 100));
     std::vector<Person> people(4);
-    for (Person& person : people) person.ledger = &ledger;
+    for (Person& person : people) {
+      person.ledger = &ledger;
+      person.awaits_next_group = true;
+    }
     const auto comes_at = static_cast<int64_t>(random() % 8);
     std::vector<Outcome> late(2);
     std::vector<std::thread> newcomers;
@@ -98,6 +101,7 @@ TEST_F(ElasticLedgerTest, EachSampleCountsOnceWhoeverDiesAndComes) {
         Person newcomer;
         newcomer.seed = 1;  // where the others have ended it begins anew
         newcomer.ledger = &ledger;
+        newcomer.awaits_next_group = true;
         newcomers.emplace_back([this, &crowd, &late, i, newcomer] {
           late[i] = Train(crowd, 4 + i, newcomer);
         });

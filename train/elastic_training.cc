@@ -232,7 +232,7 @@ void DataParallelTraining::SaveAlone() {
     return SaveOnce(/*score=*/std::nullopt, /*is_last=*/true);
   });
   if (saved.ok()) {
-    WEFT_LOG(logger_, Info, "asked to stop, and too few are left to go on")
+    WEFT_LOG(logger_, Info, "asked to stop while the ranks met")
         .With("step", steps())
         .With("checkpoint", checkpoint_);
   } else {

@@ -166,29 +166,35 @@ TEST_F(ElasticTrainingTest, LastRankFinishesAlone) {
   ExpectUndisturbed(TrainAll(people)[2]);
 }
 
-TEST_F(ElasticTrainingTest, NewcomerTakesPartAfterTheNextStep) {
-  Crowd crowd;
-  crowd.Add(0);
-  crowd.Add(1);
-  Outcome outcomes[3];
-  std::thread newcomer;
-  Person first;
-  // Once, after the fourth step.
-  first.dies = [&](int64_t steps, bool is_in_step) {
-    if (steps == 4 && !is_in_step && !newcomer.joinable()) {
-      crowd.Add(2);
-      newcomer = std::thread([&] { outcomes[2] = Train(crowd, 2, Person()); });
-      while (!crowd.HasWaiting()) absl::SleepFor(absl::Milliseconds(1));
-    }
-    return false;
-  };
-  std::thread second([&] { outcomes[1] = Train(crowd, 1, Person()); });
-  outcomes[0] = Train(crowd, 0, first);
-  second.join();
-  newcomer.join();
-  for (const Outcome& outcome : outcomes) ExpectUndisturbed(outcome);
-  EXPECT_EQ(outcomes[0].groups, 2);
-  EXPECT_EQ(outcomes[2].groups, 1);
+// The others stop for it, or make the group with it while they train.
+TEST_F(ElasticTrainingTest, NewcomerTakesPart) {
+  for (const bool joins_ahead : {false, true}) {
+    Crowd crowd;
+    crowd.Add(0);
+    crowd.Add(1);
+    Outcome outcomes[3];
+    std::thread newcomer;
+    Person one;
+    one.joins_ahead = joins_ahead;
+    one.awaits_next_group = true;
+    Person first = one;
+    // Once, after the fourth step.
+    first.dies = [&](int64_t steps, bool is_in_step) {
+      if (steps == 4 && !is_in_step && !newcomer.joinable()) {
+        crowd.Add(2);
+        newcomer = std::thread([&] { outcomes[2] = Train(crowd, 2, one); });
+        while (!crowd.HasWaiting()) absl::SleepFor(absl::Milliseconds(1));
+      }
+      return false;
+    };
+    std::thread second([&] { outcomes[1] = Train(crowd, 1, one); });
+    outcomes[0] = Train(crowd, 0, first);
+    second.join();
+    newcomer.join();
+    for (const Outcome& outcome : outcomes) ExpectUndisturbed(outcome);
+    EXPECT_EQ(outcomes[0].groups, 2);
+    EXPECT_EQ(outcomes[2].groups, 1);
+  }
 }
 
 // Ranks die at random places, and others come, until the training is through.
@@ -226,6 +232,8 @@ TEST_F(ElasticTrainingTest, AnyDeathsAndNewcomersLeaveTheBits) {
       crowd.Add(id);
       Person person;
       person.dies = fate(id);
+      person.joins_ahead = seed % 5 != 0;
+      person.awaits_next_group = seed % 2 == 0;
       // One that comes when the others have ended begins anew.
       person.seed = 1;
       threads.emplace_back(

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -32,6 +33,7 @@
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 #include "weft/train/data_parallel_training.h"
+#include "weft/train/next_group.h"
 
 namespace weft::train {
 
@@ -50,10 +52,26 @@ class Crowd {
     living_.erase(id);
     here_.erase(id);
     CloseIfAllAreHere();
+    changed_.NotifyAll();  // `id` itself may wait, on another thread
   }
   bool HasWaiting() {
     MutexLock lock(mu_);
     return !here_.empty();
+  }
+  // `id` trains in the group that it has joined last. kCancelled: it was to die
+  // in one before.
+  absl::Status Enter(int id) {
+    MutexLock lock(mu_);
+    const Joined& joined = joined_[id];
+    group_of_[id] = joined.group;
+    const auto doom = dooms_.find(id);
+    const int group = groups_[id]++;
+    if (doom == dooms_.end() || group < doom->second.first) {
+      return absl::OkStatus();
+    }
+    if (group > doom->second.first) return absl::CancelledError("died");
+    joined.world->KillAfter(joined.rank, doom->second.second);
+    return absl::OkStatus();
   }
   // The group in which `id` is; groups are counted from 0.
   int GroupOf(int id) {
@@ -71,27 +89,20 @@ class Crowd {
     int rank = 0;
     {
       MutexLock lock(mu_);
-      const auto doom = dooms_.find(id);
-      const int group = groups_[id]++;
-      if (doom != dooms_.end() && group > doom->second.first) {
-        return absl::CancelledError("died");
-      }
       here_.insert(id);
       ranks_.erase(id);
       CloseIfAllAreHere();
       const auto deadline =
           std::chrono::steady_clock::now() + std::chrono::seconds(60);
       while (ranks_.find(id) == ranks_.end()) {
+        if (living_.count(id) == 0) return absl::CancelledError("removed");
         if (!changed_.WaitUntil(mu_, deadline)) {
           return absl::DeadlineExceededError("others have not come");
         }
       }
       world = worlds_.back();
-      group_of_[id] = static_cast<int>(worlds_.size()) - 1;
       rank = ranks_[id];
-      if (doom != dooms_.end() && group == doom->second.first) {
-        world->KillAfter(rank, doom->second.second);
-      }
+      joined_[id] = {static_cast<int>(worlds_.size()) - 1, rank, world};
     }
     collectives::GroupOptions options;
     options.timeout = absl::Seconds(60);
@@ -99,6 +110,12 @@ class Crowd {
   }
 
  private:
+  struct Joined {
+    int group = 0;
+    int rank = 0;
+    std::shared_ptr<collectives::LocalWorld> world;
+  };
+
   void CloseIfAllAreHere() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (here_.empty() || here_ != living_) return;
     ranks_.clear();
@@ -117,6 +134,7 @@ class Crowd {
   std::set<int> here_ ABSL_GUARDED_BY(mu_);
   std::map<int, int> ranks_ ABSL_GUARDED_BY(mu_);
   std::map<int, int> groups_ ABSL_GUARDED_BY(mu_);  // how many each has had
+  std::map<int, Joined> joined_ ABSL_GUARDED_BY(mu_);
   std::map<int, int> group_of_ ABSL_GUARDED_BY(mu_);
   std::map<int, std::pair<int, int64_t>> dooms_ ABSL_GUARDED_BY(mu_);
   std::vector<std::shared_ptr<collectives::LocalWorld>> worlds_
@@ -231,6 +249,10 @@ class ElasticTrainingTest : public ::testing::Test {
     // another. Null: nothing is.
     std::function<void(int groups)> before_join;
     Ledger* ledger = nullptr;
+    bool joins_ahead = true;  // the same for all
+    // Its steps wait for the next group once that is being made: without it a
+    // short training may end before.
+    bool awaits_next_group = false;
   };
 
   Outcome Train(Crowd& crowd, int id, const Person& person) {
@@ -283,11 +305,22 @@ class ElasticTrainingTest : public ::testing::Test {
     options.asked_to_stop = [] { return false; };
     DataParallelTraining::Elastic elastic;
     int groups = 0;
-    elastic.join = [&] {
+    const auto join = [&] {
       if (person.before_join != nullptr) person.before_join(groups);
       ++groups;
       return crowd.Join(id);
     };
+    NextGroup next;
+    const auto leave = absl::MakeCleanup([&] { crowd.Remove(id); });
+    elastic.join = [&]() -> NextGroup::Made {
+      auto group = next.has_begun() ? next.Take() : join();
+      if (group.ok()) WEFT_RETURN_IF_ERROR(crowd.Enter(id));
+      return group;
+    };
+    if (person.joins_ahead) {
+      elastic.join_ahead = [&] { next.Begin(join); };
+      elastic.has_joined_ahead = [&] { return next.is_made(); };
+    }
     elastic.has_newcomers = [&crowd] { return crowd.HasWaiting(); };
     elastic.ask_interval = absl::ZeroDuration();
     int64_t steps = 0;  // the next one that it takes
@@ -315,6 +348,9 @@ class ElasticTrainingTest : public ::testing::Test {
           CrossEntropy(net.Forward(Variable((*batch)[0].To(device))),
                        (*batch)[1].To(device));
       WEFT_RETURN_IF_ERROR(training->Step(loss));
+      while (person.awaits_next_group && next.has_begun() && !next.is_made()) {
+        absl::SleepFor(absl::Milliseconds(1));
+      }
       if (person.ledger != nullptr && training->steps() == step + 1) {
         person.ledger->Take(group, step);
       }
@@ -363,7 +399,8 @@ class ElasticTrainingTest : public ::testing::Test {
     crowd.Add(1);
     Outcome outcomes[3];
     std::thread newcomer;
-    Person first;
+    Person first, second_one;
+    first.awaits_next_group = second_one.awaits_next_group = true;
     first.dies = [&](int64_t steps, bool is_in_step) {
       if (steps == 4 && !is_in_step && !newcomer.joinable()) {
         crowd.Add(2);
@@ -372,7 +409,7 @@ class ElasticTrainingTest : public ::testing::Test {
       }
       return false;
     };
-    std::thread second([&] { outcomes[1] = Train(crowd, 1, Person()); });
+    std::thread second([&] { outcomes[1] = Train(crowd, 1, second_one); });
     outcomes[0] = Train(crowd, 0, first);
     second.join();
     newcomer.join();

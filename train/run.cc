@@ -17,7 +17,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/rendezvous/membership.h"
 #include "weft/rendezvous/store.h"
-#include "weft/rendezvous/view.h"
+#include "weft/telemetry/logger.h"
 #include "weft/train/job_outcome.h"
 #include "weft/train/settings.h"
 #include "weft/train/start_unless_stopped.h"
@@ -34,8 +34,8 @@ constexpr absl::Duration kAgreement = absl::Minutes(2);
 // Whether others wait to take part: what is not answered is asked again.
 constexpr absl::Duration kToAsk = absl::Seconds(1);
 // Who is asked to stop while the trainers of an elastic job meet, which is soon
-// over where there are enough: it then leaves them after a step, so that what
-// they have done is saved.
+// over where there are enough, leaves them after a step. If it lasts longer,
+// the others may have been asked as well: it saves what it has done, and ends.
 constexpr absl::Duration kToMeet = absl::Seconds(2);
 // The coordinator may be on its way back.
 constexpr absl::Duration kToNote = absl::Seconds(20);
@@ -87,18 +87,6 @@ absl::Status Conclude(worker::Worker& worker, const Options& options,
   return WithWayOn(outcome.CauseOf(why), options);
 }
 
-bool HasEnoughOthers(const rendezvous::Membership& membership,
-                     const worker::Options& self) {
-  const auto view = membership.view();
-  const auto trainers = view->Select(absl::StrCat("role=", self.role));
-  if (!trainers.ok()) return true;
-  const auto others = std::count_if(trainers->begin(), trainers->end(),
-                                    [&](const rendezvous::Member* one) {
-                                      return one->key != membership.self().key;
-                                    });
-  return others >= self.min_workers;
-}
-
 worker::ShutdownOptions GoodBye(const worker::Options& options,
                                 bool has_completed) {
   worker::ShutdownOptions good_bye;
@@ -137,9 +125,9 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Job::Join(
   Parker joined;
   {
     const OnStopSignal leave([&] {
-      if (self.is_elastic()) {
-        if (joined.ParkUntil(SteadyClock().Now() + kToMeet)) return;
-        others_go_on_ = HasEnoughOthers(membership, self);
+      if (self.is_elastic() &&
+          joined.ParkUntil(SteadyClock().Now() + kToMeet)) {
+        return;
       }
       stopped = worker::EndedBySignal(
           StopSignal(), absl::StrCat(worker_.self().name,
@@ -152,17 +140,34 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Job::Join(
       membership.Leave(kHastyGoodBye).IgnoreError();
     });
     group = [&]() -> decltype(group) {
-      if (!self.is_elastic()) {
-        WEFT_RETURN_IF_ERROR(
-            AgreeOnSettings(membership, self.rank, self.trainers,
-                            options_.settings.All(), kAgreement));
-      }
+      if (self.is_elastic()) return JoinElastic(options);
+      WEFT_RETURN_IF_ERROR(AgreeOnSettings(membership, self.rank, self.trainers,
+                                           options_.settings.All(),
+                                           kAgreement));
       return worker::JoinGroup(worker_, options);
     }();
     joined.Unpark();
   }
   if (!stopped.ok()) return stopped;
   return group;
+}
+
+// The group that was made while the training went on, if there is one.
+absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Job::JoinElastic(
+    const worker::JoinGroupOptions& options) {
+  if (next_group_.has_begun()) {
+    NextGroup::Made made = next_group_.Take();
+    if (made.ok() || !worker_.membership().status().ok()) return made;
+    WEFT_LOG(worker_.telemetry().logger(), Warning,
+             "the group with those who waited was not made; meeting again")
+        .With("why", made.status().message());
+  }
+  return worker::JoinGroup(worker_, options);
+}
+
+void Job::EndJoin() {
+  end_join_.Cancel(absl::CancelledError("the training has ended"));
+  if (next_group_.has_begun()) next_group_.Take().IgnoreError();
 }
 
 DataParallelTraining::Elastic Job::MakeElastic(
@@ -173,7 +178,6 @@ DataParallelTraining::Elastic Job::MakeElastic(
   DataParallelTraining::Elastic elastic;
   elastic.max_ranks = options.elastic.max;
   elastic.asked_to_leave = AskedToStop;
-  elastic.others_go_on = [this] { return others_go_on_; };
   const std::string& saved = options_.checkpoint_dir;
   elastic.has_trained =
       [this, key = absl::StrCat(
@@ -189,7 +193,13 @@ DataParallelTraining::Elastic Job::MakeElastic(
     WEFT_RETURN_IF_ERROR(known);
     return true;
   };
+  options.cancel = end_join_.token();
   elastic.join = [this, options] { return Join(options); };
+  elastic.join_ahead = [this, options] {
+    next_group_.Begin(
+        [this, options] { return worker::JoinGroup(worker_, options); });
+  };
+  elastic.has_joined_ahead = [this] { return next_group_.is_made(); };
   elastic.has_newcomers = [this, options] {
     const auto waiting = worker::MembersWaiting(worker_, options, kToAsk);
     return waiting.ok() && !waiting->empty();
@@ -207,6 +217,7 @@ absl::Status Run(worker::Options worker_options, const Options& options,
   Job job(*worker, options);
   const absl::StatusOr<Result> result =
       CatchToStatus([&] { return train(job); });
+  job.EndJoin();
   // Before this worker leaves: the others end by it.
   const absl::Status cause = Conclude(*worker, options, result);
   const absl::Status ended =

@@ -20,9 +20,11 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "weft/base/cancel.h"
 #include "weft/collectives/process_group.h"
 #include "weft/telemetry/telemetry.h"
 #include "weft/train/data_parallel_training.h"
+#include "weft/train/next_group.h"
 #include "weft/train/options.h"
 #include "weft/worker/join_group.h"
 #include "weft/worker/options.h"
@@ -36,6 +38,10 @@ class Job {
   // Both must outlive it.
   Job(worker::Worker& worker, const Options& options)
       : worker_(worker), options_(options) {}
+
+  ~Job() { EndJoin(); }
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
 
   worker::Worker& worker() { return worker_; }
   telemetry::Telemetry& telemetry() { return worker_.telemetry(); }
@@ -51,17 +57,22 @@ class Job {
   // Of an elastic job: how its trainers come together for
   // DataParallelTraining::CreateElastic: as many as --workers says, and at most
   // `max`. Settings are compared there. This must outlive the training.
-  // `options` but for `elastic`.
+  // `options` but for `elastic` and `cancel`.
   DataParallelTraining::Elastic MakeElastic(
       int max, worker::JoinGroupOptions options = {});
+  // Ends what the training has left of a group that was being made.
+  void EndJoin();
 
  private:
   absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Join(
       const worker::JoinGroupOptions& options);
+  absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinElastic(
+      const worker::JoinGroupOptions& options);
 
   worker::Worker& worker_;
   const Options& options_;
-  bool others_go_on_ = true;  // when this one was asked to stop, and left
+  CancelSource end_join_;
+  NextGroup next_group_;  // that is made while the training goes on
 };
 
 // Joins the job as a trainer, runs `train`, and leaves the job. From the start

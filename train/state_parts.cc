@@ -140,8 +140,7 @@ std::string StateParts::Difference(int part,
   for (size_t i = parts_[part].first; i < parts_[part].last; ++i) {
     const uint64_t found = HashOf(pieces_[i]);
     if (found == wanted[i]) continue;
-    return absl::StrCat(tensors_[pieces_[i].tensor].name,
-                        " with bits of hash ",
+    return absl::StrCat(tensors_[pieces_[i].tensor].name, " with bits of hash ",
                         absl::Hex(wanted[i], absl::kZeroPad16), ", found ",
                         absl::Hex(found, absl::kZeroPad16));
   }
@@ -168,8 +167,10 @@ absl::StatusOr<std::vector<uint64_t>> ParseHashes(absl::string_view text,
                                                   size_t count) {
   const auto bad = [&] {
     return absl::InvalidArgumentError(
-        absl::StrCat("wanted ", count, " hashes of 16 digits of the state of a "
-                     "training, found ", text.size(), " bytes"));
+        absl::StrCat("wanted ", count,
+                     " hashes of 16 digits of the state of a "
+                     "training, found ",
+                     text.size(), " bytes"));
   };
   constexpr size_t kDigits = 16;
   if (text.size() != count * kDigits) return bad();

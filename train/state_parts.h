@@ -77,7 +77,8 @@ class StateParts {
   std::vector<Part> parts_;
 };
 
-// Hashes as they travel. ParseHashes: kInvalidArgument unless there are `count`.
+// Hashes as they travel. ParseHashes: kInvalidArgument unless there are
+// `count`.
 std::string FormatHashes(const std::vector<uint64_t>& hashes);
 absl::StatusOr<std::vector<uint64_t>> ParseHashes(absl::string_view text,
                                                   size_t count);

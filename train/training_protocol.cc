@@ -72,7 +72,10 @@ void DataParallelTraining::LogMeeting(StepCommit::Reason reason) {
           .With("why", failure_.message());
       return;
     case StepCommit::Reason::kNewcomers:
-      WEFT_LOG(logger_, Info, "others wait to take part; meeting again")
+      WEFT_LOG(logger_, Info,
+               elastic_.join_ahead != nullptr
+                   ? "going over to the group of those who wait as well"
+                   : "others wait to take part; meeting again")
           .With("step", steps());
       return;
     case StepCommit::Reason::kLeavers:
@@ -83,6 +86,15 @@ void DataParallelTraining::LogMeeting(StepCommit::Reason reason) {
 }
 
 // --- A new group. ------------------------------------------------------------
+
+DataParallelTraining::Done DataParallelTraining::Do(
+    const StepCommit::MeetAhead&) {
+  WEFT_LOG(logger_, Info,
+           "others wait to take part; the group with them is made meanwhile")
+      .With("step", steps());
+  elastic_.join_ahead();
+  return std::nullopt;
+}
 
 DataParallelTraining::Done DataParallelTraining::Do(
     const StepCommit::Meet& action) {
@@ -101,9 +113,6 @@ DataParallelTraining::Done DataParallelTraining::Do(
     failure_ = group.status();
     StepCommit::MeetingFailed failed;
     failed.by_signal = worker::SignalOf(failure_).has_value();
-    failed.others_go_on = !failed.by_signal ||
-                          elastic_.others_go_on == nullptr ||
-                          elastic_.others_go_on();
     return failed;
   }
   own_group_ = *std::move(group);
@@ -156,15 +165,16 @@ DataParallelTraining::Done DataParallelTraining::Do(const StepCommit::Begin&) {
 
 DataParallelTraining::Done DataParallelTraining::Do(
     const StepCommit::KeepState&) {
-  kept_.emplace();
+  ModelState state;
   for (const nn::NamedParameter& parameter : parts_.model->NamedParameters()) {
     const Tensor& value = parameter.variable.value();
-    kept_->model.emplace_back(value, value.Clone());
+    state.model.emplace_back(value, value.Clone());
   }
   for (const nn::NamedBuffer& buffer : parts_.model->NamedBuffers()) {
-    kept_->model.emplace_back(buffer.tensor, buffer.tensor.Clone());
+    state.model.emplace_back(buffer.tensor, buffer.tensor.Clone());
   }
-  kept_->optimizer = UpdateState();
+  state.optimizer = UpdateState();
+  kept_ = std::move(state);
   return std::nullopt;
 }
 
@@ -177,6 +187,7 @@ DataParallelTraining::Done DataParallelTraining::Do(
 
 DataParallelTraining::Done DataParallelTraining::Do(
     const StepCommit::RestoreState&) {
+  if (!kept_.has_value()) return std::nullopt;  // its device is lost
   for (const auto& [tensor, copy] : kept_->model) tensor.CopyFrom(copy);
   WEFT_RETURN_IF_ERROR(LoadUpdateState(kept_->optimizer));
   kept_.reset();
@@ -231,8 +242,8 @@ absl::StatusOr<StepVote> DataParallelTraining::ReduceVotes(
   const size_t shares = shards_ == nullptr ? 1 : losses_.size();
   std::vector<double> own =
       shards_ == nullptr ? std::vector<double>{loss_ / passes_} : losses_;
-  for (const int said :
-       {vote.stops, vote.newcomers_wait, vote.asked_to_leave, vote.leaves}) {
+  for (const int said : {vote.stops, vote.newcomers_wait, vote.asked_to_leave,
+                         vote.leaves, vote.next_group_is_made}) {
     own.push_back(said);
   }
   const Tensor said = Tensor::FromVector<double>(own);
@@ -247,7 +258,7 @@ absl::StatusOr<StepVote> DataParallelTraining::ReduceVotes(
   const auto count = [&](size_t i) {
     return CountOf(sums[shares + i], group_->size());
   };
-  return StepVote{count(0), count(1), count(2), count(3)};
+  return StepVote{count(0), count(1), count(2), count(3), count(4)};
 }
 
 DataParallelTraining::Done DataParallelTraining::Do(

@@ -187,7 +187,9 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Connect(
   }
   host.dead_after = own.limits.dead_after;
   host.check_member = CheckMembers(worker.membership(), ranks.keys);
-  host.check_wait = [check = host.check_member, names = ranks.names, name] {
+  host.check_wait = [check = host.check_member, names = ranks.names, name,
+                     cancel = options.cancel] {
+    WEFT_RETURN_IF_ERROR(cancel.status());
     for (size_t rank = 0; rank < names.size(); ++rank) {
       const absl::Status there = check(static_cast<int>(rank));
       if (!there.ok()) {
@@ -265,7 +267,7 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinElastic(
     WEFT_LOG(worker.telemetry().logger(), Info, "JoinGroup: " + text);
   });
   while (true) {
-    auto roll = (*call)->Next(deadline);
+    auto roll = (*call)->Next(deadline, options.cancel);
     if (!roll.ok()) return said_by(roll.status());
     Ranks ranks = RanksOf(worker, *roll);
     const std::vector<rendezvous::WorkerKey> keys = ranks.keys;

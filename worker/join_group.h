@@ -33,6 +33,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "weft/base/cancel.h"
 #include "weft/collectives/process_group.h"
 #include "weft/rendezvous/roll_call.h"
 #include "weft/worker/worker.h"
@@ -74,6 +75,10 @@ struct JoinGroupOptions {
   absl::Duration timeout = absl::Minutes(5);
   // In place of the worker's Options::host_id.
   std::string host_id;
+  // Of an elastic job: ends the wait for the others, within half a second, with
+  // its reason. Those who have a group with this worker by then find it gone
+  // once it leaves the job.
+  CancelToken cancel;
 };
 
 // Called by every member of the group, on one host or several; waits for all of
@@ -90,11 +95,12 @@ struct JoinGroupOptions {
 // (docs/rendezvous.md, "Roll calls"): it is closed once `max` of
 // ElasticMembers have come, those of the group before among them who live, or
 // at least `min` and all whom its selector finds in the job at one version of
-// the view; ranks are in the order of their roles and ranks there. Who comes later waits for the next group, which is made when
-// the others call JoinGroup again: until then it is told for whom it waits, in
-// the log. One that ends is waited for no more; if it ends after the group was
-// closed and before it was made, the others begin again. Called again under a
-// name, the groups of before go on as they are.
+// the view; ranks are in the order of their roles and ranks there. Who comes
+// later waits for the next group, which is made when the others call JoinGroup
+// again: until then it is told for whom it waits, in the log. One that ends is
+// waited for no more; if it ends after the group was closed and before it was
+// made, the others begin again. Called again under a name, the groups of before
+// go on as they are.
 //
 // When this worker is out of its job, the operations of the group, and of the
 // groups made from it, end on every rank with kUnavailable and the reason.

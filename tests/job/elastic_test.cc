@@ -4,6 +4,7 @@
 // the test stops them: see kForLong in job.h.
 
 #include <signal.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -13,6 +14,8 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tests/job/aftermath.h"
@@ -60,6 +63,24 @@ std::unique_ptr<Process> StartRun(const Job& job, const Flags& flags,
   return *std::move(process);
 }
 
+// A trainer that no `weft run` starts, of the same job.
+std::unique_ptr<Process> StartByHand(const Job& job, const std::string& saved,
+                                     int rank, const std::string& workers) {
+  Command command;
+  command.env = {"XDG_RUNTIME_DIR=" + job.Path("run")};
+  command.argv = Trainer(job, saved);
+  for (const std::string& flag :
+       {std::string("--job=elastic"), absl::StrCat("--rank=", rank),
+        "--workers=" + workers, std::string("--coordinator-host=coordinator0"),
+        "--coordinator=unix:" +
+            job.Path("run/weft/elastic/coordinator.sock")}) {
+    command.argv.push_back(flag);
+  }
+  auto process = Process::Start(std::move(command));
+  EXPECT_THAT(process, IsOk());
+  return *std::move(process);
+}
+
 std::string ModelIn(const std::string& checkpoint) {
   return ReadBytes(checkpoint + "/shard-00000.safetensors");
 }
@@ -68,7 +89,8 @@ std::string ModelIn(const std::string& checkpoint) {
 std::string UndisturbedModel(const Job& job, const std::string& epochs) {
   const std::string saved = job.Path("undisturbed");
   const auto run = StartRun(job, {"--nproc-per-node=1"}, saved, {epochs});
-  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  // As long as what it is compared with.
+  EXPECT_THAT(run->Wait(3 * kLong), IsOkAndHolds(0)) << run->output();
   return ModelIn(saved + "/" + NewestName(saved));
 }
 
@@ -113,23 +135,47 @@ TEST(Elastic, TrainerThatComesByHandTakesPart) {
   const auto run =
       StartRun(job, {"--elastic=1:4", "--nproc-per-node=2"}, saved);
   AwaitNextCheckpoint(*run, saved);
-  Command command;
-  command.env = {"XDG_RUNTIME_DIR=" + job.Path("run")};
-  command.argv = Trainer(job, saved);
-  for (const std::string& flag :
-       {std::string("--job=elastic"), std::string("--rank=7"),
-        std::string("--workers=1:4"),
-        std::string("--coordinator-host=coordinator0"),
-        "--coordinator=unix:" +
-            job.Path("run/weft/elastic/coordinator.sock")}) {
-    command.argv.push_back(flag);
-  }
-  auto newcomer = Process::Start(std::move(command));
-  ASSERT_THAT(newcomer, IsOk());
-  EXPECT_THAT((*newcomer)->WaitForOutput("taking part", kLong), IsOk())
-      << (*newcomer)->output() << run->output();
+  const auto newcomer = StartByHand(job, saved, 7, "1:4");
+  EXPECT_THAT(newcomer->WaitForOutput("taking part", kLong), IsOk())
+      << newcomer->output() << run->output();
   AwaitWholeEpoch(*run, saved, kSteps);
-  Stop(**newcomer);
+  Stop(*newcomer);
+  ExpectUndisturbed(*run, job, saved);
+}
+
+// For how long ranks die and come.
+absl::Duration ChurnTime() {
+  const char* const seconds = getenv("WEFT_CHURN_SECONDS");
+  int number = 12;
+  return absl::Seconds(
+      seconds != nullptr && absl::SimpleAtoi(seconds, &number) ? number : 12);
+}
+
+// Every 2 s one comes by hand, or is killed, whether it takes part by then or
+// not, or one of those is killed that `weft run` starts again.
+TEST(Elastic, RanksThatDieAndComeAllTheTimeLeaveTheBits) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  const auto run =
+      StartRun(job, {"--elastic=2:8", "--nproc-per-node=3"}, saved);
+  AwaitNextCheckpoint(*run, saved);
+  std::unique_ptr<Process> guest;
+  const absl::Time end = absl::Now() + ChurnTime();
+  for (int turn = 0; absl::Now() < end && !HasFatalFailure(); ++turn) {
+    if (turn % 2 == 0) {
+      guest = StartByHand(job, saved, 10 + turn, "2:8");
+    } else if (turn % 4 == 1) {
+      guest->Signal(SIGKILL);
+    } else {
+      KillWorker(*run, "trainer", turn / 4 % 3);
+    }
+    absl::SleepFor(absl::Seconds(2));
+  }
+  guest = StartByHand(job, saved, 9, "2:8");
+  EXPECT_THAT(guest->WaitForOutput("taking part", kLong), IsOk())
+      << guest->output() << run->output();
+  Stop(*guest);
+  AwaitWholeEpoch(*run, saved, kSteps);
   ExpectUndisturbed(*run, job, saved);
 }
 
@@ -194,22 +240,10 @@ TEST(Elastic, TrainerThatIsAskedToStopWhileItWaitsSavesAndLeavesNothing) {
   ASSERT_TRUE(Becomes([&] {
     return std::filesystem::exists(job.Path("run/weft/elastic"));
   })) << run->output();
-  Command command;
-  command.env = {"XDG_RUNTIME_DIR=" + job.Path("run")};
-  command.argv = Trainer(job, saved);
-  for (const std::string& flag :
-       {std::string("--job=elastic"), std::string("--rank=7"),
-        std::string("--workers=2:4"),
-        std::string("--coordinator-host=coordinator0"),
-        "--coordinator=unix:" +
-            job.Path("run/weft/elastic/coordinator.sock")}) {
-    command.argv.push_back(flag);
-  }
-  auto other = Process::Start(std::move(command));
-  ASSERT_THAT(other, IsOk());
+  const auto other = StartByHand(job, saved, 7, "2:4");
   // After the first step, most often before the first checkpoint.
   ASSERT_THAT(run->WaitForOutput("] training ", kLong), IsOk());
-  (*other)->Signal(SIGKILL);
+  other->Signal(SIGKILL);
   ASSERT_THAT(run->WaitForOutput("which the job has not", kLong), IsOk());
   run->Signal(SIGTERM);
   EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(128 + SIGTERM)) << run->output();

@@ -97,8 +97,8 @@ absl::StatusOr<std::vector<int>> ParseParts(absl::string_view text, int parts) {
     int first = 0, last = 0;
     const int next = parsed.empty() ? 0 : parsed.back() + 1;
     if (ends.size() > 2 || !absl::SimpleAtoi(ends.front(), &first) ||
-        !absl::SimpleAtoi(ends.back(), &last) || first < next ||
-        last < first || last >= parts) {
+        !absl::SimpleAtoi(ends.back(), &last) || first < next || last < first ||
+        last >= parts) {
       return absl::InvalidArgumentError(absl::StrCat(
           "wanted rising ranges of ", parts,
           " parts of the state that a rank lacks, found \"", range, "\""));

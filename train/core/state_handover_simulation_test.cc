@@ -156,9 +156,8 @@ class World {
       }
       totals_->replaced += taker.lost_from[part] < kNone;
       taker.lost_from[part] = kNone;
-      taker.content[part] = random_.Chance(corruption_)
-                                ? ++unique_
-                                : ranks_[from].content[part];
+      taker.content[part] =
+          random_.Chance(corruption_) ? ++unique_ : ranks_[from].content[part];
       if (taker.content[part] != ranks_[source].content[part]) {
         wrong_.emplace(std::make_pair(to, part), from);
         ++totals_->wrong;

@@ -20,10 +20,10 @@ using Transfer = StateHandover::Transfer;
 
 TEST(StateHandover, PartsComeFromAllWhoHoldThem) {
   StateHandover handover({true, true, false, true}, 0, {4, 4, 4, 4, 4, 4});
-  EXPECT_THAT(handover.NextRound({{}, {}, {0, 1, 2, 3, 4, 5}, {}}),
-              ElementsAre(Transfer{0, 2, 0}, Transfer{1, 2, 1},
-                          Transfer{3, 2, 2}, Transfer{0, 2, 3},
-                          Transfer{1, 2, 4}, Transfer{3, 2, 5}));
+  EXPECT_THAT(
+      handover.NextRound({{}, {}, {0, 1, 2, 3, 4, 5}, {}}),
+      ElementsAre(Transfer{0, 2, 0}, Transfer{1, 2, 1}, Transfer{3, 2, 2},
+                  Transfer{0, 2, 3}, Transfer{1, 2, 4}, Transfer{3, 2, 5}));
   EXPECT_THAT(handover.NextRound({{}, {}, {}, {}}), IsEmpty());
 }
 

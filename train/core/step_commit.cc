@@ -74,8 +74,10 @@ std::string StepCommit::ToString() const {
   }
   if (phase_ == Phase::kReducing) {
     absl::StrAppend(&text, ", votes ", vote_.stops, vote_.newcomers_wait,
-                    vote_.asked_to_leave, vote_.leaves);
+                    vote_.asked_to_leave, vote_.leaves,
+                    vote_.next_group_is_made);
   }
+  if (meets_ahead_) text += ", meets ahead";
   if (phase_ == Phase::kTakingStep) {
     absl::StrAppend(&text, ", then ", static_cast<int>(next_));
   }
@@ -89,6 +91,7 @@ std::string StepCommit::ToString() const {
 
 void StepCommit::GoToMeeting(Reason reason, std::vector<Action>* actions) {
   phase_ = Phase::kMeeting;
+  meets_ahead_ = false;
   actions->push_back(Meet{reason});
 }
 
@@ -118,9 +121,7 @@ void StepCommit::On(const Met& event, std::vector<Action>* actions) {
 
 void StepCommit::On(const MeetingFailed& event, std::vector<Action>* actions) {
   WEFT_CHECK(phase_ == Phase::kMeeting) << ToString();
-  if (is_known_ && event.by_signal && !event.others_go_on) {
-    actions->push_back(SaveAlone{});
-  }
+  if (is_known_ && event.by_signal) actions->push_back(SaveAlone{});
   GoToEnd(actions);
 }
 
@@ -194,6 +195,7 @@ void StepCommit::On(const PassesDone& event, std::vector<Action>* actions) {
     vote_.leaves =
         event.now - *asked_to_leave_at_ >= options_.leave_after ? 1 : 0;
   }
+  vote_.next_group_is_made = meets_ahead_ && event.next_group_is_made ? 1 : 0;
   phase_ = Phase::kReducing;
   actions->push_back(Reduce{vote_});
 }
@@ -204,7 +206,11 @@ StepCommit::Next StepCommit::AfterStep(const Reduced& event) const {
   const StepVote& votes = event.votes;
   if (votes.stops > 0 || votes.asked_to_leave >= size_) return Next::kStop;
   if (votes.leaves > 0) return vote_.leaves > 0 ? Next::kLeave : Next::kPart;
-  return votes.newcomers_wait > 0 ? Next::kMeet : Next::kTrain;
+  if (meets_ahead_) {
+    return votes.next_group_is_made >= size_ ? Next::kMeet : Next::kTrain;
+  }
+  if (votes.newcomers_wait == 0) return Next::kTrain;
+  return options_.meets_ahead ? Next::kMeetAhead : Next::kMeet;
 }
 
 void StepCommit::On(const Reduced& event, std::vector<Action>* actions) {
@@ -236,6 +242,11 @@ void StepCommit::On(const StepTaken&, std::vector<Action>* actions) {
     case Next::kPart:
       actions->push_back(Save{});  // the others may be asked to end meanwhile
       return GoToMeeting(Reason::kLeavers, actions);
+    case Next::kMeetAhead:
+      meets_ahead_ = true;
+      actions->push_back(MeetAhead{});
+      actions->push_back(Train{});
+      return;
     case Next::kMeet:
       return GoToMeeting(Reason::kNewcomers, actions);
   }
@@ -247,7 +258,8 @@ void StepCommit::On(const EpochEnded&, std::vector<Action>*) {
 }
 
 void StepCommit::On(const Failed& event, std::vector<Action>* actions) {
-  WEFT_CHECK(phase_ != Phase::kEnded) << ToString();
+  // What was to be put back before the end could not be.
+  if (phase_ == Phase::kEnded) return GoToEnd(actions);
   const Phase failed = phase_;
   if (failed == Phase::kReducing) actions->push_back(AbandonStep{});
   if (keeps_state_) actions->push_back(RestoreState{});

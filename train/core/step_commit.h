@@ -23,8 +23,9 @@
 //       which is at most one behind what any rank had taken, while one rank
 //       that had trained is left: a death costs at most the step under way.
 //   C4  The source of the state is the lowest rank that has gone furthest.
-//   C5  A newcomer counts from the step after the one at which it was found
-//       waiting, and for no earlier one.
+//   C5  A newcomer counts from the second step, at the latest, after those that
+//       the others were at when a group with it was made, and for none that
+//       they took before.
 //   C6  All ranks of a group call the same operations in the same order, and
 //       leave it after the same step: to stop, to form the next one, or because
 //       one of them is lost.
@@ -36,6 +37,10 @@
 // C1 needs that a repeated step gives the same bits: virtual shards
 // (ddp/virtual_shards.h). What else must be stable before a step may be
 // committed (pushes to tables) has to be so before a rank sends its vote.
+//
+// Where others wait to take part, the next group is made while this one trains
+// (MeetAhead), and all go over to it after the step at which each has said that
+// it is made: they stop for the state that is sent, not until others have come.
 //
 // Pure: no lock, clock, thread or network. OnEvent appends what is to be done,
 // in this order; the last action that has a result is followed by an event. The
@@ -90,6 +95,7 @@ struct StepVote {
   int newcomers_wait = 0;  // it knows of some
   int asked_to_leave = 0;
   int leaves = 0;  // was asked long enough ago
+  int next_group_is_made = 0;
 };
 
 class StepCommit {
@@ -99,6 +105,9 @@ class StepCommit {
     // From when a rank is asked to leave until it leaves: if all ranks are
     // asked meanwhile, the training stops.
     absl::Duration leave_after = absl::Seconds(1);
+    // Whether the group of those who train and those who wait is made while
+    // they train; if not, they stop until it is.
+    bool meets_ahead = true;
   };
 
   // ---- Events.
@@ -111,8 +120,7 @@ class StepCommit {
   // It is in none: too few came, it is no member of the job, or its device
   // fails.
   struct MeetingFailed {
-    bool by_signal = false;    // this rank was asked to end
-    bool others_go_on = true;  // they are enough to go on without it
+    bool by_signal = false;  // this rank was asked to end
   };
   // REQUIRES: one for each rank.
   struct PlacesTold {
@@ -129,6 +137,7 @@ class StepCommit {
     bool is_asked_to_stop = false;
     bool newcomers_wait = false;
     bool is_asked_to_leave = false;
+    bool next_group_is_made = false;  // after MeetAhead
   };
   // The gradients and the votes of all.
   struct Reduced {
@@ -156,8 +165,12 @@ class StepCommit {
     kNewcomers,         // wait to take part
     kLeavers,           // were asked to leave, and have left
   };
+  // Begin to form the next group, with those who wait and those who train, who
+  // do the same; nothing follows. Train goes on.
+  struct MeetAhead {};
   // Leave the group, if any, and form the next one with those who are there, at
-  // least MIN of them; waits for them. Then: Met or MeetingFailed.
+  // least MIN of them; waits for them. The one that MeetAhead has begun, if it
+  // has. Then: Met or MeetingFailed.
   struct Meet {
     Reason reason = Reason::kStart;
   };
@@ -197,7 +210,8 @@ class StepCommit {
   struct TakeStep {};
   // The group changes after this step: its first rank writes a checkpoint.
   struct Save {};
-  // This rank is in no group, and ends with steps that nobody goes on from: it
+  // This rank is in no group, and ends with steps from which perhaps nobody
+  // goes on, since the others were asked to end as well, or have died: it
   // writes a checkpoint.
   struct SaveAlone {};
   // The training stops on all ranks, with a checkpoint.
@@ -206,10 +220,10 @@ class StepCommit {
   struct Leave {};
   // The training ends on this rank with the error of the last event.
   struct End {};
-  using Action =
-      std::variant<Meet, TellPlaces, TellDifferences, Begin, KeepState,
-                   ShareState, RestoreState, TakePlace, Train, Reduce,
-                   AbandonStep, TakeStep, Save, SaveAlone, Stop, Leave, End>;
+  using Action = std::variant<MeetAhead, Meet, TellPlaces, TellDifferences,
+                              Begin, KeepState, ShareState, RestoreState,
+                              TakePlace, Train, Reduce, AbandonStep, TakeStep,
+                              Save, SaveAlone, Stop, Leave, End>;
 
   enum class Phase {
     kMeeting,
@@ -239,7 +253,7 @@ class StepCommit {
   std::string ToString() const;
 
  private:
-  enum class Next { kTrain, kStop, kLeave, kPart, kMeet };
+  enum class Next { kTrain, kStop, kLeave, kPart, kMeetAhead, kMeet };
 
   void On(const Started& event, std::vector<Action>* actions);
   void On(const Met& event, std::vector<Action>* actions);
@@ -271,6 +285,7 @@ class StepCommit {
   StepPosition source_position_;
   bool differs_ = false;  // this rank, from the source
   bool keeps_state_ = false;
+  bool meets_ahead_ = false;  // the next group is being made
   StepVote vote_;             // of the step under way
   Next next_ = Next::kTrain;  // after it
 };

@@ -99,6 +99,26 @@ TEST(StepCommitExploration, NewcomerComesAtAnyTimeAndAnyRankDies) {
   EXPECT_GE(Explore(bounds).states, 10000);
 }
 
+// The others stop until the group is made.
+TEST(StepCommitExploration, NewcomerForWhomTheOthersStop) {
+  StepCommitModel::Bounds bounds;
+  bounds.late = 1;
+  bounds.comings = 1;
+  bounds.deaths = 1;
+  bounds.meets_ahead = false;
+  EXPECT_GE(Explore(bounds).states, 5000);
+}
+
+// They go over to its group while one of them stands still.
+TEST(StepCommitExploration, NewcomerComesWhileAnotherStandsStill) {
+  StepCommitModel::Bounds bounds;
+  bounds.steps_of_epoch = 3;
+  bounds.late = 1;
+  bounds.comings = 1;
+  bounds.pauses = 1;
+  EXPECT_GE(Explore(bounds).states, 10000);
+}
+
 // As who does not train what the others train.
 TEST(StepCommitExploration, OtherNewcomerIsLeftOut) {
   StepCommitModel::Bounds bounds;

@@ -16,6 +16,7 @@ constexpr uint64_t kFingerprint = 7;
 
 StepCommitModel::StepCommitModel(const Bounds& bounds) : bounds_(bounds) {
   options_.leave_after = bounds.leave_after;
+  options_.meets_ahead = bounds.meets_ahead;
   ranks_.assign(bounds.ranks, Rank(options_));
   for (int r = 0; r < bounds.ranks - bounds.late; ++r) Come(r, false);
 }
@@ -24,7 +25,9 @@ StepCommitModel::StepCommitModel(const Bounds& bounds) : bounds_(bounds) {
 
 // Whether `rank` sends no more to the others of `group`.
 bool StepCommitModel::IsGone(int rank, int group) const {
-  return ranks_[rank].life != Life::kAlive || ranks_[rank].group != group;
+  const Rank& one = ranks_[rank];
+  return one.life != Life::kAlive ||
+         (one.group != group && one.next_group != group);
 }
 
 bool StepCommitModel::NeedsAll(const Call& call) const {
@@ -66,7 +69,7 @@ std::vector<int> StepCommitModel::NextGroup() const {
     if (ranks_[r].life != Life::kAlive) continue;
     const bool is_former =
         std::find(newest_.begin(), newest_.end(), r) != newest_.end();
-    if (ranks_[r].meets) {
+    if (ranks_[r].meets || ranks_[r].meets_ahead) {
       (is_former ? members : waiting).push_back(r);
     } else {
       lacks = true;
@@ -128,13 +131,9 @@ void StepCommitModel::Do(const Event& event, Instant now) {
     }
     case Event::kMeet:
       return FormGroup();
-    case Event::kGiveUp: {
-      int others = -1;
-      for (const Rank& other : ranks_) others += other.life == Life::kAlive;
+    case Event::kGiveUp:
       one.meets = false;
-      return Handle(event.rank, StepCommit::MeetingFailed{
-                                    /*by_signal=*/true, others >= bounds_.min});
-    }
+      return Handle(event.rank, StepCommit::MeetingFailed{/*by_signal=*/true});
     case Event::kDie:
       ++deaths_;
       return End(event.rank, Life::kAbsent);
@@ -168,7 +167,8 @@ void StepCommitModel::Come(int rank, bool is_other) {
 void StepCommitModel::End(int rank, Life life) {
   Rank& one = ranks_[rank];
   one.life = life;
-  one.meets = false;
+  one.meets = one.meets_ahead = false;
+  one.next_group = -1;
   one.doing = Doing::kNothing;
 }
 
@@ -179,22 +179,43 @@ void StepCommitModel::FormGroup() {
   for (auto at = groups_.begin(); at != groups_.end();) {
     const bool is_used =
         std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& one) {
-          return one.doing != Doing::kNothing && one.group == at->first;
+          return (one.doing != Doing::kNothing && one.group == at->first) ||
+                 one.next_group == at->first;
         });
     at = is_used ? std::next(at) : groups_.erase(at);
   }
   groups_[id].members = members;
   groups_[id].is_full = static_cast<int>(members.size()) == bounds_.max;
+  std::optional<int64_t> furthest;
+  int run = 0;
+  std::vector<int> entering;
   for (const int r : members) {
-    ranks_[r].meets = false;
-    ranks_[r].has_met = true;
-    ranks_[r].group = id;
-    ranks_[r].calls = 0;
+    Rank& one = ranks_[r];
+    one.next_group = id;
+    if (!std::exchange(one.meets_ahead, false)) {
+      one.meets = false;
+      entering.push_back(r);
+      continue;
+    }
+    furthest = std::max(furthest.value_or(0), one.core.position().steps);
+    run = one.run;
   }
-  for (size_t i = 0; i < members.size(); ++i) {
-    Handle(members[i], StepCommit::Met{static_cast<int>(i),
-                                       static_cast<int>(members.size())});
+  for (const int r : entering) {
+    ranks_[r].awaited_at = ranks_[r].core.is_known() ? std::nullopt : furthest;
+    ranks_[r].awaited_by = run;
   }
+  for (const int r : entering) Enter(r);
+}
+
+// The group that was made for it.
+void StepCommitModel::Enter(int rank) {
+  Rank& one = ranks_[rank];
+  one.group = std::exchange(one.next_group, -1);
+  one.calls = 0;
+  const std::vector<int> members = groups_.at(one.group).members;
+  const auto place = std::find(members.begin(), members.end(), rank);
+  Handle(rank, StepCommit::Met{static_cast<int>(place - members.begin()),
+                               static_cast<int>(members.size())});
 }
 
 void StepCommitModel::Handle(int rank, const StepCommit::Event& event) {
@@ -205,8 +226,14 @@ void StepCommitModel::Handle(int rank, const StepCommit::Event& event) {
 
 void StepCommitModel::Perform(int rank, const StepCommit::Action& action) {
   Rank& one = ranks_[rank];
-  if (std::holds_alternative<StepCommit::Meet>(action)) {
+  if (std::holds_alternative<StepCommit::MeetAhead>(action)) {
+    // Who was taken for dead is on no roll.
+    one.meets_ahead = one.life == Life::kAlive;
+  } else if (std::holds_alternative<StepCommit::Meet>(action)) {
     one.group = -1;
+    one.meets_ahead = false;
+    if (one.next_group >= 0) return Enter(rank);
+    one.awaited_at.reset();
     one.meets = one.life == Life::kAlive;
     // Who was taken for dead is no member of the job any more.
     if (!one.meets) Handle(rank, StepCommit::MeetingFailed{});
@@ -347,6 +374,7 @@ void StepCommitModel::FinishOperation(int rank, const Call& call) {
         reduced.votes.newcomers_wait += part.vote.newcomers_wait;
         reduced.votes.asked_to_leave += part.vote.asked_to_leave;
         reduced.votes.leaves += part.vote.leaves;
+        reduced.votes.next_group_is_made += part.vote.next_group_is_made;
       }
       reduced.is_last = one.core.position().steps + 1 ==
                         bounds_.steps_of_epoch * bounds_.epochs;
@@ -393,14 +421,7 @@ void StepCommitModel::Train(int rank) {
   const Group& group = groups_.at(one.group);
   done.newcomers_wait =
       group.members[0] == rank && !group.is_full && SomebodyWaits();
-  if (done.newcomers_wait && one.life == Life::kAlive) {
-    for (Rank& other : ranks_) {
-      if (other.life == Life::kAlive && other.meets && !other.found_at) {
-        other.found_at = position.steps;
-        other.found_by = one.run;
-      }
-    }
-  }
+  done.next_group_is_made = one.next_group >= 0;
   done.is_asked_to_leave = one.is_asked_to_leave;
   Handle(rank, done);
 }
@@ -412,18 +433,26 @@ void StepCommitModel::ComputeGradients(int rank) {
         "C1: begins a step with the state of another one");
   Check(!std::exchange(one.has_gradients, true), rank,
         "C2: has gradients of a step that was not taken");
-  for (const Rank& other : ranks_) {
-    const bool is_found = other.life == Life::kAlive && !other.has_met &&
-                          other.found_at.has_value() &&
-                          other.found_by == one.run;
-    Check(!is_found || one.life == Life::kPaused ||
-              bounds_.max < bounds_.ranks || steps <= *other.found_at,
-          rank, "C5: goes on without one that was found waiting");
+  // A step is under way when the group is made, and one more in which all say
+  // so. One that counts as gone, and is in no next group, does not say so: they
+  // go on until they find it lost.
+  const std::vector<int>& members = groups_.at(one.group).members;
+  const bool has_lost =
+      std::any_of(members.begin(), members.end(),
+                  [&](int member) { return IsGone(member, one.group); });
+  for (Rank& other : ranks_) {
+    const bool is_awaited =
+        other.life == Life::kAlive && other.awaited_at.has_value() &&
+        other.awaited_by == one.run && one.next_group >= 0 &&
+        other.group == one.next_group;
+    if (is_awaited && has_lost) other.awaited_at.reset();
+    Check(!is_awaited || has_lost || steps <= *other.awaited_at + 1, rank,
+          "C5: goes on without one with which it has a group");
   }
-  if (!std::exchange(one.has_counted, true) && one.found_at.has_value() &&
-      one.found_by == one.run && bounds_.max >= bounds_.ranks) {
-    Check(steps <= *one.found_at + 1, rank,
-          "C5: does not count from the next step");
+  if (!std::exchange(one.has_counted, true) && one.awaited_at.has_value() &&
+      one.awaited_by == one.run) {
+    Check(steps <= *one.awaited_at + 2, rank,
+          "C5: does not count from the second step on");
   }
 }
 
@@ -516,12 +545,12 @@ std::string StepCommitModel::Snapshot() const {
   std::map<int, int> first_call;  // of each group, that a rank is in
   for (const Rank& one : ranks_) {
     absl::StrAppend(&text, "{", static_cast<int>(one.life), one.meets,
-                    one.is_asked_to_leave, one.is_other, one.has_met,
-                    one.has_counted, "#", static_cast<int>(one.doing), one.part,
-                    one.root, "#", one.state.parameters, ".",
-                    one.state.optimizer, "#",
+                    one.meets_ahead, one.next_group >= 0, one.is_asked_to_leave,
+                    one.is_other, one.has_counted, "#",
+                    static_cast<int>(one.doing), one.part, one.root, "#",
+                    one.state.parameters, ".", one.state.optimizer, "#",
                     one.kept ? one.kept->parameters : -2, "#", one.run, "#",
-                    one.found_at.value_or(-1), ".", one.found_by);
+                    one.awaited_at.value_or(-1), ".", one.awaited_by);
     if (one.life != Life::kAbsent && one.life != Life::kFinished) {
       absl::StrAppend(&text, one.core.ToString());
     }
@@ -529,6 +558,7 @@ std::string StepCommitModel::Snapshot() const {
       const auto [at, is_new] = first_call.emplace(one.group, one.calls);
       if (!is_new) at->second = std::min(at->second, one.calls);
     }
+    if (one.next_group >= 0) first_call[one.next_group] = 1;
     text += "}";
   }
   for (const auto& [id, first] : first_call) {
@@ -536,7 +566,9 @@ std::string StepCommitModel::Snapshot() const {
     absl::StrAppend(&text, "[", absl::StrJoin(group.members, ","));
     for (const int r : group.members) {
       absl::StrAppend(&text, IsGone(r, id) ? "-" : "+",
-                      ranks_[r].group == id ? ranks_[r].calls - first : -1);
+                      ranks_[r].group == id        ? ranks_[r].calls - first
+                      : ranks_[r].next_group == id ? -2
+                                                   : -1);
     }
     for (size_t i = first - 1; i < group.calls.size(); ++i) {
       absl::StrAppend(&text, "/", static_cast<int>(group.calls[i].doing),
@@ -547,7 +579,7 @@ std::string StepCommitModel::Snapshot() const {
             ".", part.place.position.epoch, part.place.position.was_stopped,
             ".", part.steps, ".", part.run, ".", part.vote.stops,
             part.vote.newcomers_wait, part.vote.asked_to_leave,
-            part.vote.leaves);
+            part.vote.leaves, part.vote.next_group_is_made);
       }
     }
     text += "]";

@@ -43,6 +43,7 @@ class StepCommitModel {
     int leaves = 0;   // ranks that are asked to leave
     int others = 0;   // of the comings, that train something else
     absl::Duration leave_after = absl::ZeroDuration();
+    bool meets_ahead = true;
   };
 
   // What may happen next.
@@ -106,7 +107,9 @@ class StepCommitModel {
     explicit Rank(const StepCommit::Options& options) : core(options) {}
     StepCommit core;
     Life life = Life::kAbsent;
-    bool meets = false;
+    bool meets = false;        // has come to the next group, and waits
+    bool meets_ahead = false;  // has come to it, and trains
+    int next_group = -1;       // that was made meanwhile
     int group = -1;
     int calls = 0;  // in the group, the one under way included
     Doing doing = Doing::kNothing;
@@ -118,11 +121,12 @@ class StepCommitModel {
     int run = 0;  // which beginning it goes back to
     bool is_asked_to_leave = false;
     bool is_other = false;
-    bool has_met = false;             // was in a group
-    bool has_gradients = false;       // of a step that is not taken yet
-    bool has_counted = false;         // computed a gradient
-    int found_by = 0;                 // the run of who found it waiting
-    std::optional<int64_t> found_at;  // the step at which it was found waiting
+    bool has_gradients = false;  // of a step that is not taken yet
+    bool has_counted = false;    // computed a gradient
+    // At the furthest after which step the others of its first group were when
+    // that was made, if they trained; and their run.
+    std::optional<int64_t> awaited_at;
+    int awaited_by = 0;
   };
   // What a rank sends.
   struct Part {
@@ -149,6 +153,7 @@ class StepCommitModel {
   bool CanFail(int rank) const;
   std::vector<int> NextGroup() const;
   bool SomebodyWaits() const;
+  void Enter(int rank);
 
   void Come(int rank, bool is_other);
   void FormGroup();

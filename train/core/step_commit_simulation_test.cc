@@ -131,6 +131,7 @@ Totals RunSeeds(int seeds, const StepCommitModel::Bounds& faults) {
     bounds.steps_of_epoch = 1 + random.Below(6);
     bounds.epochs = 1 + random.Below(4);
     bounds.leave_after = absl::Seconds(1);
+    bounds.meets_ahead = random.Chance(0.8);
     Simulation simulation(
         static_cast<uint64_t>(seed), bounds,
         random.Between(absl::Milliseconds(5), absl::Milliseconds(500)));

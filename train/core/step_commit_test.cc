@@ -20,6 +20,7 @@ using ::testing::HasSubstr;
 
 // The names of actions, with what matters of them.
 struct NameOf {
+  std::string operator()(const StepCommit::MeetAhead&) const { return "ahead"; }
   std::string operator()(const StepCommit::Meet& a) const {
     return absl::StrCat("meet", static_cast<int>(a.reason));
   }
@@ -77,8 +78,8 @@ RankPlace After(int64_t steps, int64_t epoch = 0, uint64_t fingerprint = 0) {
 }
 
 // In a group of three that has just begun.
-StepCommit Begun(int rank = 0) {
-  StepCommit core({true, absl::Seconds(1)});
+StepCommit Begun(int rank = 0, const StepCommit::Options& options = {}) {
+  StepCommit core(options);
   EXPECT_EQ(Actions(core, StepCommit::Started{}), "meet0");
   EXPECT_EQ(Actions(core, StepCommit::Met{rank, 3}), "tell");
   EXPECT_EQ(Actions(core, StepCommit::PlacesTold{std::vector<RankPlace>(3)}),
@@ -97,6 +98,7 @@ std::string AfterStep(StepCommit& core, const StepCommit::PassesDone& done,
   votes.newcomers_wait += own.newcomers_wait;
   votes.asked_to_leave += own.asked_to_leave;
   votes.leaves += own.leaves;
+  votes.next_group_is_made += own.next_group_is_made;
   EXPECT_EQ(Actions(core, StepCommit::Reduced{votes, is_last}), "take");
   return Actions(core, StepCommit::StepTaken{});
 }
@@ -204,7 +206,7 @@ TEST(StepCommit, VotesOfAllSayWhatFollowsAStep) {
   StepVote newcomers;
   newcomers.newcomers_wait = 1;
   StepCommit core = Begun();
-  EXPECT_EQ(AfterStep(core, none, newcomers), absl::StrCat("meet", kNewcomers));
+  EXPECT_EQ(AfterStep(core, none, newcomers), "ahead train");
   StepVote stops = newcomers;
   stops.stops = 1;
   core = Begun();
@@ -216,6 +218,39 @@ TEST(StepCommit, VotesOfAllSayWhatFollowsAStep) {
   all.leaves = all.asked_to_leave = 1;
   EXPECT_EQ(AfterStep(core, none, all, /*is_last=*/true), "train");
   EXPECT_FALSE(core.position().was_stopped);
+}
+
+// All go over to the next group after the same step, once each has it.
+TEST(StepCommit, GroupWithNewcomersIsMadeWhileThisOneTrains) {
+  StepCommit core = Begun();
+  StepVote votes;
+  StepCommit::PassesDone done;
+  done.next_group_is_made = true;  // of no meaning before
+  EXPECT_EQ(AfterStep(core, done, votes), "train");
+  votes.newcomers_wait = 1;
+  EXPECT_EQ(AfterStep(core, {}, votes), "ahead train");
+  EXPECT_EQ(AfterStep(core, {}, votes), "train");
+  votes.next_group_is_made = 1;  // on another, not on the third
+  EXPECT_EQ(AfterStep(core, done, votes), "train");
+  votes.next_group_is_made = 2;
+  EXPECT_EQ(AfterStep(core, done, votes), absl::StrCat("meet", kNewcomers));
+
+  // Where a rank is lost meanwhile the others meet at once, and the next
+  // newcomer is the first again.
+  core = Begun();
+  EXPECT_EQ(AfterStep(core, {}, votes), "ahead train");
+  EXPECT_EQ(Actions(core, StepCommit::PassesDone()), "reduce0000");
+  EXPECT_EQ(Actions(core, StepCommit::Failed{/*is_lost=*/true}),
+            absl::StrCat("abandon meet", kLost));
+  Actions(core, StepCommit::Met{0, 2});
+  Actions(core, StepCommit::PlacesTold{{After(1), After(1)}});
+  Actions(core, StepCommit::StateShared());
+  EXPECT_EQ(AfterStep(core, {}, votes), "ahead train");
+
+  StepCommit::Options options;
+  options.meets_ahead = false;
+  core = Begun(0, options);
+  EXPECT_EQ(AfterStep(core, {}, votes), absl::StrCat("meet", kNewcomers));
 }
 
 TEST(StepCommit, RankThatIsAskedLeavesAfterAWhileAndTheOthersMeet) {
@@ -239,17 +274,30 @@ TEST(StepCommit, RankThatIsAskedLeavesAfterAWhileAndTheOthersMeet) {
   EXPECT_EQ(AfterStep(other, asked, leaves), "stop");
 }
 
-TEST(StepCommit, WhoIsInNoGroupSavesWhatNobodyElseHas) {
-  const auto end = [](bool by_signal, bool others_go_on, bool has_trained) {
+TEST(StepCommit, WhoIsAskedToEndWhileInNoGroupSavesWhatItHas) {
+  const auto end = [](bool by_signal, bool has_trained) {
     StepCommit core = has_trained ? Begun() : StepCommit({});
     Actions(core, has_trained ? StepCommit::Event(StepCommit::Failed{true})
                               : StepCommit::Event(StepCommit::Started{}));
-    return Actions(core, StepCommit::MeetingFailed{by_signal, others_go_on});
+    return Actions(core, StepCommit::MeetingFailed{by_signal});
   };
-  EXPECT_EQ(end(true, false, true), "save alone end");
-  EXPECT_EQ(end(true, true, true), "end");
-  EXPECT_EQ(end(false, false, true), "end");
-  EXPECT_EQ(end(true, false, false), "end");
+  EXPECT_EQ(end(/*by_signal=*/true, /*has_trained=*/true), "save alone end");
+  EXPECT_EQ(end(false, true), "end");
+  EXPECT_EQ(end(true, false), "end");
+}
+
+// As where its device is lost: neither the reduction nor what follows works.
+TEST(StepCommit, RankEndsWhoseStepCannotBeAbandoned) {
+  StepCommit core = Begun();
+  Actions(core, StepCommit::PassesDone{});
+  EXPECT_EQ(Actions(core, StepCommit::Failed{/*is_lost=*/false}),
+            "abandon end");
+  EXPECT_EQ(Actions(core, StepCommit::Failed{/*is_lost=*/false}), "end");
+  core = Begun();
+  Actions(core, StepCommit::PassesDone{});
+  EXPECT_EQ(Actions(core, StepCommit::Failed{/*is_lost=*/true}),
+            absl::StrCat("abandon meet", kLost));
+  EXPECT_EQ(Actions(core, StepCommit::Failed{/*is_lost=*/true}), "end");
 }
 
 TEST(StepCommit, FixedGroupBeginsAtOnceAndEndsWhereARankIsLost) {
