@@ -142,8 +142,10 @@ TEST(TableShard, CountsTheWorkOfItsPartitions) {
     Worker first(shard.get(), 0);
     Worker second(shard.get(), 1);
     const bool is_sync = mode == v1::TableSpec::SYNC;
-    const auto pushed = first.Sparse(0, {1, 2, 3}, 1, /*pull=*/!is_sync);
-    if (is_sync) second.Sparse(0, {1, 2, 3}, 1);
+    EXPECT_THAT(Now(first.Sparse(0, {1, 2, 3}, 1, /*pull=*/!is_sync)), IsOk());
+    if (is_sync) {
+      EXPECT_THAT(Now(second.Sparse(0, {1, 2, 3}, 1)), IsOk());
+    }
     shard->Expire(at(2));
     const Load sum = shard->load().Sum();
     // A key takes 8 bytes, and so does its row.
