@@ -26,13 +26,17 @@ int PlacedBits(const TableLayout& layout) {
   return absl::countr_zero(static_cast<uint32_t>(layout.spec().partitions()));
 }
 
+void SortByKey(std::vector<RowStore::Row>& rows) {
+  std::sort(rows.begin(), rows.end(), [](RowStore::Row a, RowStore::Row b) {
+    return RowStore::key(a) < RowStore::key(b);
+  });
+}
+
 // A function of its own: clang does not see in a lambda which lock is held.
 std::vector<RowStore::Row> SortedByKey(const RowStore& rows) {
   std::vector<RowStore::Row> order;
   for (int64_t i = 0; i < rows.size(); ++i) order.push_back(rows.At(i));
-  std::sort(order.begin(), order.end(), [](RowStore::Row a, RowStore::Row b) {
-    return RowStore::key(a) < RowStore::key(b);
-  });
+  SortByKey(order);
   return order;
 }
 
@@ -55,6 +59,20 @@ void SumRows(absl::Span<const PushSpan> spans, int64_t at, int64_t length,
   }
   if (scale == 1.0f) return;
   for (int64_t i = 0; i < length; ++i) sum[i] *= scale;
+}
+
+void AppendRow(const TableLayout& layout, RowStore::Row row,
+               const float* weights, PartitionImage& image) {
+  const uint64_t key = RowStore::key(row);
+  const int64_t length = layout.RowLength(key);
+  image.keys.push_back(key);
+  image.steps.push_back(RowStore::step(row));
+  image.weights.insert(image.weights.end(), weights, weights + length);
+  for (int s = 0; s < layout.slots(); ++s) {
+    const float* slot = weights + layout.SlotOffset(s);
+    image.slots[s].insert(image.slots[s].end(), slot,
+                          slot + layout.SlotLength(s, length));
+  }
 }
 
 }  // namespace
@@ -262,6 +280,7 @@ float* Partition::UpdateSlices(absl::Span<const PushSpan> spans, float scale,
         keys.first(n),
         [this](uint64_t key, Row row)
             ABSL_NO_THREAD_SAFETY_ANALYSIS { Initialize(key, row); });
+    if (!frozen_.empty()) BeforeChange(rows);
     for (size_t i = 0; i < n; ++i) {
       const int64_t length = layout_.RowLength(keys[i]);
       const float* gradient = spans[0].values + at;
@@ -288,6 +307,7 @@ void Partition::Learn(absl::Span<const uint64_t> keys, const float* gradients,
   if (!is_sorted_) rows_.SortByUse();
   is_sorted_ = true;
   life_->Advance();
+  if (RowStore::BaseOf(life_->clock()) != rows_.base()) BeforeAllChange();
   std::vector<uint64_t> some;
   std::vector<float> of_some;
   while (!keys.empty()) {
@@ -352,6 +372,8 @@ void Partition::LetGo() {
     }
     const uint64_t key = RowStore::key(oldest);
     life_->LetGo(key);
+    // The last one takes its place.
+    if (!frozen_.empty()) BeforeChange({oldest, rows_.At(rows_.size() - 1)});
     rows_.Remove(key);
   }
 }
@@ -367,6 +389,7 @@ void Partition::Update(absl::Span<const uint64_t> keys, const float* gradients,
         keys.first(n),
         [this](uint64_t key, Row row)
             ABSL_NO_THREAD_SAFETY_ANALYSIS { Initialize(key, row); });
+    if (!frozen_.empty()) BeforeChange(rows);
     if (together) {
       UpdateTogether(rows, gradients, lr_scale);
       gradients += static_cast<int64_t>(n) * dim_;
@@ -513,25 +536,78 @@ PartitionImage Partition::Image() const {
   PartitionImage image;
   image.slots.resize(layout_.slots());
   for (Row row : InKeyOrder()) {
-    const uint64_t key = rows_.key(row);
-    const int64_t length = layout_.RowLength(key);
-    const float* weights = rows_.floats(row);
-    image.keys.push_back(key);
-    image.steps.push_back(rows_.step(row));
-    image.weights.insert(image.weights.end(), weights, weights + length);
-    for (int s = 0; s < layout_.slots(); ++s) {
-      const float* slot = weights + layout_.SlotOffset(s);
-      image.slots[s].insert(image.slots[s].end(), slot,
-                            slot + layout_.SlotLength(s, length));
-    }
+    AppendRow(layout_, row, rows_.floats(row), image);
     if (life_.has_value()) image.touched.push_back(rows_.touched(row));
   }
   if (life_.has_value()) image.life = life_->Format();
   return image;
 }
 
+PartitionImage ImageOf(const TableLayout& layout, const FrozenRows& frozen,
+                       const std::vector<FrozenRows::Piece>& pieces) {
+  std::vector<RowStore::Row> rows;
+  for (const auto* of : {&pieces, &frozen.copies()}) {
+    for (const FrozenRows::Piece& piece : *of) {
+      for (int64_t i = 0; i < piece.rows; ++i) {
+        rows.push_back(frozen.RowOf(piece, i));
+      }
+    }
+  }
+  SortByKey(rows);
+  PartitionImage image;
+  image.slots.resize(layout.slots());
+  for (RowStore::Row row : rows) {
+    AppendRow(layout, row, frozen.floats(row), image);
+    if (layout.limits().any()) image.touched.push_back(frozen.touched(row));
+  }
+  image.life = frozen.life();
+  return image;
+}
+
+std::shared_ptr<FrozenRows> Partition::Freeze(
+    std::shared_ptr<ByteBudget> copies) {
+  MutexLock lock(mu_);
+  auto frozen = std::make_shared<FrozenRows>(
+      rows_, life_.has_value() ? life_->Format() : "", std::move(copies));
+  if (!frozen->is_done()) frozen_.push_back(frozen);
+  return frozen;
+}
+
+bool Partition::CopyFrozen(FrozenRows& frozen, FrozenRows::Piece& to) {
+  MutexLock lock(mu_);
+  frozen.CopyTo(rows_, to);
+  if (!frozen.is_done()) return false;
+  // No push is to be the one that frees its copies.
+  for (size_t i = 0; i < frozen_.size(); ++i) {
+    if (frozen_[i].lock().get() != &frozen) continue;
+    frozen_.erase(frozen_.begin() + static_cast<std::ptrdiff_t>(i));
+    break;
+  }
+  return true;
+}
+
+void Partition::BeforeChange(absl::Span<const Row> rows) {
+  for (size_t i = 0; i < frozen_.size();) {
+    const std::shared_ptr<FrozenRows> frozen = frozen_[i].lock();
+    if (frozen == nullptr || frozen->is_done()) {
+      frozen_.erase(frozen_.begin() + static_cast<std::ptrdiff_t>(i));
+      continue;
+    }
+    for (Row row : rows) frozen->BeforeChange(rows_, row);
+    ++i;
+  }
+}
+
+void Partition::BeforeAllChange() {
+  for (const std::weak_ptr<FrozenRows>& one : frozen_) {
+    if (const auto frozen = one.lock()) frozen->BeforeAllChange(rows_);
+  }
+  frozen_.clear();
+}
+
 void Partition::Load(const PartitionImage& image) {
   MutexLock lock(mu_);
+  BeforeAllChange();
   rows_.Clear();
   windows_.clear();
   if (life_.has_value()) life_.emplace(layout_.limits());
@@ -544,6 +620,7 @@ void Partition::Add(const PartitionImage& image) {
 }
 
 void Partition::AddRows(const PartitionImage& image) {
+  BeforeAllChange();
   const bool has_touched = !image.touched.empty();
   if (life_.has_value()) {
     if (!image.life.empty()) WEFT_CHECK(life_->Load(image.life).ok());

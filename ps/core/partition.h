@@ -34,6 +34,7 @@
 #include "weft/base/mutex.h"
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/core/byte_budget.h"
+#include "weft/ps/core/frozen_rows.h"
 #include "weft/ps/core/placement.h"
 #include "weft/ps/core/row_life.h"
 #include "weft/ps/core/row_store.h"
@@ -95,6 +96,11 @@ struct RowCounts {
 absl::Status CheckImage(const TableLayout& layout, const Placement& placement,
                         int partition, const PartitionImage& image);
 
+// The rows of `frozen`, of which `pieces` has what CopyFrozen gave.
+// REQUIRES: frozen.is_done() and status() is OK.
+PartitionImage ImageOf(const TableLayout& layout, const FrozenRows& frozen,
+                       const std::vector<FrozenRows::Piece>& pieces);
+
 void AddCounts(const RowCounts& counts, v1::TableStats& to);
 
 // kResourceExhausted, of a push to table `where` that could make rows of
@@ -145,7 +151,18 @@ class Partition {
   void Put(uint64_t key, absl::Span<const float> weights)
       ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Copies all rows under the lock: for partitions that nobody waits for.
   PartitionImage Image() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // The rows as they are now, to be copied by CopyFrozen some at a time while
+  // pushes go on. What pushes copy of them counts against `copies`, if given.
+  // To drop it ends it.
+  std::shared_ptr<FrozenRows> Freeze(std::shared_ptr<ByteBudget> copies)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // FrozenRows::CopyTo, of what Freeze has returned. Returns is_done().
+  bool CopyFrozen(FrozenRows& frozen, FrozenRows::Piece& to)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
   // Adds rows; of keys that are there already the new ones count. REQUIRES:
   // CheckImage() is OK.
   void Add(const PartitionImage& image) ABSL_LOCKS_EXCLUDED(mu_);
@@ -189,6 +206,11 @@ class Partition {
   void UpdateOne(Row row, const float* gradient, double lr_scale)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<Row> InKeyOrder() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The rows are about to be changed or removed, or all are: those that are
+  // frozen are copied before. Forgets what needs no more copies.
+  void BeforeChange(absl::Span<const Row> rows)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void BeforeAllChange() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const TableLayout& layout_;
   const bool is_dense_;
@@ -202,6 +224,7 @@ class Partition {
   const std::shared_ptr<ByteBudget> memory_;
   int64_t accounted_ ABSL_GUARDED_BY(mu_) = 0;  // in memory_
   absl::flat_hash_map<uint64_t, SequenceWindow> windows_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::weak_ptr<FrozenRows>> frozen_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace weft::ps

@@ -171,6 +171,12 @@ bool RowStore::Locate(uint64_t wanted, Spot& spot) const {
   return false;
 }
 
+int64_t RowStore::NumberOf(Row row) const {
+  Spot spot;
+  WEFT_CHECK(Locate(key(row), spot));
+  return index_[spot.group].rows[spot.place];
+}
+
 bool RowStore::Remove(uint64_t key) {
   Spot spot;
   if (!Locate(key, spot)) return false;
@@ -282,8 +288,12 @@ void RowStore::Touch(Row row, int64_t now) {
 
 // From 2^31 to 2^32 ago, in steps of 2^31: so it is a function of the time
 // alone, and rows tell the same wherever they were copied to.
+int64_t RowStore::BaseOf(int64_t now) {
+  return std::max<int64_t>(0, now / kExactAge - 1) * kExactAge;
+}
+
 void RowStore::SetBase(int64_t now) {
-  const int64_t base = std::max<int64_t>(0, now / kExactAge - 1) * kExactAge;
+  const int64_t base = BaseOf(now);
   if (base == base_) return;
   for (int64_t i = 0; i < size_; ++i) {
     const int64_t was = touched(At(i));

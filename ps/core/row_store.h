@@ -87,6 +87,14 @@ class RowStore {
     return {chunks_[i >> chunk_bits_].get() + (i & chunk_mask_) * stride_};
   }
 
+  // The number of a row that is there.
+  int64_t NumberOf(Row row) const;
+
+  // A block, for those who copy blocks: it has so many floats, of which
+  // header() come before the row's own.
+  int64_t stride() const { return stride_; }
+  int64_t header() const { return header_; }
+
   static uint64_t key(Row row) {
     uint64_t key;
     std::memcpy(&key, row.block, sizeof(key));
@@ -117,7 +125,14 @@ class RowStore {
   // When the row was touched last: `now` of that call. What is longer ago than
   // kExactAge tells as about so long ago.
   static constexpr int64_t kExactAge = int64_t{1} << 31;
-  int64_t touched(Row row) const { return base_ + Word(row, kTouched); }
+  int64_t touched(Row row) const { return touched(row, base_); }
+  // Of a copy of a block, made when base() was this. A Touch at a time of
+  // another BaseOf changes all blocks.
+  static int64_t touched(Row row, int64_t base) {
+    return base + Word(row, kTouched);
+  }
+  int64_t base() const { return base_; }
+  static int64_t BaseOf(int64_t now);
   // Takes a constant time, but for once in kExactAge. REQUIRES: `now` is none
   // below that of an earlier call, and not negative.
   void Touch(Row row, int64_t now);
