@@ -34,6 +34,7 @@ struct Settings {
   int64_t round_budget = weft::ps::ServerOptions().round_budget;
   int64_t table_memory = weft::ps::ServerOptions().table_memory;
   weft::ps::RebalanceMode rebalance = weft::ps::ServerOptions().rebalance;
+  int64_t snapshot_memory = weft::ps::ServerOptions().snapshot_memory;
 };
 
 absl::Status UsageError(const std::string& message) {
@@ -70,6 +71,9 @@ absl::Status Parse(int argc, char** argv, Settings& settings) {
       "on: with --replicas=2 the servers even out what they have to do; "
       "dry-run: they log what they would move",
       {"WEFT_REBALANCE"});
+  flags.Add("snapshot-memory", &settings.snapshot_memory,
+            "bytes of rows that may be kept because they change while they are "
+            "being saved; beyond it that checkpoint fails");
   // The trainers' messages carry these settings. Both programs take the same
   // command line.
   bool ignored = false;
@@ -78,9 +82,10 @@ absl::Status Parse(int argc, char** argv, Settings& settings) {
     flags.Add(name, &ignored, "of trainers; taken and not used");
   }
   std::string of_trainers;
-  for (const char* name : {"data", "strategy", "epochs", "batch-size", "lr",
-                           "optimizer", "clip-value", "clip-norm", "push-dtype",
-                           "pull-dtype", "keep", "keep-as", "loss-every"}) {
+  for (const char* name :
+       {"data", "strategy", "epochs", "batch-size", "lr", "optimizer",
+        "clip-value", "clip-norm", "push-dtype", "pull-dtype", "keep",
+        "keep-as", "snapshot-every", "loss-every"}) {
     flags.Add(name, &of_trainers, "of trainers; taken and not used");
   }
   return flags.Parse(argc, argv);
@@ -120,6 +125,11 @@ absl::Status Check(const Settings& settings) {
         "wanted --table-memory of at least 1 byte, or 0 for any number, found ",
         settings.table_memory));
   }
+  if (settings.snapshot_memory < 1) {
+    return UsageError(
+        absl::StrCat("wanted --snapshot-memory of at least 1 byte, found ",
+                     settings.snapshot_memory));
+  }
   return absl::OkStatus();
 }
 
@@ -131,6 +141,7 @@ absl::Status Serve(const Settings& settings) {
   serving.round_budget = settings.round_budget;
   serving.table_memory = settings.table_memory;
   serving.rebalance = settings.rebalance;
+  serving.snapshot_memory = settings.snapshot_memory;
   weft::ps::Server server(serving);
   auto worker = weft::train::StartUnlessStopped(options);
   if (!worker.ok()) return worker.status();

@@ -83,6 +83,8 @@ TEST_F(ParameterServerProgramTest, InvalidFlagsAreUsageErrors) {
        "wanted --round-budget of at least 1 byte, found 0"},
       {{"--servers=1", "--trainers=1", "--table-memory=-1"},
        "wanted --table-memory of at least 1 byte, or 0"},
+      {{"--servers=1", "--trainers=1", "--snapshot-memory=0"},
+       "wanted --snapshot-memory of at least 1 byte, found 0"},
       {{"--trainers=1", "word"}, "found the word \"word\""},
   };
   for (const auto& [flags, message] : cases) {

@@ -15,6 +15,7 @@
 #include "weft/ps/replicated/table_client.h"
 #include "weft/ps/servers_by_map.h"
 #include "weft/ps/table_client.h"
+#include "weft/ps/table_snapshot.h"
 #include "weft/ps/wire/wire_values.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/session/failure.h"
@@ -24,9 +25,8 @@ namespace {
 
 using internal::TableClient;
 
-// Shards of a checkpoint are numbered; each server has a range of its own, one
-// for each table it may hold.
-constexpr int kShardsOfServer = 1024;
+// Shards of a checkpoint are numbered; each server has a range of its own.
+constexpr int kShardsOfServer = kMostFilesOfServer;
 
 constexpr absl::Duration kServingPause = absl::Milliseconds(20);
 
@@ -188,15 +188,42 @@ absl::StatusOr<std::unique_ptr<SparseTable>> Client::Sparse(
   return std::unique_ptr<SparseTable>(new SparseTable(std::move(table)));
 }
 
+namespace {
+
+v1::SaveRequest SaveRequestOf(const std::string& path,
+                              const std::string& attempt, int64_t version,
+                              int server) {
+  v1::SaveRequest request;
+  request.set_directory(path);
+  request.set_attempt(attempt);
+  request.set_first_shard(server * kShardsOfServer);
+  request.set_version(version);
+  return request;
+}
+
+std::vector<checkpoint::FileRecord> RecordsOf(
+    const std::vector<v1::SaveReply>& replies) {
+  std::vector<checkpoint::FileRecord> records;
+  for (const v1::SaveReply& reply : replies) {
+    for (const v1::SavedFile& file : reply.files()) {
+      checkpoint::FileRecord record;
+      record.name = file.name();
+      record.writer = file.writer();
+      record.digest.bytes = file.bytes();
+      record.digest.sha256 = file.sha256();
+      record.digest.xxh3 = file.xxh3();
+      records.push_back(std::move(record));
+    }
+  }
+  return records;
+}
+
+}  // namespace
+
 absl::StatusOr<std::vector<checkpoint::FileRecord>> Client::Save(
     const std::string& path, const std::string& attempt, int64_t version) {
-  const auto save = [&](int i) {
-    v1::SaveRequest request;
-    request.set_directory(path);
-    request.set_attempt(attempt);
-    request.set_first_shard(i * kShardsOfServer);
-    request.set_version(version);
-    return request;
+  const auto save = [&](int server) {
+    return SaveRequestOf(path, attempt, version, server);
   };
   std::vector<v1::SaveReply> replies;
   if (by_map_ != nullptr) {
@@ -215,19 +242,37 @@ absl::StatusOr<std::vector<checkpoint::FileRecord>> Client::Save(
         replies, PinnedServers::Watch(servers, WhenAllOk(std::move(calls)))
                      .Wait(options_.timeout + absl::Seconds(1)));
   }
-  std::vector<checkpoint::FileRecord> records;
-  for (const v1::SaveReply& reply : replies) {
-    for (const v1::SavedFile& file : reply.files()) {
-      checkpoint::FileRecord record;
-      record.name = file.name();
-      record.writer = file.writer();
-      record.digest.bytes = file.bytes();
-      record.digest.sha256 = file.sha256();
-      record.digest.xxh3 = file.xxh3();
-      records.push_back(std::move(record));
-    }
+  return RecordsOf(replies);
+}
+
+absl::StatusOr<Future<std::vector<checkpoint::FileRecord>>> Client::Snapshot(
+    const std::string& path, const std::string& attempt, int64_t version,
+    absl::Duration write_timeout) {
+  const auto save = [&](int server) {
+    return SaveRequestOf(path, attempt, version, server);
+  };
+  if (by_map_ != nullptr) {
+    WEFT_ASSIGN_OR_RETURN(Future<std::vector<v1::SaveReply>> replies,
+                          by_map_->Snapshot(save, write_timeout));
+    return std::move(replies).Then(RecordsOf);
   }
-  return records;
+  const auto servers = servers_ != nullptr ? servers_ : Pin();
+  WEFT_RETURN_IF_ERROR(servers->status());
+  const auto count = static_cast<int>(options_.servers.size());
+  std::vector<Future<void>> frozen;
+  for (int i = 0; i < count; ++i) {
+    frozen.push_back(rpc::CallAsync((*servers)[i], &ps::Freeze, save(i)));
+  }
+  WEFT_RETURN_IF_ERROR(
+      PinnedServers::Watch(servers, WhenAllOk(std::move(frozen)))
+          .Wait(options_.timeout + absl::Seconds(1)));
+  const std::vector<rpc::Target> writers = servers->WithTimeout(write_timeout);
+  std::vector<Future<v1::SaveReply>> calls;
+  for (int i = 0; i < count; ++i) {
+    calls.push_back(rpc::CallAsync(writers[i], &ps::Save, save(i)));
+  }
+  return PinnedServers::Watch(servers, WhenAllOk(std::move(calls)))
+      .Then(RecordsOf);
 }
 
 absl::Status Client::CheckCheckpointDirectory(const std::string& path) {

@@ -249,6 +249,17 @@ class Client {
   // at `version` (negative: any).
   absl::StatusOr<std::vector<checkpoint::FileRecord>> Save(
       const std::string& path, const std::string& attempt, int64_t version);
+  // The same of the tables as they are when this returns, after some
+  // milliseconds: pushes, pulls and rounds go on while servers write, and the
+  // Future has what Save returns. So a caller that gives its own part of a
+  // round only after this has a checkpoint of one version. The Future's errors,
+  // beside those of Save: kUnavailable if a server dies meanwhile, also with
+  // two replicas; kResourceExhausted if more is changed than servers may keep
+  // (--snapshot-memory). Then begin another checkpoint; the tables go on.
+  absl::StatusOr<Future<std::vector<checkpoint::FileRecord>>> Snapshot(
+      const std::string& path, const std::string& attempt, int64_t version,
+      absl::Duration write_timeout);
+
   // Every server replaces its tables by those of that checkpoint; tables that
   // are open must be opened again. Goes to the servers that there are now, and
   // the client stays with those.

@@ -410,6 +410,61 @@ TEST_F(LostTest, RestoreIntoTheRunningJobGoesOn) {
   EXPECT_THAT(ValuesOf(*pulled), Each(2));
 }
 
+TEST_F(LostTest, SnapshotIsOfOneVersionWhilePushesGoOn) {
+  const auto client = job_.MakeClient(0);
+  const v1::TableSpec spec = SparseSpec(v1::TableSpec::SYNC, 1);
+  auto table = client->Sparse(spec);
+  ASSERT_THAT(table.status(), IsOk());
+  const auto step = [&] {
+    return (*table)
+        ->PushPull(keys_, Tensor::Full({kKeys, 2}, -1), keys_)
+        .Wait(kTimeout)
+        .status();
+  };
+  ASSERT_THAT(step(), IsOk());
+  ASSERT_THAT(step(), IsOk());
+  const auto attempt = directory_->Begin(1);
+  const auto snapshot = client->Snapshot(path_, *attempt, 2, kTimeout);
+  ASSERT_THAT(snapshot.status(), IsOk());
+  for (int i = 0; i < 10; ++i) ASSERT_THAT(step(), IsOk());
+  const auto files = snapshot->Wait(kTimeout);
+  ASSERT_THAT(files.status(), IsOk());
+  const auto name = directory_->Commit(*attempt, *files, {});
+  ASSERT_THAT(name.status(), IsOk());
+  ASSERT_THAT(client->Restore(path_, *name), IsOk());
+  table = client->Sparse(spec);
+  ASSERT_THAT(table.status(), IsOk());
+  EXPECT_EQ((*table)->round(), 2);
+  const auto pulled = (*table)->Pull(keys_).Wait(kTimeout);
+  ASSERT_THAT(pulled.status(), IsOk());
+  EXPECT_THAT(ValuesOf(*pulled), Each(2));
+}
+
+// The next one is whole.
+TEST_F(LostTest, ServerThatDiesWhileASnapshotIsWrittenFailsThatOneOnly) {
+  const auto client = job_.MakeClient(0);
+  const v1::TableSpec spec = SparseSpec(v1::TableSpec::ASYNC, 2);
+  auto table = client->Sparse(spec);
+  ASSERT_THAT(table.status(), IsOk());
+  ASSERT_THAT(Push(**table), IsOk());
+  ASSERT_TRUE(job_.BecomesReplicated());
+  const auto attempt = directory_->Begin(1);
+  const auto snapshot = client->Snapshot(path_, *attempt, -1, kTimeout);
+  ASSERT_THAT(snapshot.status(), IsOk());
+  job_.KillServer(2);
+  // It may have been written before.
+  const auto files = snapshot->Wait(kTimeout);
+  if (!files.ok()) directory_->Abandon(*attempt);
+  ASSERT_THAT(Push(**table), IsOk());
+  Save(*client);
+  ASSERT_THAT(client->Restore(path_, name_), IsOk());
+  table = client->Sparse(spec);
+  ASSERT_THAT(table.status(), IsOk());
+  const auto pulled = (*table)->Pull(keys_).Wait(kTimeout);
+  ASSERT_THAT(pulled.status(), IsOk());
+  EXPECT_THAT(ValuesOf(*pulled), Each(2));
+}
+
 TEST_F(LostTest, RestoreThatFailsLeavesThemLost) {
   const auto client = job_.MakeClient(0);
   const v1::TableSpec spec = SparseSpec(v1::TableSpec::ASYNC, 2);

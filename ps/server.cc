@@ -70,7 +70,8 @@ Server::Server(ServerOptions options)
       checkpoint_root_(options_.checkpoint_dir),
       budget_(ByteBudget::Of(options_.round_budget)),
       memory_(options_.table_memory > 0 ? ByteBudget::Of(options_.table_memory)
-                                        : nullptr) {
+                                        : nullptr),
+      copies_(ByteBudget::Of(options_.snapshot_memory)) {
   WEFT_CHECK(options_.server >= 0 && options_.server < options_.servers);
 }
 
@@ -144,6 +145,7 @@ absl::StatusOr<std::shared_ptr<TableShard>> Server::OpenTable(
 }
 
 void Server::SetReplicated(std::shared_ptr<ReplicatedServer> server) {
+  DropFrozen(Instant::Infinite());  // of the one before
   MutexLock lock(mu_);
   for (int rank : dead_) {
     if (server != nullptr) server->DeclareDead(rank);
@@ -219,6 +221,7 @@ void Server::Admit(int rank) {
 }
 
 void Server::Expire(Instant now) {
+  DropFrozen(now);
   for (const auto& [name, shard] : Snapshot()) shard->Expire(now);
 }
 
@@ -227,75 +230,9 @@ void Server::Shutdown(const absl::Status& reason) {
     MutexLock lock(mu_);
     if (shut_down_.ok()) shut_down_ = reason;
   }
+  DropFrozen(Instant::Infinite());
   if (const auto tables = replicated()) tables->Shutdown(reason);
   for (const auto& [name, shard] : Snapshot()) shard->Shutdown(reason);
-}
-
-absl::StatusOr<v1::SaveReply> Server::Save(const v1::SaveRequest& request) {
-  WEFT_ASSIGN_OR_RETURN(const std::string path,
-                        checkpoint_root_.Resolve(request.directory()));
-  // A link in place of the attempt's own directory may lead elsewhere.
-  WEFT_RETURN_IF_ERROR(
-      checkpoint_root_.Resolve(absl::StrCat(path, "/", request.attempt()))
-          .status());
-  WEFT_ASSIGN_OR_RETURN(const auto directory, OpenDirectory(path));
-  constexpr int kLastShard = 99999;
-  if (request.first_shard() < 0 || request.first_shard() > kLastShard) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("first_shard is ", request.first_shard(),
-                     ", allowed is [0, ", kLastShard, "]"));
-  }
-  v1::SaveReply saved;
-  int shard_number = request.first_shard();
-  std::map<std::string, std::pair<v1::TableSpec, TableShard::Image>> images;
-  for (const auto& [name, shard] : Snapshot()) {
-    images[name] = {shard->spec(), shard->Save()};
-  }
-  const auto tables = replicated();
-  if (tables == nullptr && request.map_epoch() != 0) {
-    // It has ended, or has not begun: nothing saved is not all saved.
-    return absl::UnavailableError(absl::StrCat(
-        "server ", options_.server, " serves no tables with two replicas now"));
-  }
-  if (tables != nullptr) {
-    WEFT_RETURN_IF_ERROR(tables->CheckMap(request.map_epoch()));
-    WEFT_RETURN_IF_ERROR(tables->CheckRestored());
-    for (const auto& [name, table] : tables->tables()) {
-      WEFT_ASSIGN_OR_RETURN(TableShard::Image image, table->Save());
-      images[name] = {table->spec(), std::move(image)};
-    }
-  }
-  for (const auto& [name, table] : images) {
-    const auto& [spec, image] = table;
-    if (image.partitions.empty()) continue;  // all slices are elsewhere
-    const bool is_sync = spec.mode() == v1::TableSpec::SYNC;
-    if (is_sync && request.version() >= 0 &&
-        image.version != request.version()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "table '", name, "' is at version ", image.version, ", wanted ",
-          request.version(),
-          ": save between two rounds, before pushing to the next"));
-    }
-    WEFT_ASSIGN_OR_RETURN(const checkpoint::Safetensors content,
-                          ToShard(options_.server, spec, image));
-    absl::StatusOr<checkpoint::FileRecord> record;
-    do {
-      // What is there already was written before a server died: it is not
-      // listed in the checkpoint.
-      record =
-          directory->AddShard(request.attempt(), shard_number++,
-                              absl::StrCat("ps", options_.server), content);
-    } while (request.map_epoch() != 0 &&
-             absl::IsAlreadyExists(record.status()));
-    WEFT_RETURN_IF_ERROR(record.status());
-    v1::SavedFile* file = saved.add_files();
-    file->set_name(record->name);
-    file->set_writer(record->writer);
-    file->set_bytes(record->digest.bytes);
-    file->set_sha256(record->digest.sha256);
-    file->set_xxh3(record->digest.xxh3);
-  }
-  return saved;
 }
 
 absl::Status Server::CheckCheckpoint(const std::string& directory,

@@ -13,12 +13,14 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/btree_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
 #include "weft/proto/ps.pb.h"
@@ -28,6 +30,7 @@
 #include "weft/ps/core/openings.h"
 #include "weft/ps/core/rebalancer.h"
 #include "weft/ps/table_shard.h"
+#include "weft/ps/table_snapshot.h"
 #include "weft/rendezvous/worker_key.h"
 #include "weft/telemetry/metrics.h"
 
@@ -45,6 +48,12 @@ struct ServerOptions {
   // Bytes of rows of all tables, beyond which a push that could make a row is
   // refused. 0: any number.
   int64_t table_memory = 0;
+  // Bytes of rows, of all tables, that pushes may copy because they are being
+  // saved. Beyond it the checkpoint is given up; pushes go on.
+  int64_t snapshot_memory = int64_t{4} << 30;
+  // A table of more bytes is written in several files, and no more than this is
+  // in memory beside it, twice to three times.
+  int64_t checkpoint_file_bytes = int64_t{64} << 20;
   // Checkpoints are written and read here and below, and nowhere else. Empty:
   // Save and Restore are refused.
   std::string checkpoint_dir = {};
@@ -105,11 +114,19 @@ class Server {
   }
 
   // Writes this server's part of every table as shards of a checkpoint that a
-  // trainer has begun and will commit: its directory is there. Errors as
-  // CheckpointRoot::Resolve and CheckpointDirectory::AddShard;
-  // kFailedPrecondition if a synchronous table is not at the version asked for.
+  // trainer has begun and will commit: its directory is there. The tables are
+  // as they were when Freeze had the same request, or else are now; pushes,
+  // pulls and rounds go on meanwhile. Errors as CheckpointRoot::Resolve and
+  // CheckpointDirectory::AddShard; kFailedPrecondition if a synchronous table
+  // is not at the version asked for; kResourceExhausted beyond
+  // snapshot_memory.
   absl::StatusOr<v1::SaveReply> Save(const v1::SaveRequest& request)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // Freezes all tables for a Save that follows within kFrozenFor. Takes
+  // milliseconds. Errors as Save; kResourceExhausted if kMostFrozen wait.
+  static constexpr absl::Duration kFrozenFor = absl::Seconds(30);
+  static constexpr size_t kMostFrozen = 4;
+  absl::Status Freeze(const v1::SaveRequest& request) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Replaces all tables by those of checkpoint `name` in `directory`, written
   // by any number of servers. On an error nothing has changed: as
@@ -144,6 +161,23 @@ class Server {
  private:
   using Tables = absl::btree_map<std::string, std::shared_ptr<TableShard>>;
 
+  // All tables as they were at one moment.
+  struct FrozenTable {
+    std::shared_ptr<ReplicatedServer> server;  // of a table with two replicas
+    std::shared_ptr<const void> table;         // whose rows they are
+    std::unique_ptr<TableSnapshot> rows;       // ends first
+  };
+  struct Frozen {
+    uint64_t map_epoch = 0;
+    Instant until;
+    std::vector<FrozenTable> tables;
+  };
+  absl::StatusOr<Frozen> FreezeTables(const v1::SaveRequest& request) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Those whose Save has not come by `now`.
+  void DropFrozen(Instant now) ABSL_LOCKS_EXCLUDED(mu_);
+
   Tables Snapshot() const ABSL_LOCKS_EXCLUDED(mu_);
   // kResourceExhausted if there is no room for one more like it.
   absl::Status CheckRoom(const v1::TableSpec& spec) const
@@ -157,9 +191,11 @@ class Server {
   const CheckpointRoot checkpoint_root_;
   const std::shared_ptr<ByteBudget> budget_;
   const std::shared_ptr<ByteBudget> memory_;  // null: any number
+  const std::shared_ptr<ByteBudget> copies_;  // of rows that are being saved
 
   mutable Mutex mu_;
   Tables tables_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, Frozen> frozen_ ABSL_GUARDED_BY(mu_);  // by attempt
   // Tables that were restored and that no client has opened since.
   std::set<std::string> unused_ ABSL_GUARDED_BY(mu_);
   std::set<int> dead_ ABSL_GUARDED_BY(mu_);

@@ -1,9 +1,15 @@
 #include "weft/ps/server.h"
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/time/time.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/ps/core/cut.h"
+#include "weft/ps/core/placement.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 
@@ -135,6 +141,154 @@ TEST(Server, ExpireEndsPullsWhoseDeadlineHasPassed) {
   server.Expire(deadline + absl::Seconds(1));
   ASSERT_TRUE(pull.IsReady());
   EXPECT_THAT(StatusNow(pull), StatusIs(absl::StatusCode::kDeadlineExceeded));
+}
+
+// A server with a table of 1,000 rows of 16 partitions, and a checkpoint of it.
+class SavingServerTest : public ::testing::Test {
+ protected:
+  SavingServerTest() {
+    spec_.set_name("rows");
+    spec_.set_kind(v1::TableSpec::SPARSE);
+    spec_.set_dim(2);
+    spec_.set_mode(v1::TableSpec::SYNC);
+    spec_.set_shards(1);
+    spec_.set_partitions(16);
+    spec_.mutable_rule()->mutable_sgd()->set_lr(1.0);
+    checkpoint::CheckpointDirectory::Options options;
+    options.path = temp_.Path("ckpt");
+    directory_ = *checkpoint::CheckpointDirectory::Open(options);
+  }
+
+  ServerOptions Options() const {
+    ServerOptions options;
+    options.checkpoint_dir = temp_.path();
+    return options;
+  }
+  v1::SaveRequest Begin() {
+    v1::SaveRequest request;
+    request.set_directory(temp_.Path("ckpt"));
+    request.set_attempt(*directory_->Begin(1));
+    request.set_version(-1);
+    return request;
+  }
+  std::string Commit(const v1::SaveRequest& request,
+                     const v1::SaveReply& saved) {
+    std::vector<checkpoint::FileRecord> files;
+    for (const v1::SavedFile& file : saved.files()) {
+      files.push_back({file.name(),
+                       file.writer(),
+                       {file.bytes(), file.sha256(), file.xxh3()}});
+    }
+    return *directory_->Commit(request.attempt(), files, {});
+  }
+  // One more round, of which each row steps by -1.
+  void Round(TableShard& table) {
+    std::vector<int64_t> keys(1000);
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
+    const SparseCut cut = CutSparse(keys, Placement("rows", 16, 1));
+    v1::Request request;
+    request.set_table("rows");
+    request.set_client(1);
+    request.set_push(true);
+    request.set_round(round_++);
+    std::vector<int64_t> sorted(cut.keys.begin(), cut.keys.end());
+    for (const SparsePart::Group& group : cut.parts[0].groups) {
+      request.add_partitions(group.partition);
+      request.add_rows(group.end - group.begin);
+    }
+    EXPECT_THAT(
+        StatusNow(table.Handle(request, Tensor::FromVector<int64_t>(sorted),
+                               Tensor::Ones({1000, 2}), Tensor(), Later())),
+        IsOk());
+  }
+  // Of the table that a server has of checkpoint `name`.
+  void ExpectRestored(const std::string& name, int64_t version) {
+    Server server(Options());
+    ASSERT_THAT(server.Restore(temp_.Path("ckpt"), name), IsOk());
+    const auto table = server.Find("rows");
+    ASSERT_THAT(table, IsOk());
+    const TableShard::Image image = (*table)->Save();
+    EXPECT_EQ(image.version, version);
+    size_t rows = 0;
+    for (const auto& [partition, part] : image.partitions) {
+      rows += part.keys.size();
+      EXPECT_THAT(part.weights, ::testing::Each(-1.0f * version));
+    }
+    EXPECT_EQ(rows, 1000);
+  }
+
+  const weft::testing::TempDir temp_;
+  v1::TableSpec spec_;
+  std::unique_ptr<checkpoint::CheckpointDirectory> directory_;
+  int64_t round_ = 0;
+};
+
+TEST_F(SavingServerTest, SaveWritesTheTablesAsTheyWereWhenTheyWereFrozen) {
+  Server server(Options());
+  const auto table = server.CreateTable(spec_);
+  ASSERT_THAT(table, IsOk());
+  Round(**table);
+  const v1::SaveRequest request = Begin();
+  ASSERT_THAT(server.Freeze(request), IsOk());
+  Round(**table);
+  Round(**table);
+  const auto saved = server.Save(request);
+  ASSERT_THAT(saved, IsOk());
+  EXPECT_EQ(saved->files_size(), 1);
+  ExpectRestored(Commit(request, *saved), 1);
+  // The next one is of now.
+  const v1::SaveRequest next = Begin();
+  const auto again = server.Save(next);
+  ASSERT_THAT(again, IsOk());
+  ExpectRestored(Commit(next, *again), 3);
+}
+
+TEST_F(SavingServerTest, TableOfMoreBytesIsWrittenInSeveralFiles) {
+  ServerOptions options = Options();
+  options.checkpoint_file_bytes = 4000;
+  Server server(options);
+  const auto table = server.CreateTable(spec_);
+  ASSERT_THAT(table, IsOk());
+  Round(**table);
+  const v1::SaveRequest request = Begin();
+  const auto saved = server.Save(request);
+  ASSERT_THAT(saved, IsOk());
+  EXPECT_GT(saved->files_size(), 3);
+  EXPECT_LT(saved->files_size(), 16);
+  ExpectRestored(Commit(request, *saved), 1);
+}
+
+TEST_F(SavingServerTest, TablesThatNobodySavesAreNotKeptFrozen) {
+  Server server(Options());
+  const auto table = server.CreateTable(spec_);
+  ASSERT_THAT(table, IsOk());
+  Round(**table);
+  v1::SaveRequest request = Begin();
+  for (size_t i = 0; i < Server::kMostFrozen; ++i) {
+    request.set_attempt("tmp-00000" + std::to_string(i));
+    ASSERT_THAT(server.Freeze(request), IsOk());
+    ASSERT_THAT(server.Freeze(request), IsOk());  // asked again
+  }
+  request = Begin();
+  EXPECT_THAT(
+      server.Freeze(request),
+      StatusIs(absl::StatusCode::kResourceExhausted, "have been begun"));
+  server.Expire(SteadyClock().Now() + Server::kFrozenFor + absl::Seconds(1));
+  ASSERT_THAT(server.Freeze(request), IsOk());
+  server.Expire(SteadyClock().Now() + Server::kFrozenFor + absl::Seconds(1));
+  // Too late: it is of now, and says so where a version was asked for.
+  Round(**table);
+  request.set_version(1);
+  EXPECT_THAT(server.Save(request),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "version 2"));
+}
+
+TEST_F(SavingServerTest, FreezeOutsideTheServersDirectoryIsRefused) {
+  Server server(Options());
+  v1::SaveRequest request = Begin();
+  request.set_directory("/");
+  EXPECT_THAT(server.Freeze(request),
+              StatusIs(absl::StatusCode::kPermissionDenied));
 }
 
 TEST(Server, ShutdownEndsWaitingPullsAndLaterRequestsWithItsReason) {

@@ -164,6 +164,37 @@ absl::StatusOr<std::vector<v1::SaveReply>> ServersByMap::Save(
       });
 }
 
+absl::StatusOr<Future<std::vector<v1::SaveReply>>> ServersByMap::Snapshot(
+    absl::FunctionRef<v1::SaveRequest(int index)> request,
+    absl::Duration write_timeout) {
+  struct Asked {
+    rpc::Target server;
+    v1::SaveRequest request;
+  };
+  std::vector<Asked> asked;  // of the last map that was tried
+  WEFT_RETURN_IF_ERROR(
+      OnLive<std::monostate>(true, [&](const rpc::Target& server, int index,
+                                       uint64_t epoch) {
+        v1::SaveRequest freeze = request(index);
+        freeze.set_map_epoch(epoch);
+        if (!asked.empty() && asked[0].request.map_epoch() != epoch) {
+          asked.clear();
+        }
+        asked.push_back({server, freeze});
+        return rpc::CallAsync(server, &ps::Freeze, freeze).Then([] {
+          return std::monostate();
+        });
+      }).status());
+  std::set<int> shards;
+  std::vector<Future<v1::SaveReply>> calls;
+  for (const Asked& one : asked) {  // more than once by one map, it may be
+    if (!shards.insert(one.request.first_shard()).second) continue;
+    calls.push_back(rpc::CallAsync(one.server.WithTimeout(write_timeout),
+                                   &ps::Save, one.request));
+  }
+  return WhenAllOk(std::move(calls));
+}
+
 absl::Status ServersByMap::CheckCheckpointDirectory(const std::string& path) {
   return OnLive<std::monostate>(
              false,

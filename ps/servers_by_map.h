@@ -47,6 +47,11 @@ class ServersByMap {
   // `request(index)`: what is asked of the server of that index.
   absl::StatusOr<std::vector<v1::SaveReply>> Save(
       absl::FunctionRef<v1::SaveRequest(int index)> request);
+  // Returns once all have frozen their tables; the Future is of their Save, by
+  // the same map.
+  absl::StatusOr<Future<std::vector<v1::SaveReply>>> Snapshot(
+      absl::FunctionRef<v1::SaveRequest(int index)> request,
+      absl::Duration write_timeout);
   absl::Status CheckCheckpointDirectory(const std::string& path);
   // Also of a job that has lost all copies of a partition.
   absl::Status Restore(const std::string& path, const std::string& name);

@@ -169,6 +169,16 @@ absl::Status CheckCheckpointDirectory(rpc::CallContext& context,
 }
 WEFT_RPC(CheckCheckpointDirectory);
 
+absl::Status Freeze(rpc::CallContext& context, const v1::SaveRequest& request) {
+  WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));
+  const absl::Status frozen = server->Freeze(request);
+  context.agent().telemetry().recorder().Record(
+      "ps.freeze", request.attempt(), request.version(), frozen.raw_code());
+  return frozen;
+}
+WEFT_RPC(Freeze);
+WEFT_RPC_ROLES(Freeze, "trainer", "admin");
+
 absl::StatusOr<v1::SaveReply> Save(rpc::CallContext& context,
                                    const v1::SaveRequest& request) {
   WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));

@@ -28,7 +28,7 @@ namespace weft::ps {
 
 // What is done with a table needs one that the caller has opened, and is done
 // for the caller's own clients only: kPermissionDenied names the caller and
-// whose the client is. Save and Restore are for trainers and admins.
+// whose the client is. Freeze, Save and Restore are for trainers and admins.
 
 // Server::OpenTable, for the caller's `client`.
 absl::StatusOr<v1::TableStats> OpenTable(rpc::CallContext& context,
@@ -72,9 +72,10 @@ Future<ManyReply> ExchangeMany(
 absl::Status SetDrained(rpc::CallContext& context, uint32_t server,
                         bool is_drained);
 
-// Server::CheckCheckpointDirectory, Save and Restore.
+// Server::CheckCheckpointDirectory, Freeze, Save and Restore.
 absl::Status CheckCheckpointDirectory(rpc::CallContext& context,
                                       const std::string& directory);
+absl::Status Freeze(rpc::CallContext& context, const v1::SaveRequest& request);
 absl::StatusOr<v1::SaveReply> Save(rpc::CallContext& context,
                                    const v1::SaveRequest& request);
 absl::Status Restore(rpc::CallContext& context, const std::string& directory,

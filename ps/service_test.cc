@@ -226,6 +226,51 @@ TEST(PsService, CheckpointOfTwoServersLoadsOnThree) {
               StatusIs(absl::StatusCode::kNotFound, "ckpt-000099"));
 }
 
+// Rounds go on while it is written; it loads on another number of servers.
+TEST(PsService, SnapshotIsOfTheRoundInWhichItWasTaken) {
+  const TempDir temp;
+  checkpoint::CheckpointDirectory::Options options;
+  options.path = temp.Path("ckpt");
+  const auto directory = checkpoint::CheckpointDirectory::Open(options);
+  ASSERT_THAT(directory, IsOk());
+  v1::TableSpec spec = SparseSpec(v1::TableSpec::SYNC, 1);
+  spec.mutable_rule()->mutable_adam()->set_lr(0.1);
+  const Tensor keys = Tensor::Arange(500, DType::kI64);
+  const Tensor ones = Tensor::Ones({500, 2});
+  std::string name;
+  std::vector<float> wanted;
+  {
+    TestJob job(/*servers=*/2, /*trainers=*/1, nullptr, temp.path());
+    const auto client = job.MakeClient(0);
+    const auto table = client->Sparse(spec);
+    ASSERT_THAT(table, IsOk());
+    const auto step = [&] {
+      const auto values = (*table)->PushPull(keys, ones, keys).Wait(kTimeout);
+      EXPECT_THAT(values, IsOk());
+      return values->ToVector<float>();
+    };
+    for (int i = 0; i < 2; ++i) wanted = step();
+    const auto attempt = (*directory)->Begin(2);
+    EXPECT_THAT(client->Snapshot(options.path, *attempt, 1, kTimeout),
+                StatusIs(absl::StatusCode::kFailedPrecondition, "version 2"));
+    const auto snapshot = client->Snapshot(options.path, *attempt, 2, kTimeout);
+    ASSERT_THAT(snapshot, IsOk());
+    for (int i = 0; i < 20; ++i) step();
+    const auto files = snapshot->Wait(kTimeout);
+    ASSERT_THAT(files, IsOk());
+    const auto committed = (*directory)->Commit(*attempt, *files, {});
+    ASSERT_THAT(committed, IsOk());
+    name = *committed;
+  }
+  TestJob job(/*servers=*/3, /*trainers=*/1, nullptr, temp.path());
+  const auto client = job.MakeClient(0);
+  ASSERT_THAT(client->Restore(options.path, name), IsOk());
+  const auto table = client->Sparse(spec);
+  ASSERT_THAT(table, IsOk());
+  EXPECT_EQ((*table)->round(), 2);
+  EXPECT_EQ((*table)->Pull(keys).Wait(kTimeout)->ToVector<float>(), wanted);
+}
+
 TEST(PsService, RestoredTableTakesItsWorkersAndRatesFromTheNewSpec) {
   const TempDir temp;
   checkpoint::CheckpointDirectory::Options options;

@@ -4,7 +4,6 @@
 #include <iterator>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/check.h"
 #include "weft/base/reworded.h"
@@ -448,20 +447,33 @@ v1::TableStats TableShard::Stats() const {
   return stats;
 }
 
-TableShard::Image TableShard::Save() {
-  Image image;
-  {
-    MutexLock lock(mu_);
-    if (is_sync()) HoldRounds();
-    image.version = VersionLocked();
-    image.rates = rates_;
-  }
-  const absl::Cleanup resume = [this] {
-    if (is_sync()) ResumeRounds();
-  };
+std::unique_ptr<TableSnapshot> TableShard::Freeze(
+    std::shared_ptr<ByteBudget> copies) {
+  std::vector<int> here;
   for (size_t p = 0; p < partitions_.size(); ++p) {
-    if (partitions_[p] == nullptr) continue;
-    image.partitions.emplace_back(static_cast<int>(p), partitions_[p]->Image());
+    if (partitions_[p] != nullptr) here.push_back(static_cast<int>(p));
+  }
+  const auto reach = [this](int p, absl::FunctionRef<void(Partition&)> fn) {
+    fn(*partitions_[p]);
+    return absl::OkStatus();
+  };
+  MutexLock lock(mu_);  // no round closes
+  auto snapshot = std::make_unique<TableSnapshot>(
+      *layout_, TableSnapshot::Moment{VersionLocked(), rates_}, std::move(here),
+      TableSnapshot::Access{reach, reach}, std::move(copies));
+  if (is_sync()) WEFT_CHECK(snapshot->FreezeAll().ok());
+  return snapshot;
+}
+
+TableShard::Image TableShard::Save() {
+  const std::unique_ptr<TableSnapshot> snapshot = Freeze();
+  Image image;
+  image.version = snapshot->moment().version;
+  image.rates = snapshot->moment().rates;
+  while (!snapshot->is_done()) {
+    auto next = snapshot->Next();
+    WEFT_CHECK(next.ok()) << next.status();  // nothing bounds its copies
+    image.partitions.push_back(*std::move(next));
   }
   return image;
 }

@@ -58,6 +58,7 @@
 #include "weft/ps/core/round_gate.h"
 #include "weft/ps/core/table_layout.h"
 #include "weft/ps/table_metrics.h"
+#include "weft/ps/table_snapshot.h"
 #include "weft/ps/wire/wire_values.h"
 #include "weft/tensor/tensor.h"
 
@@ -127,15 +128,20 @@ class TableShard {
   // What this server has to do for its partitions.
   const LoadMeter& load() const { return load_; }
 
+  // The table as it is now, to be copied partition by partition while pushes
+  // and pulls go on and rounds close. SYNC: of one version. ASYNC: each
+  // partition as it is when its turn comes. What pushes copy counts against
+  // `copies`, if given. The shard must outlive it.
+  std::unique_ptr<TableSnapshot> Freeze(
+      std::shared_ptr<ByteBudget> copies = nullptr) ABSL_LOCKS_EXCLUDED(mu_);
+
   // A copy of every partition, and the version.
   struct Image {
     int64_t version = 0;
     RateChanges rates;
     std::vector<std::pair<int, PartitionImage>> partitions;
   };
-  // Pushes and pulls go on meanwhile. SYNC: of one version, for no round closes
-  // before all is copied; parts are kept until then. ASYNC: each partition is
-  // copied at a moment of its own.
+  // What Freeze gives, all at once.
   Image Save() ABSL_LOCKS_EXCLUDED(mu_);
   // Takes of `image` what belongs to this server and goes on at its version.
   // kInvalidArgument if rows do not fit the layout.
@@ -223,9 +229,6 @@ class TableShard {
                                         absl::string_view what) const;
   // Memory for the rows that `part` could make.
   absl::StatusOr<ByteBudget::Hold> HoldRows(const Part& part);
-  // While rounds are held, none closes.
-  void HoldRounds() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { ++round_holds_; }
-  void ResumeRounds() ABSL_LOCKS_EXCLUDED(mu_);
   // Applies the rounds that may close and takes out the pulls that they
   // release. `is_pulled`: whoever closes them pulls too.
   Closed CloseRounds(bool is_pulled) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -265,7 +268,6 @@ class TableShard {
   mutable Mutex mu_;
   RoundGate<Part> gate_ ABSL_GUARDED_BY(mu_);
   std::vector<Parked> parked_ ABSL_GUARDED_BY(mu_);
-  int round_holds_ ABSL_GUARDED_BY(mu_) = 0;
   Openings openings_ ABSL_GUARDED_BY(mu_);
   RateChanges rates_ ABSL_GUARDED_BY(mu_);
   int64_t pushes_ ABSL_GUARDED_BY(mu_) = 0;  // ASYNC

@@ -136,7 +136,6 @@ absl::Status TableShard::GivePart(const v1::Request& request, Part part) {
 
 TableShard::Closed TableShard::CloseRounds(bool is_pulled) {
   Closed closed;
-  if (round_holds_ > 0) return closed;  // ResumeRounds() does it
   const bool is_read = layout_->is_dense() && (is_pulled || !parked_.empty());
   for (;;) {
     const int64_t round = gate_.open();
@@ -157,16 +156,6 @@ TableShard::Closed TableShard::CloseRounds(bool is_pulled) {
   std::move(still_parked, parked_.end(), std::back_inserter(closed.released));
   parked_.erase(still_parked, parked_.end());
   return closed;
-}
-
-void TableShard::ResumeRounds() {
-  Closed closed;
-  {
-    MutexLock lock(mu_);
-    --round_holds_;
-    closed = CloseRounds(/*is_pulled=*/false);
-  }
-  (void)Answer(std::move(closed));
 }
 
 void TableShard::ApplyRound(const std::vector<Part>& parts, double lr_scale,

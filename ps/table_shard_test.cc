@@ -494,6 +494,74 @@ TEST(TableShard, SavedImageOfASyncTableIsOneVersionWhileRoundsGoOn) {
   EXPECT_EQ(shard->Save().version, 60);
 }
 
+// Nobody copies the frozen table meanwhile, and nothing waits for that.
+TEST(TableShard, RoundsCloseAndPushesGoOnWhileAFrozenTableWaitsToBeCopied) {
+  const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
+  Worker a(shard.get(), 0), b(shard.get(), 1);
+  std::vector<int64_t> keys(500);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
+  const auto round = [&](int64_t number) {
+    const auto first = a.Sparse(number, keys, 1.0f);
+    EXPECT_THAT(Now(b.Sparse(number, keys, 1.0f)), IsOk());
+    EXPECT_THAT(Now(first), IsOk());
+  };
+  round(0);
+  round(1);
+  const auto budget = ByteBudget::Of(int64_t{1} << 30);
+  const auto snapshot = shard->Freeze(budget);
+  round(2);
+  EXPECT_GT(budget->held(), 0);
+  size_t rows = 0;
+  for (int64_t number = 3; !snapshot->is_done(); ++number) {
+    const auto next = snapshot->Next();
+    ASSERT_THAT(next, IsOk());
+    EXPECT_THAT(next->second.weights, Each(-2.0f));
+    rows += next->second.keys.size();
+    round(number);
+  }
+  EXPECT_EQ(snapshot->moment().version, 2);
+  EXPECT_EQ(snapshot->size(), static_cast<size_t>(kPartitions));
+  EXPECT_EQ(rows, keys.size());
+  EXPECT_EQ(budget->held(), 0);
+}
+
+TEST(TableShard, PartitionsOfAFrozenAsyncTableAreOfTheirOwnMoments) {
+  const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::ASYNC);
+  std::vector<int64_t> keys(500);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
+  const auto snapshot = shard->Freeze();
+  for (int i = 0; !snapshot->is_done(); ++i) {
+    Worker worker(shard.get(), i);  // its sequences begin anew
+    EXPECT_THAT(Now(worker.Sparse(0, keys, 1.0f)), IsOk());
+    const auto next = snapshot->Next();
+    ASSERT_THAT(next, IsOk());
+    EXPECT_THAT(next->second.weights, Each(-1.0f * (i + 1)));
+  }
+}
+
+TEST(TableShard, SnapshotThatWouldTakeTooMuchMemoryFailsAndNoRoundWaits) {
+  const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
+  Worker a(shard.get(), 0), b(shard.get(), 1);
+  std::vector<int64_t> keys(5000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
+  const auto round = [&](int64_t number) {
+    const auto first = a.Sparse(number, keys, 1.0f);
+    EXPECT_THAT(Now(b.Sparse(number, keys, 1.0f)), IsOk());
+    EXPECT_THAT(Now(first), IsOk());
+  };
+  round(0);
+  const auto budget = ByteBudget::Of(20000);
+  const auto snapshot = shard->Freeze(budget);
+  round(1);
+  absl::Status status;
+  while (status.ok() && !snapshot->is_done()) {
+    status = snapshot->Next().status();
+  }
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
+                               "--snapshot-memory"));
+  round(2);
+}
+
 TEST(TableShard, TableSavedBeforeItsFirstValuesIsNotInitializedAfter) {
   const auto shard = Shard(v1::TableSpec::DENSE, v1::TableSpec::SYNC);
   const auto restored = Shard(v1::TableSpec::DENSE, v1::TableSpec::SYNC);

@@ -549,34 +549,58 @@ v1::TableStats ReplicatedTable::Stats() const {
   return stats;
 }
 
-absl::StatusOr<TableShard::Image> ReplicatedTable::Save() const {
-  TableShard::Image image;
-  bool is_first = true;
+absl::Status ReplicatedTable::CheckServes(int partition,
+                                          const Replica& replica) const {
+  const std::shared_ptr<const Leases> leases = options_.host->leases();
+  if (replica.is_primary() &&
+      replica.MayAnswer({SteadyClock().Now(), *leases})) {
+    return absl::OkStatus();
+  }
+  return absl::UnavailableError(
+      absl::StrCat("table '", spec().name(), "': partition ", partition,
+                   " may be another server's by now; save again"));
+}
+
+absl::StatusOr<std::unique_ptr<TableSnapshot>> ReplicatedTable::Freeze(
+    std::shared_ptr<ByteBudget> copies) {
+  TableSnapshot::Moment moment;
+  std::vector<int> primaries;
   for (const auto& cell : cells_) {
     if (cell == nullptr) continue;
     MutexLock lock(cell->mu);
     if (!cell->replica.is_primary()) continue;
-    const std::shared_ptr<const Leases> leases = options_.host->leases();
-    if (!cell->replica.MayAnswer({SteadyClock().Now(), *leases})) {
-      return absl::UnavailableError(
-          absl::StrCat("table '", spec().name(), "': partition ",
-                       cell->partition, " may be another server's by now"));
-    }
-    if (is_sync() && !is_first && cell->rounds != image.version) {
+    if (primaries.empty()) moment.rates = cell->rates;
+    primaries.push_back(cell->partition);
+    moment.version = std::max(
+        moment.version,
+        is_sync() ? cell->rounds : static_cast<int64_t>(cell->replica.end()));
+  }
+  const int64_t version = moment.version;
+  const auto freeze = [this, version](int p,
+                                      absl::FunctionRef<void(Partition&)> fn) {
+    Cell& cell = *cells_[p];
+    MutexLock lock(cell.mu);
+    WEFT_RETURN_IF_ERROR(CheckServes(cell.partition, cell.replica));
+    if (is_sync() && cell.rounds != version) {
       return absl::UnavailableError(absl::StrCat(
-          "table '", spec().name(), "': partition ", cell->partition,
-          " is at version ", cell->rounds, ", others at ", image.version,
+          "table '", spec().name(), "': partition ", cell.partition,
+          " is at version ", cell.rounds, ", others at ", version,
           ": a round closes just now; save between two rounds"));
     }
-    if (is_first) image.rates = cell->rates;
-    image.version = is_sync()
-                        ? cell->rounds
-                        : std::max(image.version,
-                                   static_cast<int64_t>(cell->replica.end()));
-    is_first = false;
-    image.partitions.emplace_back(cell->partition, cell->rows.Image());
-  }
-  return image;
+    fn(cell.rows);
+    return absl::OkStatus();
+  };
+  const auto copy = [this](int p, absl::FunctionRef<void(Partition&)> fn) {
+    Cell& cell = *cells_[p];
+    MutexLock lock(cell.mu);
+    fn(cell.rows);
+    return absl::OkStatus();
+  };
+  auto snapshot = std::make_unique<TableSnapshot>(
+      *layout_, std::move(moment), std::move(primaries),
+      TableSnapshot::Access{freeze, copy}, std::move(copies));
+  if (is_sync()) WEFT_RETURN_IF_ERROR(snapshot->FreezeAll());
+  return snapshot;
 }
 
 TableShard::Image ReplicatedTable::ImageOfAll() const {

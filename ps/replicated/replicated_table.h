@@ -39,6 +39,7 @@
 #include "weft/ps/replicated/batch.h"
 #include "weft/ps/replicated/frame.h"
 #include "weft/ps/table_shard.h"
+#include "weft/ps/table_snapshot.h"
 
 namespace weft::ps {
 
@@ -135,9 +136,12 @@ class ReplicatedTable {
 
   // Rows of this server's primaries, and their lowest version.
   v1::TableStats Stats() const;
-  // Of this server's primaries. `version`: the newest of any; kUnavailable if
-  // they are of several, a round closes just now.
-  absl::StatusOr<TableShard::Image> Save() const;
+  // As TableShard::Freeze, of this server's primaries. The version is the
+  // newest of any; kUnavailable, also when it is read, if in SYNC they are of
+  // several, a round closes just now, or if one may be another server's by
+  // then.
+  absl::StatusOr<std::unique_ptr<TableSnapshot>> Freeze(
+      std::shared_ptr<ByteBudget> copies);
   // Of all copies here, for a table of another spec in place of this.
   TableShard::Image ImageOfAll() const;
 
@@ -203,6 +207,8 @@ class ReplicatedTable {
   void DropClosed() ABSL_LOCKS_EXCLUDED(mu_);
   std::string MissingParts(const Cell& cell) const;
   absl::Status StatusNow() const;
+  // kUnavailable unless it is a primary that may answer.
+  absl::Status CheckServes(int partition, const Replica& replica) const;
   // Whether a request is for this table, as its client has opened it.
   absl::Status CheckGeneration(uint64_t generation) const;
   bool is_sync() const { return spec().mode() == v1::TableSpec::SYNC; }
