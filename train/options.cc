@@ -13,7 +13,8 @@
 namespace weft::train {
 namespace {
 
-absl::Status CheckValues(const Options& options) {
+absl::Status CheckValues(const Options& options,
+                         const worker::Options& worker) {
   if (options.epochs < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--epochs=", options.epochs, ": wanted a number of at least 0"));
@@ -41,6 +42,17 @@ absl::Status CheckValues(const Options& options) {
   if (options.resume && options.checkpoint_dir.empty()) {
     return absl::InvalidArgumentError(
         "--resume needs --checkpoint-dir=DIR to resume from");
+  }
+  if (options.snapshot_every > absl::ZeroDuration()) {
+    if (options.checkpoint_dir.empty()) {
+      return absl::InvalidArgumentError(
+          "--snapshot-every needs --checkpoint-dir=DIR to save in");
+    }
+    if (worker.servers == 0) {
+      return absl::InvalidArgumentError(
+          "--snapshot-every is of trainings with parameter servers, wanted "
+          "--servers=N of at least 1");
+    }
   }
   return absl::OkStatus();
 }
@@ -83,6 +95,9 @@ void Options::AddTo(worker::Flags& flags) {
             "test after each epoch, and keep the best checkpoint besides");
   flags.Add("keep-as", &keep_as,
             "keep the last checkpoint of this run under this name");
+  flags.Add("snapshot-every", &snapshot_every,
+            "how often to save besides while training with parameter servers "
+            "goes on; 0: never");
   flags.Add(
       "allow-non-finite", &allow_non_finite,
       "go on when the loss is NaN or infinite; such models are not saved");
@@ -99,7 +114,7 @@ absl::Status Options::Resolve(const worker::Options& worker) {
   if (worker.is_elastic() && worker.rejoins && !checkpoint_dir.empty()) {
     resume = true;
   }
-  if (const absl::Status fit = CheckValues(*this); !fit.ok()) {
+  if (const absl::Status fit = CheckValues(*this, worker); !fit.ok()) {
     return worker::WithExitCode(fit, worker::ExitCode::kUsage);
   }
   if (checkpoint_dir.empty()) return absl::OkStatus();

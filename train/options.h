@@ -35,6 +35,10 @@ struct Options {
   bool keep_best = false;
   // The name under which the last checkpoint stays, if any.
   std::string keep_as;
+  // With parameter servers: how often the first trainer begins a checkpoint
+  // that is written while training goes on, beside those between two epochs.
+  // One at a time; 0: never.
+  absl::Duration snapshot_every;
   // Goes on with a loss that is NaN or infinite, instead of ending with it.
   bool allow_non_finite = false;
   // How long the last save is tried again, where it may succeed later.

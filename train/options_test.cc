@@ -52,6 +52,9 @@ TEST_F(OptionsTest, WrongValueNamesTheFlagAndWhatIsWanted) {
             "--keep-as=best is the name that --keep-best gives"},
            {{"--keep-as=../x", "--checkpoint-dir=c"},
             "--keep-as=../x: wanted a name of at most 63 of [a-z0-9-]"},
+           {{"--snapshot-every=1s"}, "--snapshot-every needs --checkpoint-dir"},
+           {{"--snapshot-every=1s", "--checkpoint-dir=c"},
+            "--snapshot-every is of trainings with parameter servers"},
        }) {
     const absl::Status status = Read(flags);
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, error));

@@ -36,8 +36,6 @@ constexpr absl::Duration kRoundTimeout = absl::Minutes(2);
 // How often a trainer that waits for a round looks whose shards are without
 // one.
 constexpr absl::Duration kLookAround = absl::Milliseconds(50);
-// Beyond the numbers that ps::Client::Save gives to servers.
-constexpr int kModelShard = 99999;
 // Trainer 0's word to the others begins so if it cannot resume; why follows.
 constexpr char kNoPlace[] = "no place: ";
 constexpr absl::Duration kLastWord = absl::Seconds(5);
@@ -453,72 +451,6 @@ absl::Status ServerTraining::JoinAtTheirPlace() {
   return GoOnFrom(RunningJob::FormatStart({start.round, place}));
 }
 
-absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>>
-ServerTraining::OpenCheckpoints() const {
-  checkpoint::CheckpointDirectory::Options options;
-  options.path = options_.checkpoint_dir;
-  options.keep_last = options_.keep;
-  return checkpoint::CheckpointDirectory::Open(options);
-}
-
-absl::Status ServerTraining::Save() {
-  if (options_.checkpoint_dir.empty()) return absl::OkStatus();
-  // It would push a good one out.
-  if (const absl::Status finite = CheckFinite(*task_.model); !finite.ok()) {
-    return worker::WithExitCode(
-        absl::Status(
-            finite.code(),
-            absl::StrCat(
-                "no checkpoint was saved in ", options_.checkpoint_dir,
-                ", earlier ones are as they were: ", finite.message())),
-        worker::ExitCode::kDiverged);
-  }
-  std::optional<double> score;
-  if (options_.keep_best) {
-    WEFT_ASSIGN_OR_RETURN(score, Score());
-  }
-  WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
-  WEFT_ASSIGN_OR_RETURN(const std::string attempt, directory->Begin(step()));
-  auto& recorder = worker_.telemetry().recorder();
-  recorder.Record("checkpoint.begin", attempt, step());
-  const absl::StatusOr<std::string> name = Fill(*directory, attempt, score);
-  recorder.Record("checkpoint.done", attempt, step(), name.status().raw_code());
-  if (!name.ok()) {
-    directory->Abandon(attempt);
-    return absl::Status(
-        name.status().code(),
-        absl::StrCat(
-            "no checkpoint was saved in ", options_.checkpoint_dir,
-            ", earlier ones are as they were: ", name.status().message()));
-  }
-  checkpoint_ = absl::StrCat(options_.checkpoint_dir, "/", *name);
-  return NameCheckpoint(*directory, *name, options_, score, is_last_save());
-}
-
-absl::StatusOr<std::string> ServerTraining::Fill(
-    checkpoint::CheckpointDirectory& directory, const std::string& attempt,
-    std::optional<double> score) {
-  // No round can close meanwhile: it would need this trainer's part.
-  const int64_t version = task_.is_sync ? table_->round() : -1;
-  WEFT_ASSIGN_OR_RETURN(
-      std::vector<checkpoint::FileRecord> files,
-      client_.Save(options_.checkpoint_dir, attempt, version));
-  checkpoint::Safetensors model;
-  for (const auto& [name, tensor] : task_.model->StateDict()) {
-    model.tensors[name] = tensor;
-  }
-  model.metadata["format"] = "weft.model/1";
-  WEFT_ASSIGN_OR_RETURN(
-      files.emplace_back(),
-      directory.AddShard(attempt, kModelShard, worker_.self().name, model));
-  WEFT_ASSIGN_OR_RETURN(const CheckpointRun run, FindRun(directory));
-  WEFT_RETURN_IF_ERROR(CheckRun(directory, run));
-  checkpoint::Metadata metadata =
-      MetadataOf(options_.settings, loader_->state(), score);
-  AddRun(run, &metadata);
-  return directory.Commit(attempt, std::move(files), metadata);
-}
-
 absl::Status ServerTraining::TrainEpoch(int epoch) {
   const int64_t of_epoch = task_.data->size();
   for (;;) {
@@ -550,6 +482,7 @@ absl::Status ServerTraining::TrainEpoch(int epoch) {
           << kEndsAtOnce;
       return absl::OkStatus();
     }
+    if (!is_last) SnapshotIfDue();
   }
 }
 
@@ -634,24 +567,6 @@ absl::StatusOr<std::optional<double>> ServerTraining::Score() {
   if (task_.score == nullptr) return std::nullopt;
   WEFT_ASSIGN_OR_RETURN(const double score, task_.score());
   return score;
-}
-
-absl::Status ServerTraining::SaveIfFirst() {
-  if (!is_first()) return absl::OkStatus();
-  const absl::Status saved = Save();
-  if (saved.ok()) return saved;
-  if (is_last_save() && !was_stopped_) {
-    return RetryLastSave(
-        saved, [this] { return Save(); },
-        {options_.checkpoint_dir, options_.retry_last_save_for,
-         LastSaveOptions().first_pause,
-         [this] { return options_.IsAskedToStop(); }, outlives_servers()},
-        worker_.telemetry().logger());
-  }
-  WEFT_LOG(worker_.telemetry().logger(), Error,
-           was_stopped_ ? "the training ends" : "training goes on")
-      .With("why", saved.message());
-  return saved;
 }
 
 }  // namespace weft::train

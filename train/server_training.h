@@ -44,6 +44,7 @@
 #include "weft/rendezvous/membership.h"
 #include "weft/telemetry/progress.h"
 #include "weft/train/adopted_shards.h"
+#include "weft/train/background_save.h"
 #include "weft/train/checkpoint_run.h"
 #include "weft/train/options.h"
 #include "weft/train/running_job.h"
@@ -149,6 +150,12 @@ class ServerTraining {
                                    std::optional<double> score);
   absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>>
   OpenCheckpoints() const;
+  checkpoint::Safetensors ModelShard() const;
+  // Options::snapshot_every, between two steps. That one could not be saved is
+  // logged.
+  void SnapshotIfDue();
+  absl::Status BeginSnapshot();
+  void EndSnapshot(const BackgroundSave::Saved& saved);
   // Logs who has died, once each.
   void FollowTheOthers();
   // Whether the training goes on after the death of a server.
@@ -179,6 +186,8 @@ class ServerTraining {
   int saved_epochs_ = -1;   // after so many epochs this trainer saved last
   uint64_t concluded_ = 0;  // version of kConcluded as training began
   std::string checkpoint_;
+  Instant next_snapshot_;  // from the first step on
+  BackgroundSave snapshot_;
   rendezvous::Membership::Subscription follow_;
 };
 

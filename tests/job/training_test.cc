@@ -2,6 +2,7 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -377,6 +378,36 @@ TEST(MainJob, TheSameSeedGivesTheSameBitsAlsoAcrossAResumeOnOtherServers) {
   job.Train({"--epochs=1", "--seed=2", "--checkpoint-dir=" + other});
   EXPECT_NE(ReadBytes(other + "/ckpt-000001-step-8" + kModel),
             ReadBytes(parts + "/ckpt-000001-step-8" + kModel));
+}
+
+// Of one round, whichever it is, though rounds go on while they are written.
+TEST(MainJob, CheckpointsWhileTrainingGoesOnChangeNoBitAndAnyOfThemResumes) {
+  Job job;
+  const std::string model =
+      job.Train({"--epochs=3", "--checkpoint-dir=" + job.Path("whole")})
+          .checkpoint +
+      kModel;
+  const std::string saved = job.Path("saved");
+  const TrainerResult often =
+      job.Train({"--epochs=3", "--snapshot-every=1us", "--keep=100",
+                 "--checkpoint-dir=" + saved});
+  EXPECT_EQ(ReadBytes(model), ReadBytes(often.checkpoint + kModel));
+  std::vector<std::string> names = Checkpoints(saved);
+  ASSERT_GT(names.size(), 3);  // those between two epochs
+  // One in the middle of an epoch becomes the newest.
+  const auto is_of_an_epoch = [](const std::string& name) {
+    return StepOf(name) % 8 == 0;
+  };
+  const auto last =
+      std::find_if_not(names.rbegin(), names.rend(), is_of_an_epoch);
+  ASSERT_TRUE(last != names.rend());
+  for (auto newer = names.rbegin(); newer != last; ++newer) {
+    std::filesystem::remove_all(saved + "/" + *newer);
+  }
+  job.servers = 3;
+  const TrainerResult resumed =
+      job.Train({"--epochs=3", "--resume", "--checkpoint-dir=" + saved});
+  EXPECT_EQ(ReadBytes(model), ReadBytes(resumed.checkpoint + kModel));
 }
 
 TEST(MainJob, ResumesFromTheNewestCheckpointThatIsWhole) {
