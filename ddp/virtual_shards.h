@@ -46,6 +46,7 @@
 #define WEFT_DDP_VIRTUAL_SHARDS_H_
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -64,7 +65,7 @@ namespace weft::ddp {
 
 class VirtualShards {
  public:
-  static constexpr int kNoRoot = -1;
+  static constexpr int kNoRoot = std::numeric_limits<int>::min();
   struct Options {
     int shards = 8;
     // Of each operation; none: the group's.
