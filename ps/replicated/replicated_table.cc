@@ -476,7 +476,8 @@ bool ReplicatedTable::Holds(int entry) const {
 bool ReplicatedTable::IsReadyFor(MapChange::Kind change, int entry) const {
   const std::shared_ptr<const Leases> leases = options_.host->leases();
   const Now now = {SteadyClock().Now(), *leases};
-  for (const auto& cell : cells_) {
+  for (const auto& of_partition : cells_) {
+    const Cell* const cell = of_partition.get();
     if (cell == nullptr || EntryOf(cell->partition) != entry) continue;
     MutexLock lock(cell->mu);
     const Replica& replica = cell->replica;
