@@ -17,6 +17,7 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/base/cancel.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/tls/certificates.h"
 #include "weft/tests/support/patience.h"
@@ -579,6 +580,26 @@ TEST_F(ElasticJob, DeadlineNamesForWhomWasWaited) {
                        "1 have come (trainer0), waiting for trainer1, 1 more, "
                        "which the job has not"));
   AwaitWaiting(join, {});
+}
+
+TEST_F(ElasticJob, CancelEndsTheWaitAndTheNextGroupIsMadeWithoutIt) {
+  ComeAll(2);
+  CancelSource source;
+  JoinGroupOptions join = Within(kLong);
+  join.elastic.min = 3;
+  join.cancel = source.token();
+  absl::Status ended;
+  std::thread waits([&] { ended = JoinGroup(*workers_.at(1), join).status(); });
+  AwaitWaiting(join, {"trainer1"});
+  EXPECT_TRUE(source.Cancel(absl::CancelledError("the training has ended")));
+  waits.join();
+  EXPECT_THAT(ended,
+              StatusIs(absl::StatusCode::kCancelled, "the training has ended"));
+  AwaitWaiting(join, {});
+  // One that is cancelled already.
+  EXPECT_THAT(JoinGroup(*workers_.at(1), join).status(),
+              StatusIs(absl::StatusCode::kCancelled, "has ended"));
+  EXPECT_THAT(MeetAndSum({0, 1}, 2, Within(kLong)), Each(IsOk()));
 }
 
 TEST_F(ElasticJob, ManyMakeTenGroupsOfOneNameWithoutAWordBetween) {
