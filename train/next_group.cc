@@ -1,11 +1,10 @@
 #include "weft/train/next_group.h"
 
-#include <system_error>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/check.h"
+#include "weft/base/start_thread.h"
 
 namespace weft::train {
 
@@ -16,14 +15,15 @@ NextGroup::~NextGroup() {
 void NextGroup::Begin(std::function<Made()> make) {
   WEFT_CHECK(!has_begun());
   has_begun_ = true;
-  try {
-    thread_ = std::thread([this, make = std::move(make)] {
-      made_ = CatchToStatus([&] { return make(); });
-      is_made_.store(true, std::memory_order_release);
-    });
-  } catch (const std::system_error& error) {
-    made_ = absl::ResourceExhaustedError(
-        absl::StrCat("no thread to make the next group on: ", error.what()));
+  absl::StatusOr<std::thread> thread = StartThread(
+      "the next group of an elastic training", [this, make = std::move(make)] {
+        made_ = CatchToStatus([&] { return make(); });
+        is_made_.store(true, std::memory_order_release);
+      });
+  if (thread.ok()) {
+    thread_ = *std::move(thread);
+  } else {
+    made_ = thread.status();
     is_made_.store(true, std::memory_order_release);
   }
 }

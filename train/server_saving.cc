@@ -152,7 +152,9 @@ absl::Status ServerTraining::BeginSnapshot() {
     if (!saved.ok()) directory->Abandon(attempt);
     return saved;
   };
-  return snapshot_.Begin(save);
+  const absl::Status begun = snapshot_.Begin(save);
+  if (!begun.ok()) directory->Abandon(attempt);
+  return begun;
 }
 
 void ServerTraining::EndSnapshot(const BackgroundSave::Saved& saved) {
