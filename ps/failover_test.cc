@@ -16,7 +16,7 @@
 #include "weft/base/future.h"
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/ps/client.h"
-#include "weft/ps/core/partition_map.h"
+#include "weft/ps/core/replication/partition_map.h"
 #include "weft/ps/replicated/replica_session.h"
 #include "weft/ps/replicated/service.h"
 #include "weft/ps/service.h"

@@ -18,7 +18,7 @@
 #include "gtest/gtest.h"
 #include "weft/ps/client.h"
 #include "weft/ps/core/placement.h"
-#include "weft/ps/core/rebalancer.h"
+#include "weft/ps/core/replication/rebalancer.h"
 #include "weft/ps/test_job.h"
 #include "weft/tensor/tensor.h"
 #include "weft/tests/support/patience.h"

@@ -16,7 +16,7 @@
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/optimizer/optimizer.h"
 #include "weft/optimizer/rules/rule_spec.h"
-#include "weft/ps/core/partition_map.h"
+#include "weft/ps/core/replication/partition_map.h"
 #include "weft/ps/core/table_layout.h"
 #include "weft/ps/test_job.h"
 #include "weft/tests/support/status_matchers.h"

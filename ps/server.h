@@ -28,7 +28,7 @@
 #include "weft/ps/checkpoint_root.h"
 #include "weft/ps/core/byte_budget.h"
 #include "weft/ps/core/openings.h"
-#include "weft/ps/core/rebalancer.h"
+#include "weft/ps/core/replication/rebalancer.h"
 #include "weft/ps/table_shard.h"
 #include "weft/ps/table_snapshot.h"
 #include "weft/rendezvous/worker_key.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "weft/base/status_macros.h"
-#include "weft/ps/core/partition_map.h"
+#include "weft/ps/core/replication/partition_map.h"
 
 namespace weft::ps {
 namespace {

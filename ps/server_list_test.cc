@@ -2,7 +2,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/ps/core/partition_map.h"
+#include "weft/ps/core/replication/partition_map.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::ps {

@@ -18,7 +18,7 @@
 #include "gtest/gtest.h"
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/client.h"
-#include "weft/ps/core/rebalancer.h"
+#include "weft/ps/core/replication/rebalancer.h"
 #include "weft/ps/replicated/replicated_server.h"
 #include "weft/ps/replicated/service.h"
 #include "weft/ps/server.h"

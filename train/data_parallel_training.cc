@@ -14,10 +14,10 @@
 #include "weft/base/status_macros.h"
 #include "weft/input/sharded_sampler.h"
 #include "weft/tensor/tensor.h"
-#include "weft/train/checkpoint_metadata.h"
 #include "weft/train/finite.h"
 #include "weft/train/job_outcome.h"
-#include "weft/train/last_save.h"
+#include "weft/train/saving/checkpoint_metadata.h"
+#include "weft/train/saving/last_save.h"
 
 namespace weft::train {
 namespace {

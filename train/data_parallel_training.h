@@ -66,11 +66,11 @@
 #include "weft/telemetry/telemetry.h"
 #include "weft/tensor/random.h"
 #include "weft/tensor/tensor.h"
-#include "weft/train/checkpoint_run.h"
 #include "weft/train/core/step_commit.h"
 #include "weft/train/options.h"
+#include "weft/train/saving/checkpoint_run.h"
+#include "weft/train/saving/training_place.h"
 #include "weft/train/training_metrics.h"
-#include "weft/train/training_place.h"
 
 namespace weft::train {
 

@@ -8,9 +8,9 @@
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/telemetry/logger.h"
-#include "weft/train/checkpoint_metadata.h"
 #include "weft/train/finite.h"
-#include "weft/train/last_save.h"
+#include "weft/train/saving/checkpoint_metadata.h"
+#include "weft/train/saving/last_save.h"
 #include "weft/train/server_training.h"
 #include "weft/worker/exit_code.h"
 

@@ -44,10 +44,10 @@
 #include "weft/rendezvous/membership.h"
 #include "weft/telemetry/progress.h"
 #include "weft/train/adopted_shards.h"
-#include "weft/train/background_save.h"
-#include "weft/train/checkpoint_run.h"
 #include "weft/train/options.h"
 #include "weft/train/running_job.h"
+#include "weft/train/saving/background_save.h"
+#include "weft/train/saving/checkpoint_run.h"
 #include "weft/train/training_metrics.h"
 #include "weft/worker/worker.h"
 

@@ -19,8 +19,8 @@
 #include "absl/types/span.h"
 #include "weft/base/bytes.h"
 #include "weft/proto/ps.pb.h"
-#include "weft/ps/core/open_clients.h"
-#include "weft/ps/core/replication.h"
+#include "weft/ps/core/replication/open_clients.h"
+#include "weft/ps/core/replication/replication.h"
 
 namespace weft::ps {
 

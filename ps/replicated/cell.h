@@ -27,7 +27,7 @@
 #include "weft/ps/core/byte_budget.h"
 #include "weft/ps/core/partition.h"
 #include "weft/ps/core/rate_changes.h"
-#include "weft/ps/core/replica.h"
+#include "weft/ps/core/replication/replica.h"
 #include "weft/ps/core/round_gate.h"
 #include "weft/ps/replicated/frame.h"
 #include "weft/ps/replicated/replicated_table.h"

@@ -25,7 +25,7 @@
 #include "weft/ps/core/partition.h"
 #include "weft/ps/core/placement.h"
 #include "weft/ps/core/rate_changes.h"
-#include "weft/ps/core/replication.h"
+#include "weft/ps/core/replication/replication.h"
 #include "weft/ps/core/table_layout.h"
 #include "weft/ps/wire/wire_values.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "weft/proto/ps_load.pb.h"
-#include "weft/ps/core/load_meter.h"
+#include "weft/ps/core/replication/load_meter.h"
 
 namespace weft::ps {
 

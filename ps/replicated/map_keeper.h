@@ -30,7 +30,7 @@
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
-#include "weft/ps/core/partition_map.h"
+#include "weft/ps/core/replication/partition_map.h"
 #include "weft/rendezvous/store.h"
 #include "weft/telemetry/telemetry.h"
 

@@ -20,7 +20,7 @@
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
 #include "weft/base/steady_deadline.h"
-#include "weft/ps/core/partition_map.h"
+#include "weft/ps/core/replication/partition_map.h"
 #include "weft/rendezvous/memory_store.h"
 #include "weft/sim/random.h"
 #include "weft/telemetry/telemetry.h"

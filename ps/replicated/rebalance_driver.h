@@ -1,5 +1,5 @@
 // RebalanceDriver: asks all servers of the job what they have to do, and has
-// the map changed as a Rebalancer (ps/core/rebalancer.h) says.
+// the map changed as a Rebalancer (ps/core/replication/rebalancer.h) says.
 //
 // Each server has one. The live server of the lowest id begins moves, if the
 // job wants that; each goes on with those that it has begun, or was asked for.
@@ -23,9 +23,9 @@
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
 #include "weft/proto/ps_load.pb.h"
-#include "weft/ps/core/load_meter.h"
-#include "weft/ps/core/partition_map.h"
-#include "weft/ps/core/rebalancer.h"
+#include "weft/ps/core/replication/load_meter.h"
+#include "weft/ps/core/replication/partition_map.h"
+#include "weft/ps/core/replication/rebalancer.h"
 #include "weft/rpc/agent.h"
 
 namespace weft::ps {

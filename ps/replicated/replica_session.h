@@ -26,7 +26,7 @@
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
 #include "weft/proto/ps.pb.h"
-#include "weft/ps/core/partition_map.h"
+#include "weft/ps/core/replication/partition_map.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/extension/weak_agent.h"

@@ -1,6 +1,6 @@
 // ReplicatedTable: what one server of a job with two replicas has of one table:
-// a replica of each partition (ps/core/replica.h), whose part in it the map
-// tells, with its rows.
+// a replica of each partition (ps/core/replication/replica.h), whose part in it
+// the map tells, with its rows.
 //
 // SYNC: each partition has a gate for its rounds and closes them by itself; a
 // pull waits, as a parked Future, until the partition has closed the round that
@@ -30,11 +30,11 @@
 #include "weft/base/mutex.h"
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/core/byte_budget.h"
-#include "weft/ps/core/leases.h"
-#include "weft/ps/core/load_meter.h"
-#include "weft/ps/core/open_clients.h"
-#include "weft/ps/core/partition_map.h"
-#include "weft/ps/core/replica.h"
+#include "weft/ps/core/replication/leases.h"
+#include "weft/ps/core/replication/load_meter.h"
+#include "weft/ps/core/replication/open_clients.h"
+#include "weft/ps/core/replication/partition_map.h"
+#include "weft/ps/core/replication/replica.h"
 #include "weft/ps/core/table_layout.h"
 #include "weft/ps/replicated/batch.h"
 #include "weft/ps/replicated/frame.h"

@@ -25,7 +25,7 @@
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
-#include "weft/ps/core/partition_map.h"
+#include "weft/ps/core/replication/partition_map.h"
 #include "weft/ps/replicated/batch.h"
 #include "weft/rpc/agent.h"
 

@@ -37,7 +37,7 @@
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
 #include "weft/proto/ps.pb.h"
-#include "weft/ps/core/client_window.h"
+#include "weft/ps/core/replication/client_window.h"
 #include "weft/ps/replicated/replica_session.h"
 #include "weft/ps/replicated/service.h"
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "weft/ps/core/partition_map.h"
+#include "weft/ps/core/replication/partition_map.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 
 namespace weft::testing {

@@ -32,6 +32,7 @@ refused transport //rpc:agent "is not visible from target '//transport:wrong_edg
 refused worker //rpc/session "is not visible from target '//worker:wrong_edge"
 refused rpc/session //rpc/agent "may not use //rpc/agent: its room comes later"
 refused launch/failure //launch/run:launcher "may not use //launch/run:launcher: its room comes later"
+refused ps/core //ps/core/replication:replica "may not use //ps/core/replication:replica: its room comes later"
 refused ps/core //ps/wire:wire_values "may not use //ps/wire:wire_values: its room comes later"
 refused worker/telemetry //worker:options "may not use //worker:options: its room comes later"
 refused net/tls //net:endpoint "may not use //net:endpoint: its room comes later"

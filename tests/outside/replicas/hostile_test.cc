@@ -19,7 +19,7 @@
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/client.h"
 #include "weft/ps/core/placement.h"
-#include "weft/ps/core/replication.h"
+#include "weft/ps/core/replication/replication.h"
 #include "weft/ps/replicated/frame.h"
 #include "weft/ps/replicated/replicated_server.h"
 #include "weft/ps/replicated/service.h"

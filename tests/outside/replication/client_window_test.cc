@@ -1,7 +1,7 @@
 // What client_window.h and leases.h say, to whom says nonsense, repeats itself
 // or comes late.
 
-#include "weft/ps/core/client_window.h"
+#include "weft/ps/core/replication/client_window.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -17,7 +17,7 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/ps/core/leases.h"
+#include "weft/ps/core/replication/leases.h"
 #include "weft/sim/random.h"
 
 namespace weft::outside {

@@ -1,7 +1,7 @@
 // What partition_map.h says of maps: how partitions are dealt, what each change
 // does and does not, and bytes that are no map.
 
-#include "weft/ps/core/partition_map.h"
+#include "weft/ps/core/replication/partition_map.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // What docs/replication.md guarantees, in random runs of driver.h; and that
 // nothing that is sent ends a replica.
 
-#include "weft/ps/core/replica.h"
+#include "weft/ps/core/replication/replica.h"
 
 #include <algorithm>
 #include <cstdint>

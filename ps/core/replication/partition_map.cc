@@ -1,0 +1,691 @@
+#include "weft/ps/core/replication/partition_map.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "absl/numeric/bits.h"
+#include "absl/strings/str_cat.h"
+#include "weft/base/bytes.h"
+#include "weft/base/check.h"
+#include "weft/base/slice_reader.h"
+#include "weft/base/status_macros.h"
+
+namespace weft::ps {
+namespace {
+
+constexpr char kMagic[] = {'W', 'P', 'M', '3'};
+
+void AddVarint(uint64_t value, std::string& to) {
+  for (; value >= 0x80; value >>= 7)
+    to.push_back(static_cast<char>(value | 0x80));
+  to.push_back(static_cast<char>(value));
+}
+
+absl::Status NoMap(absl::string_view found) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("partition map: wanted one as a server of this version "
+                   "writes it, found ",
+                   found));
+}
+
+// False if there is no number up to `most`.
+template <typename T>
+bool ReadUpTo(SliceReader& reader, uint64_t most, T& value) {
+  uint64_t read = 0;
+  if (!reader.Varint(&read) || read > most) return false;
+  value = static_cast<T>(read);
+  return true;
+}
+
+}  // namespace
+
+// How much each server has to do.
+class PartitionMap::Loads {
+ public:
+  explicit Loads(const PartitionMap& map) : servers_(map.servers_) {
+    for (size_t i = 0; i < servers_.size(); ++i) {
+      index_[servers_[i].key] = static_cast<int>(i);
+    }
+    load_.assign(servers_.size(), 0);
+    primaries_.assign(servers_.size(), 0);
+    for (const Entry& entry : map.entries_) {
+      if (!IsNone(entry.primary)) AddPrimary(index_.at(entry.primary));
+      if (!IsNone(entry.backup)) AddBackup(entry);
+    }
+  }
+
+  // The one that will be the backup.
+  void AddBackup(const Entry& entry) {
+    const int backup =
+        index_.at(IsNone(entry.next) ? entry.backup : entry.next);
+    ++load_[backup];
+    ++pairs_[{index_.at(entry.primary), backup}];
+  }
+
+  // The server that is to stand by for `primary`: on another host, with the
+  // least to do, and least of it for that primary, so that the others share
+  // what it has if it dies. A drained one only if there is no other, and not
+  // in place of `backup`. None if there is none.
+  WorkerKey ChooseBackup(WorkerKey primary, WorkerKey backup = {}) const {
+    const int from = index_.at(primary);
+    using Rank = std::tuple<bool, bool, int, int, int>;
+    Rank best = {true, true, 0, 0, -1};
+    for (int i = 0; i < static_cast<int>(servers_.size()); ++i) {
+      const Server& server = servers_[i];
+      if (i == from || server.state != State::kLive) continue;
+      if (!IsNone(backup) && (server.is_drained || server.key == backup)) {
+        continue;
+      }
+      const auto pair = pairs_.find({from, i});
+      const Rank rank = {server.is_drained, server.host == servers_[from].host,
+                         load_[i], pair == pairs_.end() ? 0 : pair->second, i};
+      if (std::get<4>(best) < 0 || rank < best) best = rank;
+    }
+    const int chosen = std::get<4>(best);
+    return chosen < 0 ? WorkerKey() : servers_[chosen].key;
+  }
+
+  // Gives an entry to the live server that is primary of the fewest. REQUIRES:
+  // there is one that is live.
+  WorkerKey ChoosePrimary() {
+    int best = -1;
+    for (int i = 0; i < static_cast<int>(servers_.size()); ++i) {
+      if (servers_[i].state != State::kLive) continue;
+      const auto rank = [&](int of) {
+        return std::tuple(servers_[of].is_drained, primaries_[of], load_[of]);
+      };
+      if (best < 0 || rank(i) < rank(best)) {
+        best = i;
+      }
+    }
+    WEFT_CHECK(best >= 0);
+    AddPrimary(best);
+    return servers_[best].key;
+  }
+
+  int IndexOf(WorkerKey server) const { return index_.at(server); }
+
+ private:
+  void AddPrimary(int server) {
+    ++load_[server];
+    ++primaries_[server];
+  }
+
+  const std::vector<Server>& servers_;
+  std::map<WorkerKey, int> index_;
+  std::vector<int> load_;                     // by server: copies
+  std::vector<int> primaries_;                // by server
+  std::map<std::pair<int, int>, int> pairs_;  // by primary and backup
+};
+
+absl::StatusOr<PartitionMap> PartitionMap::Assign(int entries,
+                                                  std::vector<Server> servers,
+                                                  int replicas,
+                                                  uint64_t epoch) {
+  std::set<uint32_t> ids;
+  bool has_keys = true;
+  for (const Server& server : servers) {
+    ids.insert(server.key.id);
+    has_keys = has_keys && !IsNone(server.key);
+  }
+  if (!has_keys || entries < 1 || entries > kMostEntries ||
+      !absl::has_single_bit(static_cast<uint32_t>(entries)) ||
+      servers.empty() || servers.size() > kMostServers || replicas < 1 ||
+      replicas > 2 || epoch == 0 || ids.size() != servers.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("partition map: wanted a power of two of at most ",
+                     kMostEntries, " partitions, 1 to ", kMostServers,
+                     " different servers, and 1 or 2 replicas, found ", entries,
+                     " partitions, ", servers.size(), " servers",
+                     has_keys ? "" : ", one of which has no key,", " and ",
+                     replicas, " replicas"));
+  }
+  PartitionMap map;
+  map.epoch_ = epoch;
+  map.replicas_ = replicas;
+  map.servers_ = std::move(servers);
+  map.entries_.resize(entries);
+  for (int i = 0; i < entries; ++i) {
+    Entry& entry = map.entries_[i];
+    entry.primary = map.servers_[i % map.servers_.size()].key;
+    entry.epoch = entry.changed = epoch;
+  }
+  map.AddBackups();
+  map.epoch_ = epoch;
+  // Copies of nothing are in sync.
+  for (Entry& entry : map.entries_) {
+    entry.changed = epoch;
+    entry.in_sync = !IsNone(entry.backup);
+  }
+  return map;
+}
+
+PartitionMap::Server* PartitionMap::Find(WorkerKey server) {
+  const auto it =
+      std::find_if(servers_.begin(), servers_.end(),
+                   [&](const Server& s) { return s.key == server; });
+  return it == servers_.end() ? nullptr : &*it;
+}
+
+PartitionMap::State PartitionMap::StateOf(WorkerKey server) const {
+  for (const Server& one : servers_) {
+    if (one.key == server) return one.state;
+    if (one.key.id == server.id && server < one.key) return State::kExited;
+  }
+  return State::kSilent;
+}
+
+std::vector<WorkerKey> PartitionMap::PartnersOf(WorkerKey server) const {
+  std::set<WorkerKey> partners;
+  for (const Entry& entry : entries_) {
+    if (IsNone(entry.primary) || IsNone(entry.backup)) continue;
+    for (WorkerKey copy : {entry.backup, entry.next}) {
+      if (IsNone(copy)) continue;
+      if (entry.primary == server) partners.insert(copy);
+      if (copy == server) partners.insert(entry.primary);
+    }
+  }
+  return {partners.begin(), partners.end()};
+}
+
+bool PartitionMap::IsReplicated() const {
+  return std::all_of(entries_.begin(), entries_.end(),
+                     [](const Entry& entry) { return entry.in_sync; });
+}
+
+PartitionMap::Parts PartitionMap::PartsOf(WorkerKey server) const {
+  Parts parts;
+  for (const Entry& entry : entries_) {
+    if (entry.primary == server) ++parts.primaries;
+    if (entry.backup == server)
+      ++(entry.in_sync ? parts.backups : parts.filling);
+    if (entry.next == server) ++parts.filling;
+  }
+  return parts;
+}
+
+void PartitionMap::Promote(Entry& entry, uint64_t epoch) {
+  WEFT_CHECK(entry.in_sync);
+  entry.primary = entry.backup;
+  entry.epoch = epoch;
+  DropBackup(entry, epoch);
+}
+
+void PartitionMap::DropBackup(Entry& entry, uint64_t epoch) {
+  entry.backup = std::exchange(entry.next, WorkerKey());
+  entry.in_sync = entry.is_handing_over = false;
+  entry.changed = epoch;
+}
+
+bool PartitionMap::AddServer(WorkerKey server, uint32_t host) {
+  Server* const known = Find(server);
+  if (known != nullptr) {
+    if (known->state != State::kSilent) return false;
+    known->state = State::kLive;
+    ++epoch_;
+    return true;
+  }
+  const auto is_newer = [&](const Server& s) {
+    return s.key.id == server.id && server < s.key;
+  };
+  if (IsNone(server) ||
+      std::any_of(servers_.begin(), servers_.end(), is_newer)) {
+    return false;
+  }
+  std::vector<WorkerKey> earlier;
+  bool is_drained = false;
+  for (const Server& s : servers_) {
+    if (s.key.id != server.id) continue;
+    earlier.push_back(s.key);
+    is_drained = is_drained || s.is_drained;
+  }
+  if (earlier.empty() && servers_.size() >= kMostServers) return false;
+  const uint64_t epoch = epoch_;
+  for (WorkerKey key : earlier) FailServer(key, State::kExited);
+  servers_.erase(
+      std::remove_if(servers_.begin(), servers_.end(),
+                     [&](const Server& s) { return s.key.id == server.id; }),
+      servers_.end());
+  // All of it is one change.
+  epoch_ = epoch + 1;
+  servers_.push_back({server, host, State::kLive, is_drained});
+  return true;
+}
+
+bool PartitionMap::FailServer(WorkerKey server, State state) {
+  Server* const known = Find(server);
+  if (known == nullptr || known->state >= state) return false;
+  known->state = state;
+  ++epoch_;
+  const bool has_exited = state == State::kExited;
+  for (Entry& entry : entries_) {
+    // The primary itself drops a backup that is only silent: if it has just
+    // died, that backup is all there is.
+    if (entry.backup == server && has_exited) DropBackup(entry, epoch_);
+    if (entry.next == server && has_exited) {
+      entry.next = WorkerKey();
+      entry.changed = epoch_;
+    }
+    if (entry.primary != server) continue;
+    if (entry.in_sync &&
+        (has_exited || StateOf(entry.backup) == State::kLive)) {
+      Promote(entry, epoch_);
+    } else if (has_exited) {
+      entry.primary = entry.next = WorkerKey();
+      entry.epoch = epoch_;
+      DropBackup(entry, epoch_);
+    }
+  }
+  return true;
+}
+
+bool PartitionMap::AddBackups() {
+  if (replicas_ < 2) return false;
+  Loads loads(*this);
+  bool has_changed = false;
+  for (Entry& entry : entries_) {
+    if (IsNone(entry.primary) || !IsNone(entry.backup)) continue;
+    entry.backup = loads.ChooseBackup(entry.primary);
+    if (IsNone(entry.backup)) continue;
+    entry.changed = epoch_ + 1;
+    loads.AddBackup(entry);
+    has_changed = true;
+  }
+  if (has_changed) ++epoch_;
+  return has_changed;
+}
+
+bool PartitionMap::AddMoves() {
+  if (replicas_ < 2 || is_restoring_) return false;
+  std::set<WorkerKey> drained;
+  for (const Server& server : servers_) {
+    if (server.is_drained) drained.insert(server.key);
+  }
+  if (drained.empty()) return false;
+  Loads loads(*this);
+  bool has_changed = false;
+  for (Entry& entry : entries_) {
+    if (!entry.in_sync || entry.is_handing_over || !IsNone(entry.next)) {
+      continue;
+    }
+    if (drained.count(entry.backup) != 0) {
+      entry.next = loads.ChooseBackup(entry.primary, entry.backup);
+      if (IsNone(entry.next)) continue;
+      loads.AddBackup(entry);
+    } else if (drained.count(entry.primary) != 0 &&
+               StateOf(entry.backup) == State::kLive) {
+      entry.is_handing_over = true;
+    } else {
+      continue;
+    }
+    entry.changed = epoch_ + 1;
+    has_changed = true;
+  }
+  if (has_changed) ++epoch_;
+  return has_changed;
+}
+
+absl::Status PartitionMap::Apply(const MapChange& change) {
+  switch (change.kind) {
+    case MapChange::Kind::kMarkInSync:
+    case MapChange::Kind::kDropBackup:
+    case MapChange::Kind::kPromote:
+    case MapChange::Kind::kTakeNext:
+    case MapChange::Kind::kDropNext:
+    case MapChange::Kind::kHandOver:
+    case MapChange::Kind::kKeepRole:
+    case MapChange::Kind::kMoveCopy:
+    case MapChange::Kind::kMoveRole:
+      return ApplyToEntry(change);
+    case MapChange::Kind::kDrain:
+    case MapChange::Kind::kUndrain:
+      return SetDrained(change.server, change.kind == MapChange::Kind::kDrain);
+    case MapChange::Kind::kBeginRestore:
+      return BeginRestore(change.generation);
+    case MapChange::Kind::kEndRestore:
+      return EndRestore(change);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("partition map: wanted a change of a known kind, found ",
+                   static_cast<int>(change.kind)));
+}
+
+bool PartitionMap::Fits(const Entry& entry, MapChange::Kind change) {
+  switch (change) {
+    case MapChange::Kind::kMarkInSync:
+      return !IsNone(entry.backup) && !entry.in_sync;
+    case MapChange::Kind::kDropBackup:
+      return !IsNone(entry.backup);
+    case MapChange::Kind::kPromote:
+      return entry.in_sync;
+    case MapChange::Kind::kTakeNext:
+    case MapChange::Kind::kDropNext:
+      return !IsNone(entry.next);
+    case MapChange::Kind::kHandOver:
+    case MapChange::Kind::kKeepRole:
+      return entry.is_handing_over;
+    case MapChange::Kind::kMoveCopy:
+    case MapChange::Kind::kMoveRole:
+      return entry.in_sync && !entry.is_handing_over && IsNone(entry.next);
+    default:
+      return false;
+  }
+}
+
+const PartitionMap::Server* PartitionMap::FindTaker(uint32_t id) const {
+  for (const Server& one : servers_) {
+    if (one.key.id != id) continue;
+    return one.state == State::kLive && !one.is_drained ? &one : nullptr;
+  }
+  return nullptr;
+}
+
+absl::Status PartitionMap::CheckMove(const MapChange& change) const {
+  const bool is_copy = change.kind == MapChange::Kind::kMoveCopy;
+  const Entry& entry = entries_[change.entry];
+  const uint32_t id = is_copy ? change.server : entry.backup.id;
+  const bool has_copy = id == entry.primary.id || id == entry.backup.id;
+  if (!is_restoring_ && FindTaker(id) != nullptr && !(is_copy && has_copy)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "partition map: entry ", change.entry, " cannot be moved to server ", id,
+      is_restoring_         ? ": a checkpoint is being restored"
+      : is_copy && has_copy ? ": it has a copy"
+                            : ": wanted one that lives and is not drained"));
+}
+
+absl::Status PartitionMap::ApplyToEntry(const MapChange& change) {
+  if (change.entry < 0 || change.entry >= entries()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("partition map: wanted an entry of ", entries(),
+                     ", found ", change.entry));
+  }
+  Entry& entry = entries_[change.entry];
+  if (entry.changed != change.changed || !Fits(entry, change.kind)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "partition map: a change of entry ", change.entry, " as of epoch ",
+        change.changed, " comes too late: it has changed in epoch ",
+        entry.changed, " of ", epoch_));
+  }
+  if (change.kind == MapChange::Kind::kMoveCopy ||
+      change.kind == MapChange::Kind::kMoveRole) {
+    WEFT_RETURN_IF_ERROR(CheckMove(change));
+  }
+  entry.changed = ++epoch_;
+  switch (change.kind) {
+    case MapChange::Kind::kMoveCopy:
+      entry.next = FindTaker(change.server)->key;
+      break;
+    case MapChange::Kind::kMoveRole:
+      entry.is_handing_over = true;
+      break;
+    case MapChange::Kind::kMarkInSync:
+      entry.in_sync = true;
+      break;
+    case MapChange::Kind::kDropBackup:
+      DropBackup(entry, epoch_);
+      break;
+    case MapChange::Kind::kPromote:
+      Promote(entry, epoch_);
+      break;
+    case MapChange::Kind::kTakeNext:
+      entry.backup = std::exchange(entry.next, WorkerKey());
+      break;
+    case MapChange::Kind::kDropNext:
+      entry.next = WorkerKey();
+      break;
+    case MapChange::Kind::kHandOver:
+      std::swap(entry.primary, entry.backup);
+      entry.epoch = epoch_;
+      entry.is_handing_over = false;
+      break;
+    default:
+      entry.is_handing_over = false;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PartitionMap::SetDrained(uint32_t server, bool is_drained) {
+  Server* found = nullptr;
+  int others = 0;  // that can take what it has
+  for (Server& one : servers_) {
+    if (one.key.id == server) {
+      found = &one;
+    } else if (one.state == State::kLive && !one.is_drained) {
+      ++others;
+    }
+  }
+  const auto refuse = [&](const auto&... why) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("partition map: server ", server, " ", why...));
+  };
+  if (found == nullptr) return refuse("is none of the job's");
+  if (found->is_drained == is_drained) {
+    return refuse(is_drained ? "is drained already" : "is not drained");
+  }
+  if (is_drained && others < replicas_) {
+    return refuse("cannot be drained: wanted ", replicas_,
+                  " other servers that live and are not drained, one for each "
+                  "replica, found ",
+                  others);
+  }
+  found->is_drained = is_drained;
+  ++epoch_;
+  return absl::OkStatus();
+}
+
+absl::Status PartitionMap::BeginRestore(uint64_t generation) {
+  const bool has_live =
+      std::any_of(servers_.begin(), servers_.end(),
+                  [](const Server& s) { return s.state == State::kLive; });
+  if (generation <= generation_ || !has_live) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "partition map: a restore of generation ", generation, " of the tables",
+        has_live
+            ? absl::StrCat(" comes too late: there is generation ", generation_)
+            : " wants a server that is live: there is none"));
+  }
+  ++epoch_;
+  generation_ = generation;
+  is_restoring_ = true;
+  Loads loads(*this);
+  for (Entry& entry : entries_) {
+    if (!IsNone(entry.primary)) continue;
+    entry.primary = loads.ChoosePrimary();
+    if (replicas_ == 2) entry.backup = loads.ChooseBackup(entry.primary);
+    // Both load the same.
+    entry.in_sync = !IsNone(entry.backup);
+    if (entry.in_sync) loads.AddBackup(entry);
+    entry.epoch = entry.changed = epoch_;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PartitionMap::EndRestore(const MapChange& change) {
+  const auto refuse = [&](const auto&... why) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("partition map: the end of restoring generation ",
+                     change.generation, " of the tables: ", why...));
+  };
+  const bool is_next = is_restoring_ ? change.generation == generation_
+                                     : change.generation > generation_;
+  if (!is_next) {
+    return refuse("it comes too late: there is generation ", generation_,
+                  is_restoring_ ? ", which is being restored" : "");
+  }
+  const absl::Status loaded = CheckLoaded(change.loaded);
+  if (!loaded.ok()) return refuse(loaded.message());
+  ++epoch_;
+  generation_ = change.generation;
+  is_restoring_ = false;
+  return absl::OkStatus();
+}
+
+absl::Status PartitionMap::CheckLoaded(
+    const std::map<WorkerKey, uint64_t>& loaded) const {
+  if (lost() > 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(lost(), " partitions are lost"));
+  }
+  std::set<WorkerKey> lacking;
+  for (const Server& server : servers_) {
+    if (server.state == State::kLive) lacking.insert(server.key);
+  }
+  for (const Entry& entry : entries_) {
+    lacking.insert(entry.primary);
+    // One that is not in sync is filled by its primary.
+    if (entry.in_sync) lacking.insert(entry.backup);
+  }
+  for (const auto& [key, by_map] : loaded) lacking.erase(key);
+  if (!lacking.empty()) {
+    return absl::UnavailableError(
+        absl::StrCat(lacking.size(), " servers have not loaded it, such as ",
+                     lacking.begin()->ToString()));
+  }
+  for (int i = 0; i < entries(); ++i) {
+    const Entry& entry = entries_[i];
+    // It may be marked as in sync by a primary that had nothing to copy yet.
+    const bool is_backup_late =
+        entry.in_sync && loaded.at(entry.backup) < entry.changed;
+    if (is_backup_late || loaded.at(entry.primary) < entry.epoch) {
+      return absl::AbortedError(absl::StrCat(
+          "partition ", i, ": server ",
+          (is_backup_late ? entry.backup : entry.primary).ToString(),
+          " had no part in it when it loaded the checkpoint"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+int PartitionMap::lost() const {
+  return static_cast<int>(
+      std::count_if(entries_.begin(), entries_.end(),
+                    [](const Entry& e) { return IsNone(e.primary); }));
+}
+
+std::string PartitionMap::Summary() const {
+  const auto count = [&](const auto& is) {
+    return std::count_if(entries_.begin(), entries_.end(), is);
+  };
+  const int64_t away =
+      std::count_if(servers_.begin(), servers_.end(),
+                    [](const Server& s) { return s.state != State::kLive; });
+  return absl::StrCat("epoch ", epoch_, ": ", servers_.size(), " servers (",
+                      away, " silent or gone), ", entries(), " partitions, ",
+                      count([](const Entry& e) { return !e.in_sync; }),
+                      " without a backup in sync, ", count([](const Entry& e) {
+                        return e.is_handing_over || !IsNone(e.next);
+                      }),
+                      " on the move, ", lost(), " lost",
+                      is_restoring_ ? ", a checkpoint is being restored" : "");
+}
+
+// Servers are named by their place in the list, from 1; 0 is none.
+std::string PartitionMap::Encode() const {
+  const Loads loads(*this);
+  std::string out(kMagic, sizeof(kMagic));
+  AddVarint(epoch_, out);
+  AddVarint(replicas_, out);
+  AddVarint(generation_, out);
+  AddVarint(is_restoring_ ? 1 : 0, out);
+  AddVarint(servers_.size(), out);
+  for (const Server& server : servers_) {
+    AddVarint(server.key.id, out);
+    AddVarint(server.key.epoch, out);
+    AddVarint(server.host, out);
+    AddVarint(static_cast<uint64_t>(server.state), out);
+    AddVarint(server.is_drained ? 1 : 0, out);
+  }
+  const auto number = [&](WorkerKey key) -> uint64_t {
+    return IsNone(key) ? 0 : loads.IndexOf(key) + 1;
+  };
+  AddVarint(entries_.size(), out);
+  for (const Entry& entry : entries_) {
+    AddVarint(number(entry.primary), out);
+    AddVarint(number(entry.backup), out);
+    AddVarint(number(entry.next), out);
+    AddVarint((entry.in_sync ? 1 : 0) | (entry.is_handing_over ? 2 : 0), out);
+    AddVarint(epoch_ - entry.epoch, out);
+    AddVarint(epoch_ - entry.changed, out);
+  }
+  return out;
+}
+
+absl::StatusOr<PartitionMap> PartitionMap::Decode(absl::string_view encoded) {
+  constexpr uint64_t kAny = ~uint64_t{0};
+  constexpr uint64_t kMostEpoch = uint64_t{1} << 62;  // it is counted on
+  const Slices slices = {Bytes::Copy(encoded)};
+  SliceReader reader(slices);
+  char magic[sizeof(kMagic)] = {};
+  if (!reader.Copy(magic, sizeof(magic)) ||
+      !std::equal(std::begin(magic), std::end(magic), kMagic)) {
+    return NoMap("another beginning");
+  }
+  PartitionMap map;
+  size_t count = 0;
+  if (!ReadUpTo(reader, kMostEpoch, map.epoch_) || map.epoch_ == 0 ||
+      !ReadUpTo(reader, 2, map.replicas_) || map.replicas_ == 0 ||
+      !ReadUpTo(reader, kAny, map.generation_) ||
+      !ReadUpTo(reader, 1, map.is_restoring_) ||
+      !ReadUpTo(reader, kMostServers, count) || count == 0) {
+    return NoMap("no epoch, replicas or servers");
+  }
+  std::set<uint32_t> ids;  // a map has one incarnation of each
+  for (size_t i = 0; i < count; ++i) {
+    Server server;
+    if (!ReadUpTo(reader, UINT32_MAX, server.key.id) ||
+        !ReadUpTo(reader, kAny, server.key.epoch) || IsNone(server.key) ||
+        !ReadUpTo(reader, UINT32_MAX, server.host) ||
+        !ReadUpTo(reader, 2, server.state) ||
+        !ReadUpTo(reader, 1, server.is_drained) ||
+        !ids.insert(server.key.id).second) {
+      return NoMap(absl::StrCat("a bad server ", i));
+    }
+    map.servers_.push_back(server);
+  }
+  if (!ReadUpTo(reader, kMostEntries, count) ||
+      !absl::has_single_bit(static_cast<uint32_t>(count))) {
+    return NoMap("no power of two of partitions");
+  }
+  for (size_t i = 0; i < count; ++i) {
+    Entry entry;
+    size_t primary = 0;
+    size_t backup = 0;
+    size_t next = 0;
+    int flags = 0;
+    if (!ReadUpTo(reader, map.servers_.size(), primary) ||
+        !ReadUpTo(reader, map.servers_.size(), backup) ||
+        !ReadUpTo(reader, map.servers_.size(), next) ||
+        !ReadUpTo(reader, 3, flags) ||
+        !ReadUpTo(reader, map.epoch_ - 1, entry.epoch) ||
+        !ReadUpTo(reader, entry.epoch, entry.changed) ||
+        (backup != 0 && (primary == 0 || primary == backup)) ||
+        (flags != 0 && backup == 0) || flags == 2 ||
+        (next != 0 && (flags != 1 || next == primary || next == backup))) {
+      return NoMap(absl::StrCat("a bad entry ", i));
+    }
+    entry.in_sync = (flags & 1) != 0;
+    entry.is_handing_over = (flags & 2) != 0;
+    for (const auto& [number, key] :
+         {std::pair(primary, &entry.primary), std::pair(backup, &entry.backup),
+          std::pair(next, &entry.next)}) {
+      if (number == 0) continue;
+      const Server& server = map.servers_[number - 1];
+      if (server.state == State::kExited) {
+        return NoMap(absl::StrCat("entry ", i, " with a server that is gone"));
+      }
+      *key = server.key;
+    }
+    entry.epoch = map.epoch_ - entry.epoch;
+    entry.changed = map.epoch_ - entry.changed;
+    map.entries_.push_back(entry);
+  }
+  if (reader.remaining() != 0) return NoMap("more than a map");
+  return map;
+}
+
+}  // namespace weft::ps

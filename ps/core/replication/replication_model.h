@@ -1,0 +1,258 @@
+// ServerModel: a server of the tests of replication: replicas of one table's
+// partitions and rows that only tell what was applied to them.
+//
+// It does what replicas ask for, as a server of tables would; what leaves it
+// is collected.
+
+#ifndef WEFT_PS_CORE_REPLICATION_MODEL_H_
+#define WEFT_PS_CORE_REPLICATION_MODEL_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_join.h"
+#include "weft/base/bytes.h"
+#include "weft/base/clock.h"
+#include "weft/ps/core/replication/leases.h"
+#include "weft/ps/core/replication/partition_map.h"
+#include "weft/ps/core/replication/replica.h"
+#include "weft/ps/core/replication/replication.h"
+#include "weft/ps/core/round_gate.h"
+
+namespace weft::ps {
+
+// The payloads in the order in which they were applied: equal rows, equal bits.
+using ModelRows = std::vector<std::string>;
+
+class ServerModel {
+ public:
+  struct Options {
+    ReplicaOptions replica;
+    LeaseOptions leases;
+    int shards = 0;       // of the data; 0: ASYNC
+    uint32_t pieces = 1;  // of a copy
+  };
+  // What leaves the server.
+  struct Out {
+    enum Kind { kMessage, kPush, kRead, kPropose, kLearnMap, kWrite };
+    Kind kind = kMessage;
+    WorkerKey to;
+    ReplicaMessage message;
+    ModelRows rows;  // of kFill; of kRead, what was read
+    Answer answer;   // of kPush and kRead
+    MapChange change;
+    // kWrite: all up to `n` is to be written; then OnDurable.
+    int entry = 0;
+    uint64_t n = 0;
+    int64_t generation = 0;
+  };
+
+  ServerModel(WorkerKey server, const PartitionMap& map, Options options,
+              Instant now)
+      : key(server), leases(options.leases), options_(options) {
+    for (int i = 0; i < map.entries(); ++i) {
+      cells.push_back({Replica(server, i, options.replica),
+                       {},
+                       RoundGate<std::string>(options.shards, Orphans::kWait),
+                       {},
+                       0,
+                       0,
+                       {}});
+    }
+    OnMap(map, now);
+  }
+
+  struct Cell {
+    Replica replica;
+    ModelRows rows;
+    RoundGate<std::string> gate;
+    std::map<uint64_t, ModelRows> reads;  // by token
+    uint64_t written = 0;
+    int64_t generation = 0;  // of the rows, which a copy replaces
+    ModelRows copy;          // for the backup
+  };
+  WorkerKey key;
+  PartitionMap map;
+  Leases leases;
+  std::vector<Cell> cells;
+  std::vector<Out> out;
+
+  void OnMap(const PartitionMap& newer, Instant at) {
+    if (newer.epoch() <= map.epoch()) return;
+    map = newer;
+    std::vector<WorkerKey> peers = map.PartnersOf(key);
+    peers.push_back(Leases::kCoordinator);
+    leases.Watch(peers, at);
+    for (Cell& cell : cells) {
+      cell.replica.OnMap(map, NowAt(at));
+      Do(cell, {});
+    }
+  }
+
+  void OnMessage(WorkerKey from, const ReplicaMessage& message,
+                 const ModelRows& rows, Instant at) {
+    Cell& cell = cells[message.entry];
+    cell.replica.OnMessage(from, message, NowAt(at));
+    Do(cell, rows);
+  }
+
+  // SYNC: `shard` of the data gives its part.
+  void OnPush(const PushRequest& request, int shard, const Bytes& payload,
+              Instant at) {
+    Cell& cell = cells[request.entry];
+    if (options_.shards == 0 || request.mark.sequence == 0) {
+      cell.replica.OnPush(request, payload, NowAt(at));
+    } else if (cell.replica.OnPart(request, NowAt(at))) {
+      const int64_t round = static_cast<int64_t>(request.mark.sequence) - 1;
+      const auto given =
+          cell.gate.Give(shard, shard, round, std::string(payload.view()));
+      if (given != RoundGate<std::string>::Answer::kTooFar) {
+        cell.replica.AnswerPart(request, NowAt(at));
+      }
+      while (cell.replica.HasRoom()) {
+        const std::vector<std::string> parts = cell.gate.Close();
+        if (parts.empty()) break;
+        cell.replica.AppendRound(Bytes::Copy(absl::StrJoin(parts, "+")),
+                                 /*is_repeatable=*/true, NowAt(at));
+      }
+    }
+    Do(cell, {});
+  }
+
+  void OnRead(const ReadRequest& request, Instant at) {
+    Cell& cell = cells[request.entry];
+    cell.replica.OnRead(request, NowAt(at));
+    Do(cell, {});
+  }
+
+  void OnDurable(int entry, uint64_t n, int64_t generation, Instant at) {
+    if (cells[entry].generation != generation) return;
+    cells[entry].replica.OnDurable(n, NowAt(at));
+    Do(cells[entry], {});
+  }
+
+  void OnTick(Instant at) {
+    for (Cell& cell : cells) {
+      cell.replica.OnTick(NowAt(at));
+      Do(cell, {});
+    }
+  }
+
+  // fills_when_told.
+  bool waits_to_fill() const {
+    return std::any_of(cells.begin(), cells.end(), [](const Cell& cell) {
+      return cell.replica.waits_to_fill();
+    });
+  }
+  // The first that waits.
+  void BeginFill(Instant at) {
+    for (Cell& cell : cells) {
+      if (!cell.replica.waits_to_fill()) continue;
+      cell.replica.BeginFill(NowAt(at));
+      return Do(cell, {});
+    }
+  }
+
+  Now NowAt(Instant at) const { return {at, leases}; }
+
+ private:
+  void Do(Cell& cell, const ModelRows& came_with) {
+    using Kind = Replica::Action::Kind;
+    std::deque<Replica::Action> actions;
+    const auto take = [&] {
+      for (Replica::Action& action : cell.replica.TakeActions()) {
+        actions.push_back(std::move(action));
+      }
+    };
+    for (take(); !actions.empty(); actions.pop_front()) {
+      const Replica::Action& action = actions.front();
+      switch (action.kind) {
+        case Kind::kServe:
+          cell.gate = RoundGate<std::string>(options_.shards, Orphans::kWait,
+                                             cell.replica.NextRound());
+          break;
+        case Kind::kApply:
+          cell.rows.emplace_back(action.log_entry.payload.view());
+          break;
+        case Kind::kLoad:
+          if (action.message.piece == 0) cell.rows.clear();
+          cell.rows.insert(cell.rows.end(), came_with.begin(), came_with.end());
+          ++cell.generation;
+          cell.written = ~uint64_t{0};
+          break;
+        case Kind::kCopy:
+          cell.copy = cell.rows;
+          cell.replica.OnCopied(options_.pieces);
+          take();
+          break;
+        case Kind::kDrop:
+          cell.rows.clear();
+          cell.reads.clear();
+          break;
+        case Kind::kSend: {
+          Out& sent = Add(Out::kMessage);
+          sent.to = action.to;
+          sent.message = action.message;
+          if (action.message.kind == ReplicaMessage::Kind::kFill) {
+            sent.rows =
+                PieceOf(cell.copy, action.message.piece, action.message.pieces);
+          }
+          break;
+        }
+        case Kind::kAnswerPush:
+          Add(Out::kPush).answer = action.answer;
+          break;
+        case Kind::kRead:
+          cell.reads[action.answer.token] = cell.rows;
+          break;
+        case Kind::kAnswerRead: {
+          Out& read = Add(Out::kRead);
+          read.answer = action.answer;
+          read.rows = cell.reads[action.answer.token];
+          break;
+        }
+        case Kind::kPropose:
+          Add(Out::kPropose).change = action.change;
+          break;
+        case Kind::kLearnMap:
+          Add(Out::kLearnMap);
+          break;
+      }
+    }
+    if (options_.replica.level == Durability::kD3 &&
+        cell.replica.end() != cell.written) {
+      cell.written = cell.replica.end();
+      Out write;
+      write.kind = Out::kWrite;
+      write.entry = static_cast<int>(&cell - cells.data());
+      write.n = cell.written;
+      write.generation = cell.generation;
+      out.push_back(std::move(write));
+    }
+  }
+
+  static ModelRows PieceOf(const ModelRows& rows, size_t piece, size_t of) {
+    const auto at = [&](size_t i) {
+      return rows.begin() + static_cast<ptrdiff_t>(i * rows.size() / of);
+    };
+    return {at(piece), at(piece + 1)};
+  }
+
+  Out& Add(Out::Kind kind) {
+    out.emplace_back();
+    out.back().kind = kind;
+    return out.back();
+  }
+
+  Options options_;
+};
+
+}  // namespace weft::ps
+
+#endif  // WEFT_PS_CORE_REPLICATION_MODEL_H_

@@ -1,0 +1,635 @@
+// A job of servers, clients and a coordinator that keeps the map, as nodes of a
+// simulated network; for the simulation of replication.
+
+#ifndef WEFT_PS_CORE_REPLICATION_NODES_H_
+#define WEFT_PS_CORE_REPLICATION_NODES_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "gtest/gtest.h"
+#include "weft/base/bytes.h"
+#include "weft/base/clock.h"
+#include "weft/ps/core/replication/client_window.h"
+#include "weft/ps/core/replication/leases.h"
+#include "weft/ps/core/replication/partition_map.h"
+#include "weft/ps/core/replication/replication.h"
+#include "weft/ps/core/replication/replication_model.h"
+#include "weft/sim/fault_plan.h"
+#include "weft/sim/random.h"
+#include "weft/sim/sim_network.h"
+#include "weft/sim/simulator.h"
+
+namespace weft::ps::simulated {
+
+using Out = ServerModel::Out;
+
+inline constexpr int kPartitions = 4;
+inline constexpr absl::Duration kTick = absl::Milliseconds(20);
+inline constexpr absl::Duration kSilence = absl::Milliseconds(200);
+inline constexpr absl::Duration kDeadAfter = absl::Seconds(1);
+
+// What a seed chooses.
+struct SimulatedJob {
+  Durability level = Durability::kD1;
+  bool is_sync = false;
+  bool stalls_alone = false;
+  int servers = 3;
+  int clients = 2;
+  int pushes = 40;  // of a client
+  bool client_dies = false;
+  bool drains = false;  // servers, one after another, which take part again
+
+  static SimulatedJob Of(sim::Random& random) {
+    SimulatedJob job;
+    const int64_t level = random.Below(8);
+    job.level = level == 0   ? Durability::kD0
+                : level == 1 ? Durability::kD3
+                : level < 4  ? Durability::kD2
+                             : Durability::kD1;
+    // A round whose parts were forgotten would never close: no D0.
+    job.is_sync = job.level != Durability::kD0 && random.Chance(0.4);
+    job.stalls_alone = random.Chance(0.3);
+    job.servers = 3 + static_cast<int>(random.Below(3));
+    job.clients = 2 + static_cast<int>(random.Below(3));
+    job.client_dies =
+        !job.is_sync && job.level >= Durability::kD2 && random.Chance(0.5);
+    job.drains = random.Chance(0.6);
+    return job;
+  }
+};
+
+struct Message {
+  enum Kind {
+    kPing,
+    kPingAnswer,
+    kJoin,
+    kPropose,
+    kAskMap,
+    kMap,  // and the coordinator
+    kReplica,
+    kPush,
+    kRead,
+    kAnswer,
+    kReadAnswer
+  };
+  Kind kind = kPing;
+  WorkerKey from;
+  Ping ping;
+  std::string map;
+  MapChange change;
+  ReplicaMessage replica;
+  ModelRows rows;
+  PushRequest push;
+  Bytes payload;
+  int shard = 0;
+  ReadRequest read;
+  Answer answer;
+};
+
+// Everything of one seed. Messages lie here; the network carries their numbers.
+struct World {
+  World(uint64_t seed, sim::FaultPlan& plan)
+      : simulator(seed), faults(plan), network(simulator, faults) {}
+
+  void Send(const std::string& from, const std::string& to, Message message) {
+    const uint64_t number = messages.size();
+    messages.push_back(std::move(message));
+    network.Send(from, to,
+                 Bytes::Copy(absl::string_view(
+                     reinterpret_cast<const char*>(&number), sizeof(number))));
+  }
+  const Message& Find(const Bytes& bytes) const {
+    uint64_t number = 0;
+    std::copy_n(bytes.data(), sizeof(number),
+                reinterpret_cast<uint8_t*>(&number));
+    return messages[number];
+  }
+
+  sim::Simulator simulator;
+  sim::FaultPlan& faults;
+  sim::SimNetwork network;
+  std::deque<Message> messages;
+  SimulatedJob job;
+  std::string broken;
+  std::map<std::string, int64_t> hits;
+  Instant last_proposal;
+  // D2 and D3, by partition: what reads have shown. It must not vanish.
+  std::map<int, std::set<std::string>> seen;
+};
+
+inline std::string NameOf(WorkerKey key) {
+  return IsNone(key) ? "map" : absl::StrCat("ps", key.id - 1);
+}
+
+// Keeps the map, and watches the servers.
+class Coordinator final : public sim::SimNode {
+ public:
+  Coordinator(World& world, PartitionMap map)
+      : world_(world), map_(std::move(map)) {
+    for (const PartitionMap::Server& server : map_.servers()) {
+      heard_[server.key] = world.simulator.Now();
+    }
+    Tick();
+  }
+
+  const PartitionMap& map() const { return map_; }
+
+  void OnMessage(const std::string& from, int64_t /*incarnation*/,
+                 const Bytes& bytes) override {
+    const Message& message = world_.Find(bytes);
+    const uint64_t before = map_.epoch();
+    switch (message.kind) {
+      case Message::kPing: {
+        // A server that was declared dead gets no lease.
+        if (map_.StateOf(message.from) == PartitionMap::State::kExited) break;
+        heard_[message.from] = world_.simulator.Now();
+        map_.AddServer(message.from, message.from.id);
+        Message answer;
+        answer.kind = Message::kPingAnswer;
+        answer.ping = {message.ping.number, map_.epoch()};
+        world_.Send("map", from, std::move(answer));
+        break;
+      }
+      case Message::kJoin:
+        if (map_.AddServer(message.from, message.from.id)) {
+          heard_[message.from] = world_.simulator.Now();
+          ++world_.hits["joined anew"];
+        }
+        SendMap(from);
+        break;
+      case Message::kPropose: {
+        const bool applied = map_.Apply(message.change).ok();
+        static constexpr const char* kNames[] = {
+            "marked in sync",     "dropped a backup", "promoted itself",
+            "took the next copy", "dropped a next",   "handed over",
+            "kept its role"};
+        if (applied)
+          ++world_.hits[kNames[static_cast<int>(message.change.kind)]];
+        if (!applied) ++world_.hits["proposed too late"];
+        break;
+      }
+      case Message::kAskMap:
+        SendMap(from);
+        break;
+      default:
+        ADD_FAILURE() << "a message that is not for the coordinator";
+    }
+    if (map_.epoch() != before) TellAll();
+  }
+
+  // Server `i` is to have nothing, or takes part again. Of too few that live
+  // none is drained.
+  void Drain(int i, bool is_drained) {
+    MapChange change;
+    change.kind =
+        is_drained ? MapChange::Kind::kDrain : MapChange::Kind::kUndrain;
+    change.server = static_cast<uint32_t>(i + 1);
+    if (!map_.Apply(change).ok()) return;
+    ++world_.hits[is_drained ? "drained" : "took part again"];
+    TellAll();
+  }
+
+  // The exit of a server is proven.
+  void Exited(WorkerKey server) {
+    if (!map_.FailServer(server, PartitionMap::State::kExited)) return;
+    ++world_.hits["proven exits"];
+    TellAll();
+  }
+
+ private:
+  void Tick() {
+    const uint64_t before = map_.epoch();
+    const Instant now = world_.simulator.Now();
+    const std::vector<PartitionMap::Server> servers = map_.servers();
+    for (const PartitionMap::Server& server : servers) {
+      const absl::Duration silence = now - heard_[server.key];
+      if (silence > kDeadAfter) {
+        if (map_.FailServer(server.key, PartitionMap::State::kExited)) {
+          ++world_.hits["declared dead by silence"];
+        }
+      } else if (silence > kSilence && AreHeard(server.key)) {
+        if (map_.FailServer(server.key, PartitionMap::State::kSilent)) {
+          ++world_.hits["suspected"];
+        }
+      }
+    }
+    map_.AddBackups();
+    map_.AddMoves();
+    if (map_.epoch() != before) TellAll();
+    world_.simulator.After(
+        kTick, [this] { Tick(); }, "coordinator");
+  }
+
+  // Whether those that would take its partitions over are there: heard of since
+  // it was.
+  bool AreHeard(WorkerKey server) {
+    for (int i = 0; i < map_.entries(); ++i) {
+      const PartitionMap::Entry& entry = map_.entry(i);
+      if (entry.primary == server && entry.in_sync &&
+          heard_[entry.backup] <= heard_[server] + kSilence / 2) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  void SendMap(const std::string& to) {
+    Message news;
+    news.kind = Message::kMap;
+    news.map = map_.Encode();
+    world_.Send("map", to, std::move(news));
+  }
+  void TellAll() {
+    for (int i = 0; i < world_.job.servers; ++i) SendMap(absl::StrCat("ps", i));
+    for (int i = 0; i < world_.job.clients; ++i) SendMap(absl::StrCat("c", i));
+  }
+
+  World& world_;
+  PartitionMap map_;
+  std::map<WorkerKey, Instant> heard_;
+};
+
+class Server final : public sim::SimNode {
+ public:
+  Server(World& world, int index, const PartitionMap& map)
+      : world_(world),
+        name_(absl::StrCat("ps", index)),
+        key_{static_cast<uint32_t>(index + 1), 1} {
+    Begin();
+    Learn(map);
+  }
+
+  WorkerKey key() const { return key_; }
+  // Null: it has not joined.
+  const ServerModel* model() const { return model_ ? &*model_ : nullptr; }
+  bool MayAnswer(int entry) const {
+    return model_ && world_.network.IsUp(name_) &&
+           model_->cells[entry].replica.MayAnswer(model_->NowAt(Time()));
+  }
+
+  void OnStart(int64_t incarnation) override {
+    if (incarnation == 1) return;  // has begun
+    key_.epoch = incarnation;
+    Begin();
+  }
+  void OnCrash() override {
+    model_.reset();
+    ++life_;
+  }
+
+  void OnMessage(const std::string& from, int64_t /*incarnation*/,
+                 const Bytes& bytes) override {
+    const Message& message = world_.Find(bytes);
+    if (message.kind == Message::kMap) {
+      const auto map = PartitionMap::Decode(message.map);
+      ASSERT_TRUE(map.ok()) << map.status();
+      Learn(*map);
+    }
+    if (!model_) return;
+    const Instant at = Time();
+    switch (message.kind) {
+      case Message::kPing: {
+        Message answer;
+        answer.kind = Message::kPingAnswer;
+        answer.from = key_;
+        answer.ping = model_->leases.OnPing(message.from, message.ping,
+                                            model_->map.epoch(), at);
+        world_.Send(name_, from, std::move(answer));
+        break;
+      }
+      case Message::kPingAnswer:
+        if (!model_->leases.OnAnswer(message.from, message.ping,
+                                     model_->map.epoch(), at)) {
+          Ask(Message::kAskMap);
+        }
+        break;
+      case Message::kReplica:
+        model_->OnMessage(message.from, message.replica, message.rows, at);
+        break;
+      case Message::kPush:
+        model_->OnPush(message.push, message.shard, message.payload, at);
+        break;
+      case Message::kRead:
+        model_->OnRead(message.read, at);
+        break;
+      default:
+        break;
+    }
+    Flush();
+  }
+
+ private:
+  Instant Time() const {
+    return Instant() + (world_.simulator.Now() - Instant()) * speed_;
+  }
+
+  void Begin() {
+    speed_ =
+        0.996 + 0.001 * static_cast<double>(world_.simulator.random().Below(9));
+    world_.simulator.After(
+        absl::ZeroDuration(), [this, life = life_] { Tick(life); }, name_);
+  }
+
+  void Learn(const PartitionMap& map) {
+    const auto is_in = [&](const PartitionMap::Server& s) {
+      return s.key == key_;
+    };
+    if (!model_ &&
+        std::none_of(map.servers().begin(), map.servers().end(), is_in)) {
+      return;
+    }
+    if (!model_) {
+      ServerModel::Options options;
+      options.replica.level = world_.job.level;
+      options.replica.stalls_alone = world_.job.stalls_alone;
+      options.replica.resend_after = absl::Milliseconds(40);
+      options.replica.fill_again_after = absl::Milliseconds(100);
+      options.replica.resend_pieces_after = absl::Milliseconds(50);
+      options.replica.most_pieces = 2;
+      options.replica.fills_when_told = world_.simulator.random().Chance(0.5);
+      options.pieces =
+          1 + static_cast<uint32_t>(world_.simulator.random().Below(5));
+      options.replica.silence = kSilence;
+      options.replica.stall = kSilence;
+      options.replica.most_lag = 4;
+      options.leases.lease = kSilence * 0.7;
+      options.leases.coordinator_lease = kDeadAfter * 0.9;
+      options.leases.ping_every = kTick;
+      options.shards = world_.job.is_sync ? world_.job.clients : 0;
+      model_.emplace(key_, map, options, Time());
+    } else {
+      model_->OnMap(map, Time());
+    }
+    Flush();
+  }
+
+  void Ask(Message::Kind kind) {
+    Message message;
+    message.kind = kind;
+    message.from = key_;
+    world_.Send(name_, "map", std::move(message));
+  }
+
+  void Tick(int64_t life) {
+    if (life != life_) return;
+    if (!model_) {
+      Ask(Message::kJoin);
+    } else {
+      for (const Leases::Out& out :
+           model_->leases.OnTick(model_->map.epoch(), Time())) {
+        Message ping;
+        ping.kind = Message::kPing;
+        ping.from = key_;
+        ping.ping = out.ping;
+        world_.Send(name_, NameOf(out.to), std::move(ping));
+      }
+      model_->OnTick(Time());
+      model_->BeginFill(Time());
+      Flush();
+    }
+    world_.simulator.After(
+        kTick, [this, life] { Tick(life); }, name_);
+  }
+
+  void Flush() {
+    for (Out& out : std::exchange(model_->out, {})) {
+      Message message;
+      message.from = key_;
+      switch (out.kind) {
+        case Out::kMessage:
+          message.kind = Message::kReplica;
+          if (out.message.kind == ReplicaMessage::Kind::kFill) {
+            ++world_
+                  .hits[out.message.piece == 0 ? "copies sent" : "pieces sent"];
+          }
+          message.replica = std::move(out.message);
+          message.rows = std::move(out.rows);
+          world_.Send(name_, NameOf(out.to), std::move(message));
+          break;
+        case Out::kPush:
+        case Out::kRead:
+          Count(out.answer);
+          message.kind =
+              out.kind == Out::kPush ? Message::kAnswer : Message::kReadAnswer;
+          message.answer = out.answer;
+          message.rows = std::move(out.rows);
+          world_.Send(name_, absl::StrCat("c", out.answer.token % 16),
+                      std::move(message));
+          break;
+        case Out::kPropose:
+          world_.last_proposal = world_.simulator.Now();
+          message.kind = Message::kPropose;
+          message.change = out.change;
+          world_.Send(name_, "map", std::move(message));
+          break;
+        case Out::kLearnMap:
+          Ask(Message::kAskMap);
+          break;
+        case Out::kWrite:
+          world_.simulator.After(
+              world_.simulator.random().Between(absl::ZeroDuration(),
+                                                absl::Milliseconds(5)),
+              [this, life = life_, out] {
+                if (life != life_ || !model_) return;
+                model_->OnDurable(out.entry, out.n, out.generation, Time());
+                Flush();
+              },
+              "disk");
+          break;
+      }
+    }
+  }
+
+  void Count(const Answer& answer) {
+    if (answer.code == Code::kOk && !MayAnswer(answer.entry)) {
+      world_.broken = absl::StrCat(name_, " has answered without a lease");
+    }
+    static constexpr const char* kNames[] = {
+        "answered",      "refused: stale map", "refused: fenced",
+        "refused: busy", "refused: behind",    "refused: too far"};
+    ++world_.hits[kNames[static_cast<int>(answer.code)]];
+  }
+
+  World& world_;
+  const std::string name_;
+  WorkerKey key_;
+  int64_t life_ = 0;
+  double speed_ = 1;  // of its clock
+  std::optional<ServerModel> model_;
+};
+
+class Client final : public sim::SimNode {
+ public:
+  Client(World& world, int index, const PartitionMap& map)
+      : world_(world), index_(index), name_(absl::StrCat("c", index)) {
+    ClientWindowOptions options;
+    options.client = world.job.is_sync ? kRounds : index + 1;
+    options.level = world.job.level;
+    options.retry_after = absl::Milliseconds(10);
+    options.resend_after = absl::Milliseconds(100);
+    // Rounds that a gate keeps ahead of the open one.
+    if (world.job.is_sync) options.most_outstanding = 4;
+    if (world.simulator.random().Chance(0.3)) options.most_bytes = 60;
+    window_.emplace(options, kPartitions, map);
+    pushed_.assign(kPartitions, 0);
+    world.simulator.After(
+        absl::ZeroDuration(), [this] { Tick(); }, name_);
+  }
+
+  // [partition]: the numbers of pushes made, and those acknowledged.
+  const std::vector<uint64_t>& pushed() const { return pushed_; }
+  const std::set<std::pair<int, uint64_t>>& answered() const {
+    return answered_;
+  }
+  bool is_done() const {
+    return is_dead_ || (left() == 0 && window_->IsStable());
+  }
+  std::string Describe() const {
+    std::string text;
+    for (int p = 0; p < kPartitions; ++p) {
+      absl::StrAppend(&text, name_, ": ", window_->DescribeWait(p), "\n");
+    }
+    return text;
+  }
+  std::string PayloadOf(int partition, uint64_t sequence) const {
+    return absl::StrCat(name_, ".", partition, ".", sequence);
+  }
+
+  void OnCrash() override { is_dead_ = true; }
+  void OnMessage(const std::string& /*from*/, int64_t /*incarnation*/,
+                 const Bytes& bytes) override {
+    if (is_dead_) return;
+    const Message& message = world_.Find(bytes);
+    const Instant now = world_.simulator.Now();
+    if (message.kind == Message::kMap) {
+      const auto map = PartitionMap::Decode(message.map);
+      ASSERT_TRUE(map.ok()) << map.status();
+      window_->OnMap(*map, now);
+    } else if (message.kind == Message::kAnswer) {
+      window_->OnAnswer(message.answer.entry, message.answer, now);
+    } else if (message.kind == Message::kReadAnswer) {
+      CheckRead(message);
+    }
+    Flush();
+  }
+
+ private:
+  int left() const {
+    uint64_t made = 0;
+    for (uint64_t n : pushed_) made += n;
+    return world_.job.pushes - static_cast<int>(made);
+  }
+
+  void Tick() {
+    if (is_dead_) return;
+    const Instant now = world_.simulator.Now();
+    sim::Random& random = world_.simulator.random();
+    const int partition = static_cast<int>(random.Below(kPartitions));
+    const std::string payload = PayloadOf(partition, pushed_[partition] + 1);
+    // In SYNC every client has a part of each round.
+    const bool wants =
+        left() > 0 &&
+        (!world_.job.is_sync ||
+         pushed_[partition] <
+             static_cast<uint64_t>(world_.job.pushes / kPartitions));
+    if (wants) {
+      if (window_->HasRoom(partition, static_cast<int64_t>(payload.size()))) {
+        ++pushed_[partition];
+        window_->Push(partition, Bytes::Copy(payload), now);
+      } else {
+        ++world_.hits["waited for room"];
+      }
+    }
+    if (random.Chance(0.2) && !world_.job.is_sync) Read(partition);
+    window_->OnTick(now);
+    Flush();
+    world_.simulator.After(
+        random.Between(absl::Milliseconds(5), absl::Milliseconds(40)),
+        [this] { Tick(); }, name_);
+  }
+
+  void Read(int partition) {
+    Message message;
+    message.kind = Message::kRead;
+    message.read = window_->Read(partition);
+    if (IsNone(message.read.to)) return;
+    message.read.token = ++reads_ * 16 + index_;
+    expected_[message.read.token] = {partition, message.read.through};
+    world_.Send(name_, NameOf(message.read.to), std::move(message));
+  }
+
+  void CheckRead(const Message& message) {
+    const auto expected = expected_.find(message.answer.token);
+    if (expected == expected_.end()) return;
+    const auto [partition, through] = expected->second;
+    expected_.erase(expected);
+    if (message.answer.code != Code::kOk ||
+        world_.job.level == Durability::kD0) {
+      return;
+    }
+    ++world_.hits["reads"];
+    const std::set<std::string> rows(message.rows.begin(), message.rows.end());
+    if (world_.job.level >= Durability::kD2) {
+      world_.seen[partition].insert(rows.begin(), rows.end());
+    }
+    for (uint64_t s = 1; s <= through; ++s) {
+      if (rows.count(PayloadOf(partition, s)) != 0) continue;
+      world_.broken = absl::StrCat(name_, " does not see its own push ", s,
+                                   " to partition ", partition);
+    }
+  }
+
+  void Flush() {
+    using Kind = ClientWindow::Action::Kind;
+    for (ClientWindow::Action& action : window_->TakeActions()) {
+      Message message;
+      switch (action.kind) {
+        case Kind::kSend:
+          message.kind = Message::kPush;
+          message.push = action.request;
+          message.push.token = index_;
+          message.payload = action.payload;
+          message.shard = index_;
+          world_.Send(name_, NameOf(action.request.to), std::move(message));
+          break;
+        case Kind::kLearnMap:
+          message.kind = Message::kAskMap;
+          world_.Send(name_, "map", std::move(message));
+          break;
+        case Kind::kAnswered:
+          answered_.emplace(action.partition, action.request.mark.sequence);
+          break;
+        case Kind::kBroken:
+          world_.broken = "a push was refused for good";
+          break;
+        case Kind::kStable:
+          break;
+      }
+    }
+  }
+
+  World& world_;
+  const int index_;
+  const std::string name_;
+  std::optional<ClientWindow> window_;
+  std::vector<uint64_t> pushed_;
+  std::set<std::pair<int, uint64_t>> answered_;
+  uint64_t reads_ = 0;
+  std::map<uint64_t, std::pair<int, uint64_t>> expected_;  // by token
+  bool is_dead_ = false;
+};
+
+}  // namespace weft::ps::simulated
+
+#endif  // WEFT_PS_CORE_REPLICATION_NODES_H_
