@@ -18,6 +18,7 @@
 #include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/channel.h"
+#include "weft/net/loop/descriptor_limit.h"
 #include "weft/net/loop/memory_queue.h"
 #include "weft/net/stream.h"
 #include "weft/transport/shm/memory_exchange.h"
@@ -32,6 +33,10 @@ constexpr absl::Duration kTurnGrace = absl::Seconds(30);
 // With what the caller opens a stream, if it offers rings with memory for
 // bodies behind them. (weft-rings was for rings alone.)
 constexpr char kRings[] = "weft-memory";
+
+// Of a connection that shares memory: its socket, the socket by which the
+// memory is handed over, the memory and the event that wakes.
+constexpr int kDescriptorsOfConnection = 4;
 
 // One end: a stream, once there is one.
 class GrpcConnection final : public Connection {
@@ -189,6 +194,10 @@ class GrpcTransport final : public Transport {
   }
 
   Driver& driver() override { return loop_.driver(); }
+  absl::Status CheckResources() override {
+    return net::CheckDescriptors(kDescriptorsOfConnection);
+  }
+
   std::string memory_socket() const override { return memories_->path(); }
 
   void Register(const Purpose& purpose) override ABSL_LOCKS_EXCLUDED(mu_) {

@@ -144,6 +144,11 @@ class Transport {
   // nowhere.
   virtual std::string memory_socket() const { return ""; }
 
+  // kResourceExhausted if this process itself lacks what a new connection
+  // takes, with the numbers and what to set: then it is not the peer's fault
+  // that none comes about.
+  virtual absl::Status CheckResources() { return absl::OkStatus(); }
+
   // Runs `fn` once clock() reaches `when`, on a thread of the transport.
   virtual TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) = 0;
   // True if the timer's function will not run.

@@ -1,9 +1,12 @@
 #include "weft/rpc/agent/outbound.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "weft/base/status_macros.h"
 #include "weft/rpc/connection/purpose.h"
 #include "weft/rpc/function.h"
@@ -569,6 +572,26 @@ void Outbound::GiveUpLater(Instant since) {
       });
 }
 
+absl::Status Outbound::WhyUnreachable(Instant since) const {
+  const std::string peer =
+      absl::StrCat(options_.peer.name, " at ", options_.peer.address);
+  const std::string tried = absl::FormatDuration(
+      std::max(options_.give_up_after,
+               absl::Trunc(clock_.Now() - since, absl::Seconds(1))));
+  // The peer is not to blame for what this process lacks.
+  const absl::Status own = options_.transport->CheckResources();
+  const absl::Status status =
+      own.ok() ? absl::UnavailableError(absl::StrCat(
+                     options_.peer.name, " could not be reached at ",
+                     options_.peer.address, " for ", tried, ": ",
+                     last_failure_.message()))
+               : absl::Status(
+                     own.code(),
+                     absl::StrCat("this process could not connect to ", peer,
+                                  " for ", tried, ": ", own.message()));
+  return internal::MarkFailure(status, Phase::kNone, Reason::kUnreachable);
+}
+
 void Outbound::GiveUp(Instant since) {
   std::shared_ptr<Link> link;
   ConnectQueue::Place place;
@@ -585,15 +608,7 @@ void Outbound::GiveUp(Instant since) {
     connecting_ = false;
     place = std::move(place_);
     link = std::move(link_);
-    why = internal::MarkFailure(
-        absl::UnavailableError(absl::StrCat(
-            options_.peer.name, " could not be reached at ",
-            options_.peer.address, " for ",
-            absl::FormatDuration(
-                std::max(options_.give_up_after,
-                         absl::Trunc(clock_.Now() - since, absl::Seconds(1)))),
-            ": ", last_failure_.message())),
-        Phase::kNone, Reason::kUnreachable);
+    why = WhyUnreachable(since);
     TellLocked(CallerSession::Unreachable{why});
     due = TakeDue();
     // The callee must be notified of abandoned calls as long as membership says

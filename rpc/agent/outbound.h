@@ -155,6 +155,8 @@ class Outbound final : public internal::Caller,
   // Ends the calls if by then no connection has come about since.
   void GiveUpLater(Instant since);
   void GiveUp(Instant since) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status WhyUnreachable(Instant since) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Options options_;
   Clock& clock_;

@@ -38,6 +38,7 @@
 #include "weft/rpc/handle.h"
 #include "weft/rpc/stream.h"
 #include "weft/telemetry/telemetry.h"
+#include "weft/tests/support/no_free_descriptors.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
@@ -433,6 +434,21 @@ TEST_F(GrpcAgents, ALostPeerEndsItsCallsInTime) {
   EXPECT_TRUE(OutcomeUnknown(status));
   EXPECT_THAT(Call(agent_a_->To("b"), Twice, 1),
               StatusIs(absl::StatusCode::kUnavailable, "could not be reached"));
+}
+
+// Both ends are this process here: it has no descriptor left to connect with.
+TEST_F(GrpcAgents, WantOfDescriptorsIsNotBlamedOnThePeer) {
+  GiveUpSoon();
+  absl::Status status;
+  {
+    const testing::NoFreeDescriptors none;
+    status = Call(agent_a_->To("b"), Twice, 1).status();
+  }
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
+                               "this process could not connect to b at unix:"));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
+                               "raise it by `ulimit -n`"));
+  EXPECT_THAT(Call(agent_a_->To("b"), Twice, 2), IsOkAndHolds(4));
 }
 
 // A function that runs for a second, or until the test lets it end.
