@@ -35,6 +35,7 @@ struct Settings {
   int64_t table_memory = weft::ps::ServerOptions().table_memory;
   weft::ps::RebalanceMode rebalance = weft::ps::ServerOptions().rebalance;
   int64_t snapshot_memory = weft::ps::ServerOptions().snapshot_memory;
+  weft::ps::TableAccess access;
 };
 
 absl::Status UsageError(const std::string& message) {
@@ -71,6 +72,18 @@ absl::Status Parse(int argc, char** argv, Settings& settings) {
       "on: with --replicas=2 the servers even out what they have to do; "
       "dry-run: they log what they would move",
       {"WEFT_REBALANCE"});
+  flags.AddWith(
+      "table-access",
+      [&settings](const std::string& text) {
+        WEFT_ASSIGN_OR_RETURN(settings.access,
+                              weft::ps::TableAccess::Parse(text));
+        return absl::OkStatus();
+      },
+      "",
+      "which roles may read (r) and change (w) which tables: "
+      "\"users*=trainer:rw,admin:r;*=trainer:rw\"; wants --certs. Empty: all "
+      "members may do both",
+      {"WEFT_TABLE_ACCESS"});
   flags.Add("snapshot-memory", &settings.snapshot_memory,
             "bytes of rows that may be kept because they change while they are "
             "being saved; beyond it that checkpoint fails");
@@ -120,6 +133,11 @@ absl::Status Check(const Settings& settings) {
         "--rebalance (or WEFT_REBALANCE) wants --replicas=2: with one copy of "
         "each partition none can move while the job runs");
   }
+  if (!settings.access.is_open() && options.certs.empty()) {
+    return UsageError(
+        "--table-access (or WEFT_TABLE_ACCESS) wants --certs: without "
+        "certificates no peer proves its role, and all may do everything");
+  }
   if (settings.table_memory < 0) {
     return UsageError(absl::StrCat(
         "wanted --table-memory of at least 1 byte, or 0 for any number, found ",
@@ -141,6 +159,7 @@ absl::Status Serve(const Settings& settings) {
   serving.round_budget = settings.round_budget;
   serving.table_memory = settings.table_memory;
   serving.rebalance = settings.rebalance;
+  serving.access = settings.access;
   serving.snapshot_memory = settings.snapshot_memory;
   weft::ps::Server server(serving);
   auto worker = weft::train::StartUnlessStopped(options);

@@ -238,6 +238,7 @@ std::shared_ptr<ps::ReplicatedServer> StartReplicas(
   // Of 16 three servers would have 6, 5 and 5, which is uneven already.
   options.entries = kGroups;
   options.rebalance = of_server.rebalance;
+  options.access = of_server.access;
   // Whoever holds a lease of the coordinator is not declared gone by it.
   options.leases.coordinator_lease =
       std::min(options.leases.coordinator_lease,

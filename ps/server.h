@@ -29,6 +29,7 @@
 #include "weft/ps/core/byte_budget.h"
 #include "weft/ps/core/openings.h"
 #include "weft/ps/core/replication/rebalancer.h"
+#include "weft/ps/table_access.h"
 #include "weft/ps/table_shard.h"
 #include "weft/ps/table_snapshot.h"
 #include "weft/rendezvous/worker_key.h"
@@ -59,6 +60,8 @@ struct ServerOptions {
   std::string checkpoint_dir = {};
   // With two replicas: whether the servers even out what they have to do.
   RebalanceMode rebalance = RebalanceMode::kOff;
+  // Who may read and change which tables.
+  TableAccess access = {};
 };
 
 // "on", "off" or "dry-run"; else kInvalidArgument.

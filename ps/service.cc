@@ -34,8 +34,11 @@ Caller CallerOf(const rpc::CallContext& context) {
 // The table, as the caller's `client` has it open; it becomes its number there.
 absl::StatusOr<std::shared_ptr<TableShard>> OpenedBy(rpc::CallContext& context,
                                                      const std::string& table,
+                                                     bool reads, bool writes,
                                                      uint64_t& client) {
   WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));
+  WEFT_RETURN_IF_ERROR(CheckAccess(server->options().access, context.peer(),
+                                   table, reads, writes));
   WEFT_ASSIGN_OR_RETURN(auto shard, server->Find(table));
   WEFT_ASSIGN_OR_RETURN(client, shard->NumberOf(CallerOf(context), client));
   return shard;
@@ -58,6 +61,9 @@ absl::StatusOr<v1::TableStats> OpenTable(rpc::CallContext& context,
         "and 1 at ",
         context.peer().name, "; start all workers with the same --replicas"));
   }
+  WEFT_RETURN_IF_ERROR(server->options().access.CheckOpen(
+      context.peer().name, context.peer().role, spec.name(),
+      server->Find(spec.name()).ok()));
   WEFT_ASSIGN_OR_RETURN(auto shard,
                         server->OpenTable(spec, CallerOf(context), client));
   return shard->Stats();
@@ -66,7 +72,8 @@ WEFT_RPC(OpenTable);
 
 absl::Status Initialize(rpc::CallContext& context, const std::string& table,
                         uint64_t client, const Tensor& values) {
-  WEFT_ASSIGN_OR_RETURN(auto shard, OpenedBy(context, table, client));
+  WEFT_ASSIGN_OR_RETURN(auto shard, OpenedBy(context, table, /*reads=*/false,
+                                             /*writes=*/true, client));
   return shard->Initialize(values);
 }
 WEFT_RPC(Initialize);
@@ -74,7 +81,9 @@ WEFT_RPC(Initialize);
 absl::Status SetLearningRateScale(rpc::CallContext& context,
                                   const v1::LearningRate& rate) {
   uint64_t client = rate.client();
-  WEFT_ASSIGN_OR_RETURN(auto shard, OpenedBy(context, rate.table(), client));
+  WEFT_ASSIGN_OR_RETURN(auto shard,
+                        OpenedBy(context, rate.table(), /*reads=*/false,
+                                 /*writes=*/true, client));
   return shard->SetLearningRateScale(rate.scale(), rate.from_round());
 }
 WEFT_RPC(SetLearningRateScale);
@@ -84,8 +93,9 @@ namespace {
 // Finds the table, and makes the client that of the caller there.
 absl::Status Find(rpc::CallContext& context, ShardRequest& one) {
   uint64_t client = one.request.client();
-  WEFT_ASSIGN_OR_RETURN(one.shard,
-                        OpenedBy(context, one.request.table(), client));
+  WEFT_ASSIGN_OR_RETURN(
+      one.shard, OpenedBy(context, one.request.table(), one.request.pull(),
+                          one.request.push(), client));
   one.request.set_client(client);
   if (!one.request.push() || one.shard->spec().mode() != v1::TableSpec::SYNC) {
     return absl::OkStatus();

@@ -41,6 +41,7 @@
 #include "weft/ps/replicated/rebalance_driver.h"
 #include "weft/ps/replicated/replicated_table.h"
 #include "weft/ps/replicated/server_links.h"
+#include "weft/ps/table_access.h"
 #include "weft/rendezvous/store.h"
 #include "weft/rpc/agent.h"
 
@@ -64,6 +65,7 @@ class ReplicatedServer final : public ReplicaHost {
     // A backup that is heard of, but takes nothing of what it lacks for so
     // long, is dropped: it may only be busy.
     absl::Duration stall = absl::Seconds(5);
+    TableAccess access = {};  // as ServerOptions
     RebalanceMode rebalance = RebalanceMode::kOff;
     RebalanceOptions rebalancing;
     LeaseOptions leases = {absl::Milliseconds(800), absl::Seconds(9), 0.01,
@@ -83,6 +85,7 @@ class ReplicatedServer final : public ReplicaHost {
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<std::shared_ptr<ReplicatedTable>> Find(
       absl::string_view name) const ABSL_LOCKS_EXCLUDED(mu_);
+  const TableAccess& access() const { return options_.access; }
   // kUnavailable: the caller is gone, and comes late.
   absl::Status CheckCaller(const Caller& caller) const ABSL_LOCKS_EXCLUDED(mu_);
   void Forget(WorkerKey worker) ABSL_LOCKS_EXCLUDED(mu_);

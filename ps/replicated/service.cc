@@ -37,8 +37,11 @@ absl::StatusOr<ReplicatedServer*> ServerOf(const rpc::CallContext& context) {
 // The table, as the caller has opened it.
 absl::StatusOr<std::shared_ptr<ReplicatedTable>> TableOf(
     rpc::CallContext& context, const std::string& name, uint64_t opening,
-    uint64_t opened_at) {
+    uint64_t opened_at, TableAccess::Right right) {
   WEFT_ASSIGN_OR_RETURN(ReplicatedServer * server, ServerOf(context));
+  WEFT_RETURN_IF_ERROR(CheckAccess(server->access(), context.peer(), name,
+                                   right == TableAccess::Right::kRead,
+                                   right == TableAccess::Right::kWrite));
   const WorkerKey caller = context.peer().key;
   WEFT_RETURN_IF_ERROR(server->CheckCaller({context.peer().name, caller}));
   WEFT_ASSIGN_OR_RETURN(auto table, server->Find(name));
@@ -49,6 +52,17 @@ absl::StatusOr<std::shared_ptr<ReplicatedTable>> TableOf(
 }
 
 }  // namespace
+
+absl::Status CheckAccess(const TableAccess& access, const rpc::Worker& peer,
+                         absl::string_view table, bool reads, bool writes) {
+  using Right = TableAccess::Right;
+  if (reads || !writes) {
+    WEFT_RETURN_IF_ERROR(
+        access.Check(peer.name, peer.role, table, Right::kRead));
+  }
+  if (!writes) return absl::OkStatus();
+  return access.Check(peer.name, peer.role, table, Right::kWrite);
+}
 
 absl::Status CheckRank(const rpc::Worker& peer, int rank) {
   if (peer.role.empty()) return absl::OkStatus();
@@ -86,6 +100,9 @@ absl::StatusOr<v1::TableStats> OpenReplicated(rpc::CallContext& context,
                                               uint64_t client,
                                               uint64_t opened_at) {
   WEFT_ASSIGN_OR_RETURN(ReplicatedServer * server, ServerOf(context));
+  WEFT_RETURN_IF_ERROR(
+      server->access().CheckOpen(context.peer().name, context.peer().role,
+                                 spec.name(), server->Find(spec.name()).ok()));
   return server->OpenTable(spec, {context.peer().name, context.peer().key},
                            client, opened_at);
 }
@@ -94,8 +111,8 @@ WEFT_RPC(OpenReplicated);
 Future<v1::PushReply> PushSpans(rpc::CallContext& context,
                                 const v1::PushRequest& request,
                                 const std::vector<Bytes>& payloads) {
-  auto table =
-      TableOf(context, request.table(), request.opening(), request.opened_at());
+  auto table = TableOf(context, request.table(), request.opening(),
+                       request.opened_at(), TableAccess::Right::kWrite);
   const bool has_parts =
       std::any_of(request.spans().begin(), request.spans().end(),
                   [](const v1::PushSpan& s) { return s.client() == kRounds; });
@@ -122,8 +139,8 @@ WEFT_RPC(PushSpans);
 Future<PullSpansReply> PullSpans(rpc::CallContext& context,
                                  const v1::PullRequest& request,
                                  const std::vector<Bytes>& payloads) {
-  auto table =
-      TableOf(context, request.table(), request.opening(), request.opened_at());
+  auto table = TableOf(context, request.table(), request.opening(),
+                       request.opened_at(), TableAccess::Right::kRead);
   if (!table.ok()) return MakeReady<PullSpansReply>(table.status());
   return (*table)
       ->Pull(request, payloads, AnswerBy(context))

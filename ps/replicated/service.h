@@ -12,11 +12,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "weft/base/bytes.h"
 #include "weft/base/clock.h"
 #include "weft/base/future.h"
 #include "weft/proto/ps.pb.h"
 #include "weft/proto/ps_load.pb.h"
+#include "weft/ps/table_access.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/session/directory.h"
 
@@ -32,6 +34,10 @@ struct OneReplica {};
 absl::Status NotServing(const rpc::CallContext& context);
 bool IsNotServing(const absl::Status& status);
 
+// TableAccess::Check of what `peer` does with the table; of neither, that of a
+// reader.
+absl::Status CheckAccess(const TableAccess& access, const rpc::Worker& peer,
+                         absl::string_view table, bool reads, bool writes);
 // kPermissionDenied: `peer` proves its name, which is a role and a rank, such
 // as trainer1, and that is not `rank`.
 absl::Status CheckRank(const rpc::Worker& peer, int rank);

@@ -119,6 +119,14 @@ TEST(BadInput, CertificatesBesideInsecureAreRefused) {
             kUsage, {"--certs=" + job.Path("c"), "--insecure", "give one"});
 }
 
+TEST(BadInput, TableAccessThatCannotWorkIsRefused) {
+  Job job;
+  ExpectEnd(*job.StartServer(0, {"--table-access=users=trainer:rx"}), kUsage,
+            {"--table-access", "right 'x'", "users=trainer:rx"});
+  ExpectEnd(*job.StartServer(0, {"--table-access=users=trainer:r"}), kUsage,
+            {"--table-access", "wants --certs"});
+}
+
 TEST(BadInput, CertificatesThatAreNotThereAreNamed) {
   Job job;
   job.coordinator = "127.0.0.1:1";

@@ -535,6 +535,33 @@ TEST(MainJob, WithLogJsonEachLineOfStandardErrorIsOneObject) {
   EXPECT_THAT(trainer->output(), HasSubstr("\"exit_code\":13"));
 }
 
+// Trainers prove their role by certificates; the servers have a rule for it.
+TEST(MainJob, TrainerThatMayNotChangeTheTablesIsToldTheRule) {
+  for (const int replicas : {1, 2}) {
+    SCOPED_TRACE(replicas);
+    Job job;
+    job.trainers = 1;
+    const auto init = StartProcess({Program("weft"), "certs", "init",
+                                    "--dir=" + job.Path("certs"), "--job=job",
+                                    "--servers=2", "--trainers=1"});
+    ASSERT_THAT(init->Wait(kLong), IsOkAndHolds(0)) << init->output();
+    job.coordinator = absl::StrCat("127.0.0.1:", FreePort());
+    job.flags = {"--certs=" + job.Path("certs"),
+                 absl::StrCat("--replicas=", replicas)};
+    const Processes servers =
+        job.StartServers({"--table-access=*=trainer:r,admin:rw"});
+    ASSERT_THAT(servers[0]->WaitForOutput("coordinator serves", kLong), IsOk());
+    const auto trainer = job.StartTrainer(0);
+    const auto code = trainer->Wait(kLong);
+    ASSERT_THAT(code, IsOk()) << trainer->output();
+    EXPECT_NE(*code, 0);
+    EXPECT_THAT(trainer->output(),
+                HasSubstr("trainer0 (role trainer) may not change table"));
+    EXPECT_THAT(trainer->output(),
+                HasSubstr("--table-access says '*=trainer:r,admin:rw'"));
+  }
+}
+
 TEST(MainJob, TrainsOverTcpWithTheCertificatesOfItsJobOnly) {
   Job job;
   job.trainers = 1;
@@ -547,7 +574,7 @@ TEST(MainJob, TrainsOverTcpWithTheCertificatesOfItsJobOnly) {
   // Others cannot be given port 0, so use a port that was free a moment ago.
   job.coordinator = absl::StrCat("127.0.0.1:", FreePort());
   job.flags = {"--certs=" + job.Path("job")};
-  const Processes servers = job.StartServers();
+  const Processes servers = job.StartServers({"--table-access=*=trainer:rw"});
   ASSERT_THAT(servers[0]->WaitForOutput("coordinator serves", kLong), IsOk());
 
   Job stranger;
