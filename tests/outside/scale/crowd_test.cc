@@ -133,6 +133,27 @@ TEST_F(Crowd, OneThatIsKilledAmidTheFirstCallsIsNamedAndNobodyElse) {
   }
 }
 
+// One more than a worker shares memory with, and it comes when all the others
+// have called each other: it is waited for, and nobody is taken for lost.
+TEST_F(Crowd, SixtyFifthThatComesLateIsWaitedForAndAnswered) {
+  constexpr int kTrainers = 65;
+  const Words words = {"call:1:100"};
+  std::vector<std::unique_ptr<Process>> all;
+  for (int rank = 0; rank + 1 < kTrainers; ++rank) {
+    all.push_back(Caller(rank, kTrainers, words));
+  }
+  for (const auto& each : all) {
+    AwaitOutput(*each, absl::StrCat("answered ", kTrainers - 2, "\n"));
+  }
+  all.push_back(Caller(kTrainers - 1, kTrainers, words));
+  for (const auto& each : all) {
+    EXPECT_THAT(each->Wait(kLong), IsOkAndHolds(0)) << each->output();
+    EXPECT_THAT(each->output(),
+                HasSubstr(absl::StrCat("answered ", kTrainers - 1, "\n")));
+    EXPECT_THAT(each->output(), Not(HasSubstr("lost")));
+  }
+}
+
 // Twice the same name, while all call each other: the second is refused, and
 // the first goes on.
 TEST_F(Crowd, SecondOfANameIsRefusedAndTheFirstGoesOn) {
