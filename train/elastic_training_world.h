@@ -32,8 +32,8 @@
 #include "weft/tensor/ops/testing/same_on_device.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
+#include "weft/train/background_task.h"
 #include "weft/train/data_parallel_training.h"
-#include "weft/train/next_group.h"
 
 namespace weft::train {
 
@@ -310,16 +310,19 @@ class ElasticTrainingTest : public ::testing::Test {
       ++groups;
       return crowd.Join(id);
     };
-    NextGroup next;
+    using Group = std::unique_ptr<collectives::ProcessGroup>;
+    BackgroundTask<Group> next;
     const auto leave = absl::MakeCleanup([&] { crowd.Remove(id); });
-    elastic.join = [&]() -> NextGroup::Made {
-      auto group = next.has_begun() ? next.Take() : join();
+    elastic.join = [&]() -> absl::StatusOr<Group> {
+      auto group = next.has_begun() ? *next.Take() : join();
       if (group.ok()) WEFT_RETURN_IF_ERROR(crowd.Enter(id));
       return group;
     };
     if (person.joins_ahead) {
-      elastic.join_ahead = [&] { next.Begin(join); };
-      elastic.has_joined_ahead = [&] { return next.is_made(); };
+      elastic.join_ahead = [&] {
+        next.Begin("the next group", join).IgnoreError();
+      };
+      elastic.has_joined_ahead = [&] { return next.is_done(); };
     }
     elastic.has_newcomers = [&crowd] { return crowd.HasWaiting(); };
     elastic.ask_interval = absl::ZeroDuration();
@@ -348,7 +351,7 @@ class ElasticTrainingTest : public ::testing::Test {
           CrossEntropy(net.Forward(Variable((*batch)[0].To(device))),
                        (*batch)[1].To(device));
       WEFT_RETURN_IF_ERROR(training->Step(loss));
-      while (person.awaits_next_group && next.has_begun() && !next.is_made()) {
+      while (person.awaits_next_group && next.has_begun() && !next.is_done()) {
         absl::SleepFor(absl::Milliseconds(1));
       }
       if (person.ledger != nullptr && training->steps() == step + 1) {

@@ -155,19 +155,20 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Job::Join(
 // The group that was made while the training went on, if there is one.
 absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Job::JoinElastic(
     const worker::JoinGroupOptions& options) {
-  if (next_group_.has_begun()) {
-    NextGroup::Made made = next_group_.Take();
-    if (made.ok() || !worker_.membership().status().ok()) return made;
+  if (auto made = next_group_.Take()) {
+    if (made->ok() || !worker_.membership().status().ok()) {
+      return *std::move(made);
+    }
     WEFT_LOG(worker_.telemetry().logger(), Warning,
              "the group with those who waited was not made; meeting again")
-        .With("why", made.status().message());
+        .With("why", made->status().message());
   }
   return worker::JoinGroup(worker_, options);
 }
 
 void Job::EndJoin() {
   end_join_.Cancel(absl::CancelledError("the training has ended"));
-  if (next_group_.has_begun()) next_group_.Take().IgnoreError();
+  if (auto made = next_group_.Take()) made->IgnoreError();
 }
 
 DataParallelTraining::Elastic Job::MakeElastic(
@@ -196,10 +197,13 @@ DataParallelTraining::Elastic Job::MakeElastic(
   options.cancel = end_join_.token();
   elastic.join = [this, options] { return Join(options); };
   elastic.join_ahead = [this, options] {
-    next_group_.Begin(
-        [this, options] { return worker::JoinGroup(worker_, options); });
+    // Where it has no thread, JoinElastic says so.
+    next_group_
+        .Begin("the next group of an elastic training",
+               [this, options] { return worker::JoinGroup(worker_, options); })
+        .IgnoreError();
   };
-  elastic.has_joined_ahead = [this] { return next_group_.is_made(); };
+  elastic.has_joined_ahead = [this] { return next_group_.is_done(); };
   elastic.has_newcomers = [this, options] {
     const auto waiting = worker::MembersWaiting(worker_, options, kToAsk);
     return waiting.ok() && !waiting->empty();

@@ -23,8 +23,8 @@
 #include "weft/base/cancel.h"
 #include "weft/collectives/process_group.h"
 #include "weft/telemetry/telemetry.h"
+#include "weft/train/background_task.h"
 #include "weft/train/data_parallel_training.h"
-#include "weft/train/next_group.h"
 #include "weft/train/options.h"
 #include "weft/worker/join_group.h"
 #include "weft/worker/options.h"
@@ -72,7 +72,8 @@ class Job {
   worker::Worker& worker_;
   const Options& options_;
   CancelSource end_join_;
-  NextGroup next_group_;  // that is made while the training goes on
+  // The one that is made while the training goes on.
+  BackgroundTask<std::unique_ptr<collectives::ProcessGroup>> next_group_;
 };
 
 // Joins the job as a trainer, runs `train`, and leaves the job. From the start

@@ -101,7 +101,7 @@ checkpoint::Safetensors ServerTraining::ModelShard() const {
 void ServerTraining::SnapshotIfDue() {
   if (auto saved = snapshot_.TakeIfDone()) EndSnapshot(*saved);
   if (options_.snapshot_every <= absl::ZeroDuration() ||
-      options_.checkpoint_dir.empty() || snapshot_.is_begun() || !is_first()) {
+      options_.checkpoint_dir.empty() || snapshot_.has_begun() || !is_first()) {
     return;
   }
   const Instant now = SteadyClock().Now();
@@ -135,10 +135,10 @@ absl::Status ServerTraining::BeginSnapshot() {
   checkpoint::Metadata metadata =
       MetadataOf(options_.settings, loader_->state(), std::nullopt);
   AddRun(run, &metadata);
-  const auto commit = [directory, attempt, run, metadata,
-                       writer = worker_.self().name,
-                       written = *std::move(written),
-                       model = std::move(model)]() -> BackgroundSave::Saved {
+  const auto commit =
+      [directory, attempt, run, metadata, writer = worker_.self().name,
+       written = *std::move(written),
+       model = std::move(model)]() -> absl::StatusOr<std::string> {
     WEFT_ASSIGN_OR_RETURN(std::vector<checkpoint::FileRecord> files,
                           written.Wait(kWriteTimeout + absl::Seconds(1)));
     WEFT_ASSIGN_OR_RETURN(
@@ -147,17 +147,19 @@ absl::Status ServerTraining::BeginSnapshot() {
     WEFT_RETURN_IF_ERROR(CheckRun(*directory, run));
     return directory->Commit(attempt, std::move(files), metadata);
   };
-  const auto save = [directory, attempt, commit]() -> BackgroundSave::Saved {
-    BackgroundSave::Saved saved = commit();
+  const auto save = [directory, attempt, commit] {
+    absl::StatusOr<std::string> saved = commit();
     if (!saved.ok()) directory->Abandon(attempt);
     return saved;
   };
-  const absl::Status begun = snapshot_.Begin(save);
+  const absl::Status begun = snapshot_.Begin(
+      "a checkpoint that is written while training goes on", save);
+  // Why is what the next step takes for its end.
   if (!begun.ok()) directory->Abandon(attempt);
-  return begun;
+  return absl::OkStatus();
 }
 
-void ServerTraining::EndSnapshot(const BackgroundSave::Saved& saved) {
+void ServerTraining::EndSnapshot(const absl::StatusOr<std::string>& saved) {
   worker_.telemetry().recorder().Record("checkpoint.done", saved.value_or(""),
                                         step(), saved.status().raw_code());
   if (saved.ok()) {

@@ -44,9 +44,9 @@
 #include "weft/rendezvous/membership.h"
 #include "weft/telemetry/progress.h"
 #include "weft/train/adopted_shards.h"
+#include "weft/train/background_task.h"
 #include "weft/train/options.h"
 #include "weft/train/running_job.h"
-#include "weft/train/saving/background_save.h"
 #include "weft/train/saving/checkpoint_run.h"
 #include "weft/train/training_metrics.h"
 #include "weft/worker/worker.h"
@@ -155,7 +155,7 @@ class ServerTraining {
   // logged.
   void SnapshotIfDue();
   absl::Status BeginSnapshot();
-  void EndSnapshot(const BackgroundSave::Saved& saved);
+  void EndSnapshot(const absl::StatusOr<std::string>& saved);
   // Logs who has died, once each.
   void FollowTheOthers();
   // Whether the training goes on after the death of a server.
@@ -186,8 +186,8 @@ class ServerTraining {
   int saved_epochs_ = -1;   // after so many epochs this trainer saved last
   uint64_t concluded_ = 0;  // version of kConcluded as training began
   std::string checkpoint_;
-  Instant next_snapshot_;  // from the first step on
-  BackgroundSave snapshot_;
+  Instant next_snapshot_;                 // from the first step on
+  BackgroundTask<std::string> snapshot_;  // its name, once it is saved
   rendezvous::Membership::Subscription follow_;
 };
 
