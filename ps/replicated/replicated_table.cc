@@ -350,8 +350,9 @@ std::string ReplicatedTable::MissingParts(const Cell& cell) const
 void ReplicatedTable::OnMessages(WorkerKey from, ReceivedRun run) {
   if (run.generation != options_.generation) return;
   Work work;
+  // Each message begins where the one before it has ended.
+  Instant began = SteadyClock().Now();
   for (Received& received : run.messages) {
-    const Instant began = SteadyClock().Now();
     const int partition = received.partition;
     if (static_cast<size_t>(partition) >= cells_.size() ||
         cells_[partition] == nullptr) {
@@ -388,7 +389,8 @@ void ReplicatedTable::OnMessages(WorkerKey from, ReceivedRun run) {
               cell.loading = nullptr;
             },
         work);
-    const absl::Duration time = SteadyClock().Now() - began;
+    const Instant ended = SteadyClock().Now();
+    const absl::Duration time = ended - std::exchange(began, ended);
     // Copies pass: they say nothing of what there will be to do.
     if (message.kind == ReplicaMessage::Kind::kAppend) {
       load_.BackupBusy(partition, time);

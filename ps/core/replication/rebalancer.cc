@@ -1,6 +1,7 @@
 #include "weft/ps/core/replication/rebalancer.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -69,7 +70,7 @@ double Rebalancer::Plan::Skew(const std::map<WorkerKey, double>& loads) {
 class Rebalancer::Board {
  public:
   Board(const PartitionMap& map, const std::vector<EntryLoad>& loads,
-        const std::map<int, UnderWay>& under_way)
+        const Moves& under_way)
       : loads_(loads), servers_(TakersOf(map)) {
     loads_.resize(map.entries());
     for (int i = 0; i < servers(); ++i) index_[servers_[i].key] = i;
@@ -334,32 +335,31 @@ bool Rebalancer::IsTime(const Plan& plan, const PartitionMap& map,
 std::vector<MapChange> Rebalancer::OnLook(const PartitionMap& map,
                                           const std::vector<EntryLoad>& loads,
                                           Instant now, bool may_begin) {
-  std::vector<MapChange> changes = StepAll(map, now);
+  std::vector<MapChange> changes;
+  for (auto it = under_way_.begin(); it != under_way_.end();) {
+    it = StepOne(it, map, now, changes);
+  }
   Board board(map, loads, under_way_);
   Plan plan = Consider(map, board);
   if (!IsTime(plan, map, now) || !may_begin) return changes;
   AddMoves(board, Resting(now), plan);
-  if (plan.moves.empty()) return changes;
   Start(plan, now);
-  return StepAll(map, now);
-}
-
-std::vector<MapChange> Rebalancer::StepAll(const PartitionMap& map,
-                                           Instant now) {
-  std::vector<MapChange> changes;
-  for (auto it = under_way_.begin(); it != under_way_.end();) {
-    std::optional<Event::Kind> ended;
-    const std::optional<MapChange> change = Step(it->second, map, now, ended);
-    if (change.has_value()) changes.push_back(*change);
-    if (!ended.has_value()) {
-      ++it;
-      continue;
-    }
-    moved_at_[it->first] = now;
-    events_.push_back({*ended, it->second.move});
-    it = under_way_.erase(it);
+  for (const Move& move : plan.moves) {
+    StepOne(under_way_.find(move.entry), map, now, changes);
   }
   return changes;
+}
+
+Rebalancer::Moves::iterator Rebalancer::StepOne(
+    Moves::iterator it, const PartitionMap& map, Instant now,
+    std::vector<MapChange>& changes) {
+  std::optional<Event::Kind> ended;
+  const std::optional<MapChange> change = Step(it->second, map, now, ended);
+  if (change.has_value()) changes.push_back(*change);
+  if (!ended.has_value()) return std::next(it);
+  moved_at_[it->first] = now;
+  events_.push_back({*ended, it->second.move});
+  return under_way_.erase(it);
 }
 
 std::optional<MapChange> Rebalancer::Step(

@@ -129,6 +129,7 @@ class Rebalancer {
     Instant progressed;
     int tries = 0;
   };
+  using Moves = std::map<int, UnderWay>;  // by entry
 
   std::string HeldBy(const PartitionMap& map) const;
   // A plan without moves.
@@ -140,14 +141,16 @@ class Rebalancer {
   std::optional<MapChange> Step(UnderWay& one, const PartitionMap& map,
                                 Instant now,
                                 std::optional<Event::Kind>& ended) const;
-  std::vector<MapChange> StepAll(const PartitionMap& map, Instant now);
+  // Adds it to `changes`, and drops a move that has ended; what follows it.
+  Moves::iterator StepOne(Moves::iterator it, const PartitionMap& map,
+                          Instant now, std::vector<MapChange>& changes);
   // Whether the imbalance has lasted, and nothing is to be waited for.
   bool IsTime(const Plan& plan, const PartitionMap& map, Instant now);
   std::set<int> Resting(Instant now) const;
 
   const RebalanceOptions options_;
-  std::map<int, UnderWay> under_way_;  // by entry
-  std::map<int, Instant> moved_at_;    // by entry: its last move
+  Moves under_way_;
+  std::map<int, Instant> moved_at_;  // by entry: its last move
   std::vector<Event> events_;
   // Of the last look.
   std::set<WorkerKey> takers_;
