@@ -1,0 +1,144 @@
+// Operations on tables whose server dies, or never was.
+
+#include <climits>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/autograd/gradient.h"
+#include "weft/proto/ps.pb.h"
+#include "weft/ps/client.h"
+#include "weft/ps/service.h"
+#include "weft/rpc/function.h"
+#include "weft/tests/outside/tables/cluster.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+
+namespace weft::ps {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+using ::weft::testing::TempDir;
+
+// ---- A server that dies.
+
+TEST(ServerDeath, EveryOperationNamesTheServerAndItsIncarnationForGood) {
+  const TempDir temp;
+  Directory directory(temp);
+  Cluster cluster(2, 2, temp.path());
+  const auto client = cluster.MakeClient(0);
+  v1::TableSpec dense_spec = Dense(v1::TableSpec::ASYNC, 0, 5000);
+  dense_spec.set_name("d");
+  auto sparse = client->Sparse(Sparse(v1::TableSpec::ASYNC));
+  auto dense = client->Dense(dense_spec);
+  ASSERT_THAT(sparse, IsOk());
+  ASSERT_THAT(dense, IsOk());
+  const Tensor keys = Tensor::Arange(64, DType::kI64);
+  const Tensor ones = Tensor::Ones({64, 2});
+  ASSERT_THAT((*sparse)->Push(keys, ones).Wait(kLong), IsOk());
+  ASSERT_THAT((*dense)->Initialize(Tensor::Ones({5000})).Wait(kLong), IsOk());
+  const auto name = directory.Save(*client, -1);
+  ASSERT_THAT(name, IsOk());
+  ASSERT_THAT((*sparse)->Push(keys, ones).Wait(kLong), IsOk());
+
+  const rpc::WorkerKey first = cluster.KillServer(1);
+  const auto is_lost = [](rpc::WorkerKey key) {
+    return ::testing::AllOf(
+        StatusIs(absl::StatusCode::kUnavailable, "ps1"),
+        StatusIs(absl::StatusCode::kUnavailable, key.ToString()));
+  };
+  const auto expect_lost = [&](rpc::WorkerKey key, SparseTable& s,
+                               DenseTable& d) {
+    EXPECT_THAT(s.Pull(keys).Wait(kLong).status(), is_lost(key));
+    EXPECT_THAT(s.Push(keys, ones).Wait(kLong), is_lost(key));
+    EXPECT_THAT(s.PushPull(keys, ones, keys).Wait(kLong).status(),
+                is_lost(key));
+    EXPECT_THAT(s.SetLearningRateScale(0.5).Wait(kLong), is_lost(key));
+    // Keys that the other server has are lost, too.
+    EXPECT_THAT(d.Pull().Wait(kLong).status(), is_lost(key));
+    EXPECT_THAT(d.Push(Tensor::Ones({5000})).Wait(kLong), is_lost(key));
+    EXPECT_THAT(d.PushPull(Tensor::Ones({5000})).Wait(kLong).status(),
+                is_lost(key));
+    EXPECT_THAT(d.Initialize(Tensor::Ones({5000})).Wait(kLong), is_lost(key));
+    EXPECT_THAT(d.SetLearningRateScale(0.5).Wait(kLong), is_lost(key));
+    EXPECT_THAT(client->Sparse(Sparse(v1::TableSpec::ASYNC)).status(),
+                is_lost(key));
+    EXPECT_THAT(client->Dense(dense_spec).status(), is_lost(key));
+    EXPECT_THAT(client->Describe().status(), is_lost(key));
+    EXPECT_THAT(client->Save(directory.path, "x", -1).status(), is_lost(key));
+    EXPECT_THAT(client->CheckCheckpointDirectory(directory.path), is_lost(key));
+  };
+  expect_lost(first, **sparse, **dense);
+  cluster.StartServer(1, 2);
+  expect_lost(first, **sparse, **dense);
+  {
+    const auto other = cluster.MakeClient(1);
+    auto again = other->Sparse(Sparse(v1::TableSpec::ASYNC));
+    ASSERT_THAT(again, IsOk());
+    EXPECT_THAT(other->Dense(dense_spec), IsOk());
+    EXPECT_THAT((*again)->Push(keys, ones).Wait(kLong), IsOk());
+  }
+  expect_lost(first, **sparse, **dense);
+
+  // A Restore that fails changes nothing.
+  EXPECT_FALSE(client->Restore(directory.path, "ckpt-000077-step-1").ok());
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_FALSE((*sparse)->Pull(keys).Wait(kLong).ok());
+    EXPECT_FALSE((*dense)->Pull().Wait(kLong).ok());
+  }
+  ASSERT_THAT(client->Restore(directory.path, *name), IsOk());
+  // Never initial values, nor those of others, through the old tables.
+  EXPECT_FALSE((*sparse)->Pull(keys).Wait(kLong).ok());
+  EXPECT_FALSE((*sparse)->Push(keys, ones).Wait(kLong).ok());
+  EXPECT_FALSE((*dense)->Pull().Wait(kLong).ok());
+  sparse = client->Sparse(Sparse(v1::TableSpec::ASYNC));
+  dense = client->Dense(dense_spec);
+  ASSERT_THAT(sparse, IsOk());
+  ASSERT_THAT(dense, IsOk());
+  EXPECT_THAT((*sparse)->Pull(keys).Wait(kLong)->ToVector<float>(),
+              Each(-1.0f));
+  EXPECT_THAT((*dense)->Pull().Wait(kLong)->ToVector<float>(), Each(1.0f));
+
+  const rpc::WorkerKey second = cluster.KillServer(1);
+  cluster.StartServer(1, 3);
+  expect_lost(second, **sparse, **dense);
+}
+
+// Keys of which the dead server had none: the client is lost all the same.
+TEST(ServerDeath, OperationsOnTheOtherServersRowsEndToo) {
+  Cluster cluster(2, 1);
+  const auto client = cluster.MakeClient(0);
+  auto table = client->Sparse(Sparse(v1::TableSpec::ASYNC));
+  ASSERT_THAT(table, IsOk());
+  const Tensor keys = Tensor::Arange(64, DType::kI64);
+  ASSERT_THAT((*table)->Push(keys, Tensor::Ones({64, 2})).Wait(kLong), IsOk());
+  cluster.KillServer(1);
+  cluster.StartServer(1, 2);
+  EXPECT_THAT((*table)->Pull(keys).Wait(kLong).status(),
+              StatusIs(absl::StatusCode::kUnavailable, "ps1"));
+  for (int64_t key = 0; key < 8; ++key) {
+    const Tensor one = Tensor::FromVector<int64_t>({key});
+    EXPECT_THAT((*table)->Pull(one).Wait(kLong).status(),
+                StatusIs(absl::StatusCode::kUnavailable, "ps1"));
+    EXPECT_THAT((*table)->Push(one, Tensor::Ones({1, 2})).Wait(kLong),
+                StatusIs(absl::StatusCode::kUnavailable, "ps1"));
+  }
+}
+
+TEST(ServerDeath, ServerThatWasNeverThereIsNamed) {
+  Cluster cluster(2, 1);
+  const auto client = cluster.MakeClient(0, absl::Seconds(2), {"ps0", "ghost"});
+  const auto table = client->Sparse(Sparse(v1::TableSpec::ASYNC));
+  EXPECT_THAT(table.status(), Not(IsOk()));
+  EXPECT_THAT(std::string(table.status().message()), HasSubstr("ghost"));
+}
+
+}  // namespace
+}  // namespace weft::ps
