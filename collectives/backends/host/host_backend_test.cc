@@ -1,7 +1,6 @@
 #include "weft/collectives/backends/host/host_backend.h"
 
 #include <signal.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,70 +9,32 @@
 #include <functional>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/barrier.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/failpoint.h"
 #include "weft/base/status_macros.h"
+#include "weft/collectives/backends/host/host_test_worlds.h"
 #include "weft/collectives/process_group.h"
 #include "weft/collectives/testing/conformance.h"
 #include "weft/collectives/testing/directory_store.h"
-#include "weft/collectives/testing/memory_store.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
-#include "weft/transport/local_transport.h"
 
 namespace weft::collectives {
 namespace {
 
-using ::testing::Each;
-using ::testing::HasSubstr;
 using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
-
-// Whatever does not travel with its announcement, for tests of few bytes.
-constexpr int64_t kReadAll = 0;
-
-class HostTestWorld final : public TestWorld {
- public:
-  HostTestWorld(int size, DiagnosisOptions diagnosis,
-                int64_t least_read_bytes = kReadAll)
-      : size_(size),
-        diagnosis_(std::move(diagnosis)),
-        least_read_bytes_(least_read_bytes) {}
-
-  absl::StatusOr<std::unique_ptr<Backend>> Connect(int rank) override {
-    HostOptions host;
-    host.store = &store_;
-    host.rank = rank;
-    host.size = size_;
-    host.directory = directory_.path();
-    host.arena_bytes = 8 << 20;
-    host.max_unasked_bytes = TestBackend::kMaxUnaskedBytes;
-    host.diagnosis = diagnosis_;
-    host.least_read_bytes = least_read_bytes_;
-    return ConnectHost(host);
-  }
-
- private:
-  const int size_;
-  const DiagnosisOptions diagnosis_;
-  const int64_t least_read_bytes_;
-  testing::TempDir directory_;
-  MemoryStore store_;
-};
 
 TestBackend Host() {
   TestBackend backend;
@@ -95,56 +56,6 @@ TestBackend HostThroughSlots() {
   return backend;
 }
 
-// Ranks of one machine as if of several: `host_of` says which.
-class HostsTestWorld final : public TestWorld {
- public:
-  HostsTestWorld(int size, DiagnosisOptions diagnosis,
-                 std::function<int(int rank)> host_of,
-                 absl::Duration connect_timeout = absl::Seconds(20))
-      : size_(size),
-        diagnosis_(std::move(diagnosis)),
-        host_of_(std::move(host_of)),
-        connect_timeout_(connect_timeout) {
-    for (int r = 0; r < size; ++r) {
-      transports_.push_back(*network_.MakeTransport(absl::StrCat("r", r)));
-      streams_.push_back(std::make_unique<Streams>(*transports_.back()));
-    }
-  }
-  ~HostsTestWorld() override { streams_.clear(); }
-
-  absl::StatusOr<std::unique_ptr<Backend>> Connect(int rank) override {
-    HostOptions host;
-    host.store = &store_;
-    host.rank = rank;
-    host.size = size_;
-    host.directory = directory_.path();
-    host.arena_bytes = 8 << 20;
-    host.connect_timeout = connect_timeout_;
-    host.max_unasked_bytes = TestBackend::kMaxUnaskedBytes;
-    host.diagnosis = diagnosis_;
-    host.streams = streams_[rank].get();
-    host.own_stream = {absl::StrCat("r", rank), absl::StrCat("r", rank)};
-    host.host = absl::StrCat("host", host_of_(rank));
-    host.least_read_bytes = kReadAll;
-    host.check_member = check_member;
-    return ConnectHost(host);
-  }
-  void Kill(int rank) { network_.Break(absl::StrCat("r", rank)); }
-
-  std::function<absl::Status(int rank)> check_member;  // of each rank
-
- private:
-  const int size_;
-  const DiagnosisOptions diagnosis_;
-  const std::function<int(int rank)> host_of_;
-  const absl::Duration connect_timeout_;
-  testing::TempDir directory_;
-  MemoryStore store_;
-  transport::LocalNetwork network_;
-  std::vector<std::unique_ptr<transport::Transport>> transports_;
-  std::vector<std::unique_ptr<Streams>> streams_;
-};
-
 TestBackend Hosts(std::string name, std::function<int(int rank)> host_of,
                   std::vector<int> sizes) {
   TestBackend backend;
@@ -159,6 +70,7 @@ TestBackend Hosts(std::string name, std::function<int(int rank)> host_of,
 }
 
 // Two ranks a host, next to each other and not; with 3 ranks, one has one.
+
 INSTANTIATE_TEST_SUITE_P(
     Host, ProcessGroupConformance,
     ::testing::Values(
@@ -255,17 +167,6 @@ TEST(HostBackend, MemoryThatCanBeReadNoMoreEndsTheOperationOnAllRanks) {
     EXPECT_THAT(sum.status(),
                 StatusIs(absl::StatusCode::kUnavailable, "it has gone"));
   }
-}
-
-HostOptions OptionsOf(int rank, int size, rendezvous::Store* store,
-                      const std::string& directory) {
-  HostOptions options;
-  options.store = store;
-  options.rank = rank;
-  options.size = size;
-  options.directory = directory;
-  options.arena_bytes = 1 << 20;
-  return options;
 }
 
 TEST(HostBackend, RankOfAnotherHostThatEndsIsNamedOnAllRanks) {
@@ -375,124 +276,6 @@ TEST(HostBackend, RankOfASubgroupIsAskedForByItsNumberInTheWorld) {
   });
   EXPECT_THAT(statuses[1], StatusIs(absl::StatusCode::kUnavailable,
                                     "rank 1 is gone (silent for 3s)"));
-}
-
-// --- Ranks that cannot map the segment of their host. ------------------------
-
-// The sum of all ranks by an all-reduce of heap and of arena memory, and what
-// rank 1 broadcasts.
-absl::Status ReduceAndBroadcast(ProcessGroup& group) {
-  const int n = group.size();
-  WEFT_ASSIGN_OR_RETURN(const Tensor shared,
-                        group.Allocate({10'000}, DType::kF32));
-  for (const Tensor& tensor : {Tensor::Zeros({7}), shared}) {
-    tensor.Fill(group.rank() + 1);
-    WEFT_RETURN_IF_ERROR(group.AllReduce(tensor));
-    if (tensor.data<float>()[6] != n * (n + 1) / 2) {
-      return absl::InternalError("wrong sum");
-    }
-    tensor.Fill(group.rank());
-    WEFT_RETURN_IF_ERROR(group.Broadcast(tensor, 1));
-    if (tensor.data<float>()[6] != 1) return absl::InternalError("wrong value");
-  }
-  return group.Barrier();
-}
-
-TEST(HostBackend, RankThatCannotMapTheSegmentCountsAsAnotherHost) {
-  std::mutex mu;
-  std::vector<std::string> reports;
-  DiagnosisOptions diagnosis;
-  diagnosis.report = [&](absl::string_view text) {
-    const std::lock_guard<std::mutex> lock(mu);
-    reports.emplace_back(text);
-  };
-  HostsTestWorld world(4, diagnosis, [](int) { return 0; });
-  // As in another container, where no descriptor arrives.
-  const ScopedFailpoint unmapped("collectives/map_segment",
-                                 "1*error(NOT_FOUND,no descriptor came)");
-  const auto statuses = testing::RunRanks(4, [&](int rank) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
-                          world.Connect(rank));
-    const auto group = ProcessGroup::Create(std::move(backend));
-    WEFT_RETURN_IF_ERROR(ReduceAndBroadcast(*group));
-    WEFT_ASSIGN_OR_RETURN(const auto half, group->Split(rank / 2));
-    return ReduceAndBroadcast(*half);
-  });
-  EXPECT_THAT(statuses, Each(IsOk()));
-  ASSERT_EQ(reports.size(), 1u);
-  EXPECT_THAT(reports[0], HasSubstr("hosts of their own"));
-  EXPECT_THAT(reports[0], HasSubstr("no descriptor came"));
-}
-
-TEST(HostBackend, AllButTheLeaderCannotMapTheSegmentAndReduceOverStreams) {
-  HostsTestWorld world(3, {}, [](int) { return 0; });
-  const ScopedFailpoint unmapped("collectives/map_segment",
-                                 "error(NOT_FOUND,no descriptor came)");
-  const auto statuses = testing::RunRanks(3, [&](int rank) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
-                          world.Connect(rank));
-    return ReduceAndBroadcast(*ProcessGroup::Create(std::move(backend)));
-  });
-  EXPECT_THAT(statuses, Each(IsOk()));
-}
-
-TEST(HostBackend, RankThatDoesNotAnswerInTimeCountsAsAnotherHost) {
-  HostsTestWorld world(
-      3, {}, [](int) { return 0; }, absl::Seconds(12));
-  // Half of the time is for the segment: the slow rank finds that it is late.
-  const ScopedFailpoint slow("collectives/map_segment", "1*delay(7s)");
-  const auto statuses = testing::RunRanks(3, [&](int rank) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
-                          world.Connect(rank));
-    return ReduceAndBroadcast(*ProcessGroup::Create(std::move(backend)));
-  });
-  EXPECT_THAT(statuses, Each(IsOk()));
-}
-
-TEST(HostBackend, RankThatCannotMapTheSegmentIsNamedWhereThereAreNoStreams) {
-  testing::TempDir directory;
-  MemoryStore store;
-  const ScopedFailpoint unmapped("collectives/map_segment",
-                                 "error(NOT_FOUND,no descriptor came)");
-  const auto statuses = testing::RunRanks(2, [&](int rank) {
-    return ConnectHost(OptionsOf(rank, 2, &store, directory.path())).status();
-  });
-  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kUnimplemented,
-                                      "share its memory: rank 1: NOT_FOUND")));
-}
-
-TEST(HostBackend, TwoJobsWithTheSameNamesAndDirectoryDoNotMixTheirRanks) {
-  testing::TempDir directory;
-  MemoryStore stores[2];
-  const auto await_last_rank_of = [&](int job) {
-    return stores[job]
-        .Wait("collectives/world/place/1", 0, absl::Seconds(20))
-        .status();
-  };
-  auto* const both_seen = new absl::Barrier(2);
-  const auto statuses = testing::RunRanks(4, [&](int i) -> absl::Status {
-    const int job = i / 2, rank = i % 2;
-    // Job 1 arrives while job 0 is still meeting. Ranks that have met remove
-    // the keys, so neither rank 0 comes before the other has seen them.
-    absl::Status seen;
-    if (job == 1) seen = await_last_rank_of(0);
-    if (rank == 0) {
-      seen.Update(await_last_rank_of(1));
-      if (both_seen->Block()) delete both_seen;
-    }
-    WEFT_RETURN_IF_ERROR(seen);
-    HostOptions options = OptionsOf(rank, 2, &stores[job], directory.path());
-    options.connect_timeout = absl::Seconds(20);
-    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
-                          ConnectHost(options));
-    const auto group = ProcessGroup::Create(std::move(backend));
-    const Tensor sum = Tensor::Full({4}, job + 1);
-    WEFT_RETURN_IF_ERROR(group->AllReduce(sum));
-    EXPECT_EQ(sum.data<float>()[3], 2 * (job + 1));
-    return group->Barrier();
-  });
-  EXPECT_THAT(statuses, Each(IsOk()));
-  EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
 }
 
 // --- Ranks as processes. -----------------------------------------------------
@@ -608,360 +391,6 @@ TEST(HostBackend, ProcessKilledAmidAllReducesThroughSlotsIsNamed) {
 
 TEST(HostBackend, ProcessKilledAmidAllReducesThatReadItIsNamed) {
   ExpectKilledAmidAllReducesIsNamed(kReadAll);
-}
-
-// --- Ranks as threads.
-// --------------------------------------------------------
-
-TEST(HostBackend, RankThatDoesNotComeIsNamed) {
-  testing::TempDir directory;
-  MemoryStore store;
-  HostOptions options = OptionsOf(0, 2, &store, directory.path());
-  options.connect_timeout = absl::Milliseconds(50);
-  EXPECT_THAT(ConnectHost(options).status(),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, "rank 1"));
-}
-
-TEST(HostBackend, RankThatComesTwiceToAMeetingIsRefused) {
-  testing::TempDir directory;
-  MemoryStore store;
-  const HostOptions options = OptionsOf(0, 2, &store, directory.path());
-  const auto statuses = testing::RunRanks(3, [&](int n) -> absl::Status {
-    if (n < 2) {
-      absl::Status status = ConnectHost(options).status();
-      if (!status.ok())
-        WEFT_RETURN_IF_ERROR(store.Set("seen", "", {}).status());
-      return status;
-    }
-    // Once one of the two was refused.
-    WEFT_RETURN_IF_ERROR(store.Wait("seen", 0, absl::Minutes(1)).status());
-    return ConnectHost(OptionsOf(1, 2, &store, directory.path())).status();
-  });
-  EXPECT_THAT(statuses, ::testing::UnorderedElementsAre(
-                            IsOk(), IsOk(),
-                            StatusIs(absl::StatusCode::kInvalidArgument,
-                                     "there already")));
-}
-
-TEST(HostBackend, RanksThatHaveMetLeaveNoKeysAndMayMeetAgain) {
-  testing::TempDir directory;
-  MemoryStore store;
-  for (int time = 0; time < 3; ++time) {
-    const auto statuses = testing::RunRanks(3, [&](int rank) {
-      return ConnectHost(OptionsOf(rank, 3, &store, directory.path())).status();
-    });
-    EXPECT_THAT(statuses, Each(IsOk()));
-    EXPECT_EQ(store.size(), 0u);
-  }
-}
-
-TEST(HostBackend, RankThatGivesUpLeavesNoKey) {
-  testing::TempDir directory;
-  MemoryStore store;
-  HostOptions options = OptionsOf(0, 2, &store, directory.path());
-  options.connect_timeout = absl::Milliseconds(50);
-  EXPECT_THAT(ConnectHost(options).status(),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, "rank 1"));
-  EXPECT_EQ(store.size(), 0u);
-}
-
-TEST(HostBackend, RanksThatShareNoDirectoryAreRefusedOnEachRank) {
-  testing::TempDir directories[2];
-  MemoryStore store;
-  const auto statuses = testing::RunRanks(2, [&](int rank) {
-    return ConnectHost(OptionsOf(rank, 2, &store, directories[rank].path()))
-        .status();
-  });
-  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kUnimplemented,
-                                      "lacks ranks on several hosts")));
-}
-
-// Counts what is asked of a store.
-class CountingStore final : public rendezvous::Store {
- public:
-  int64_t calls() const { return calls_.load(); }
-
-  absl::StatusOr<uint64_t> Set(absl::string_view key, absl::string_view value,
-                               absl::Duration timeout) override {
-    return Counted().Set(key, value, timeout);
-  }
-  absl::StatusOr<rendezvous::StoreEntry> Get(absl::string_view key,
-                                             absl::Duration timeout) override {
-    return Counted().Get(key, timeout);
-  }
-  absl::StatusOr<rendezvous::StoreEntry> Wait(absl::string_view key,
-                                              uint64_t after,
-                                              absl::Duration timeout) override {
-    return Counted().Wait(key, after, timeout);
-  }
-  absl::StatusOr<int64_t> Add(absl::string_view key, int64_t delta,
-                              absl::Duration timeout) override {
-    return Counted().Add(key, delta, timeout);
-  }
-  absl::StatusOr<Swap> CompareSet(absl::string_view key,
-                                  uint64_t expected_version,
-                                  absl::string_view value,
-                                  absl::Duration timeout) override {
-    return Counted().CompareSet(key, expected_version, value, timeout);
-  }
-  absl::StatusOr<bool> Delete(absl::string_view key,
-                              absl::Duration timeout) override {
-    return Counted().Delete(key, timeout);
-  }
-
- private:
-  rendezvous::Store& Counted() {
-    ++calls_;
-    return store_;
-  }
-
-  std::atomic<int64_t> calls_{0};
-  MemoryStore store_;
-};
-
-TEST(HostBackend, MeetingAsksTheStoreAFewTimesForEachRank) {
-  testing::TempDir directory;
-  for (const int ranks_of_a_host : {1, 2, 16, 64}) {
-    for (const int ranks : {16, 64}) {
-      CountingStore store;
-      const Instant begin = SteadyClock().Now();
-      testing::RunRanks(ranks, [&](int rank) {
-        HostOptions options = OptionsOf(rank, ranks, &store, directory.path());
-        options.host = absl::StrCat(rank / ranks_of_a_host);
-        // Without streams several hosts are refused, but only once they met.
-        return ConnectHost(options).status();
-      });
-      // Who waits looks again, at most each 100 ms.
-      const int64_t looks =
-          (SteadyClock().Now() - begin) / absl::Milliseconds(100);
-      EXPECT_LE(store.calls(), (13 + looks) * ranks) << ranks_of_a_host;
-      EXPECT_GE(store.calls(), 4 * ranks) << ranks_of_a_host;
-    }
-  }
-}
-
-TEST(HostBackend, RankThatGivesUpNamesOnlyThoseThatDidNotCome) {
-  testing::TempDir directory;
-  MemoryStore store;
-  const auto statuses = testing::RunRanks(6, [&](int rank) -> absl::Status {
-    if (rank == 2) return absl::OkStatus();
-    HostOptions options = OptionsOf(rank, 6, &store, directory.path());
-    options.connect_timeout = absl::Seconds(2);
-    return ConnectHost(options).status();
-  });
-  for (const int rank : {0, 1, 3, 4, 5}) {
-    EXPECT_THAT(statuses[rank], StatusIs(absl::StatusCode::kDeadlineExceeded,
-                                         "rank 2 of 6 did not come"));
-  }
-  EXPECT_EQ(store.size(), 0u);
-}
-
-TEST(HostBackend, RanksThatWereGivenDifferentSizesAreTold) {
-  testing::TempDir directory;
-  MemoryStore store;
-  const auto statuses = testing::RunRanks(2, [&](int rank) {
-    HostOptions options = OptionsOf(rank, rank + 2, &store, directory.path());
-    return ConnectHost(options).status();
-  });
-  EXPECT_THAT(statuses[0], StatusIs(absl::StatusCode::kInvalidArgument,
-                                    "rank 0 was given 2 ranks, rank 1 3"));
-  EXPECT_THAT(statuses[1], StatusIs(absl::StatusCode::kInvalidArgument,
-                                    "rank 1 was given 3 ranks, rank 0 2"));
-  EXPECT_EQ(store.size(), 0u);
-}
-
-// Rank 0 waits for a rank that nobody else knows.
-TEST(HostBackend, RankThatWasGivenMoreRanksThanTheOthersIsTold) {
-  testing::TempDir directory;
-  MemoryStore store;
-  const auto statuses = testing::RunRanks(3, [&](int rank) {
-    HostOptions options =
-        OptionsOf(rank, rank == 0 ? 4 : 3, &store, directory.path());
-    options.connect_timeout = absl::Seconds(4);
-    return ConnectHost(options).status();
-  });
-  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                                      "give the same number on each")));
-  EXPECT_EQ(store.size(), 0u);
-}
-
-TEST(HostBackend, SegmentBeyondTheBudgetIsRefusedOnEachRank) {
-  testing::TempDir directory;
-  chmod(directory.path().c_str(), 0700);
-  const auto budget =
-      transport::MemoryBudget::Open(directory.path(), 512 << 10).value();
-  MemoryStore store;
-  const auto statuses = testing::RunRanks(3, [&](int rank) {
-    HostOptions options = OptionsOf(rank, 3, &store, directory.path());
-    // Each process opens its own.
-    options.memory_budget =
-        transport::MemoryBudget::Open(directory.path(), 512 << 10).value();
-    return ConnectHost(std::move(options)).status();
-  });
-  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kResourceExhausted,
-                                      "--shared-memory-budget")));
-  EXPECT_EQ(budget->used_bytes(), 0);
-}
-
-TEST(HostBackend, ArenaIsCountedAsItIsUsed) {
-  testing::TempDir directory;
-  chmod(directory.path().c_str(), 0700);
-  constexpr int64_t kMiB = int64_t{1} << 20;
-  constexpr int64_t kBudget = 16 * kMiB;
-  const auto budget =
-      transport::MemoryBudget::Open(directory.path(), kBudget).value();
-  MemoryStore store;
-  std::vector<std::unique_ptr<ProcessGroup>> groups(3);
-  const auto statuses = testing::RunRanks(3, [&](int rank) {
-    HostOptions options = OptionsOf(rank, 3, &store, directory.path());
-    options.arena_bytes = 64 * kMiB;
-    options.memory_budget =
-        transport::MemoryBudget::Open(directory.path(), kBudget).value();
-    auto backend = ConnectHost(std::move(options));
-    if (backend.ok()) groups[rank] = ProcessGroup::Create(*std::move(backend));
-    return backend.status();
-  });
-  ASSERT_THAT(statuses, Each(IsOk()));
-  const int64_t empty = budget->used_bytes();
-  EXPECT_LE(empty, kMiB);
-
-  const auto tensor_of = [&](int rank, int64_t bytes) {
-    return groups[rank]->Allocate({bytes / 4}, DType::kF32);
-  };
-  auto first = tensor_of(0, 4 * kMiB);
-  WEFT_ASSERT_OK(first.status());
-  EXPECT_EQ(budget->used_bytes(), empty + 4 * kMiB);
-  auto second = tensor_of(1, 8 * kMiB);
-  WEFT_ASSERT_OK(second.status());
-  EXPECT_THAT(
-      tensor_of(2, 8 * kMiB).status(),
-      StatusIs(absl::StatusCode::kResourceExhausted, "--shared-memory-budget"));
-  WEFT_EXPECT_OK(tensor_of(2, kMiB).status());  // the refused one took nothing
-
-  // What was in use once is used again before more is taken.
-  const int64_t used = budget->used_bytes();
-  first = absl::UnknownError("freed");
-  WEFT_EXPECT_OK(tensor_of(0, 3 * kMiB).status());
-  EXPECT_EQ(budget->used_bytes(), used);
-
-  groups.clear();
-  EXPECT_GE(budget->used_bytes(), 8 * kMiB);  // `second` lives in its arena
-  second = absl::UnknownError("freed");
-  EXPECT_EQ(budget->used_bytes(), 0);
-}
-
-TEST(HostBackend, ArenasOfManyRanksTakeNoMemoryBeforeTheyAreUsed) {
-  testing::TempDir directory;
-  chmod(directory.path().c_str(), 0700);
-  constexpr int kRanks = 64;  // 4 GiB of arenas, 256 MiB of rings
-  constexpr int64_t kBudget = int64_t{32} << 20;
-  MemoryStore store;
-  const auto statuses =
-      testing::RunRanks(kRanks, [&](int rank) -> absl::Status {
-        HostOptions options = OptionsOf(rank, kRanks, &store, directory.path());
-        options.arena_bytes = int64_t{64} << 20;
-        options.memory_budget =
-            transport::MemoryBudget::Open(directory.path(), kBudget).value();
-        WEFT_ASSIGN_OR_RETURN(auto backend, ConnectHost(std::move(options)));
-        const auto group = ProcessGroup::Create(std::move(backend));
-        // Through a ring of its own.
-        Tensor sent = Tensor::Full({1000}, rank);
-        Tensor received = Tensor::Zeros({1000});
-        Future<void> sending = group->SendAsync(sent, (rank + 1) % kRanks);
-        WEFT_RETURN_IF_ERROR(
-            group->Receive(received, (rank + kRanks - 1) % kRanks));
-        WEFT_RETURN_IF_ERROR(sending.Wait(absl::Seconds(30)));
-        EXPECT_EQ(received.data<float>()[999], (rank + kRanks - 1) % kRanks);
-        return group->Barrier();
-      });
-  EXPECT_THAT(statuses, Each(IsOk()));
-}
-
-TEST(HostBackend, MoreThanTheHostHasIsRefusedWhenItIsAskedFor) {
-  testing::TempDir directory;
-  MemoryStore store;
-  HostOptions options = OptionsOf(0, 1, &store, directory.path());
-#ifdef __SANITIZE_THREAD__  // It has no larger range of free addresses.
-  options.arena_bytes = int64_t{1} << 39;
-#else
-  options.arena_bytes = int64_t{1} << 43;
-#endif
-  const int64_t elements = options.arena_bytes / 16;  // of 4 bytes: a quarter
-  auto backend = ConnectHost(options);
-  WEFT_ASSERT_OK(backend.status());
-  auto group = ProcessGroup::Create(*std::move(backend));
-  EXPECT_THAT(group->Allocate({elements}, DType::kF32).status(),
-              StatusIs(absl::StatusCode::kResourceExhausted, "available"));
-  WEFT_EXPECT_OK(group->Allocate({1000}, DType::kF32).status());
-}
-
-TEST(HostBackend, OptionsThatMakeNoSenseAreRefused) {
-  MemoryStore store;
-  EXPECT_THAT(ConnectHost(OptionsOf(0, 1, nullptr, "/tmp")).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument, "store"));
-  EXPECT_THAT(ConnectHost(OptionsOf(2, 2, &store, "/tmp")).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument, "found 2 of 2"));
-}
-
-TEST(HostBackend, ArenaThatIsUsedUpSaysWhichOptionHelps) {
-  testing::TempDir directory;
-  MemoryStore store;
-  auto backend = ConnectHost(OptionsOf(0, 1, &store, directory.path()));
-  WEFT_ASSERT_OK(backend.status());
-  auto group = ProcessGroup::Create(*std::move(backend));
-  {
-    const auto all = group->Allocate({1 << 18}, DType::kF32);
-    WEFT_ASSERT_OK(all.status());
-    EXPECT_THAT(group->Allocate({1}, DType::kF32).status(),
-                StatusIs(absl::StatusCode::kResourceExhausted, "arena_bytes"));
-  }
-  auto tensor = group->Allocate({1 << 18}, DType::kF32);
-  WEFT_EXPECT_OK(tensor.status());
-  group.reset();
-  tensor->Fill(1);  // outlives the group
-}
-
-// The world has arenas of 8 MiB.
-TEST(HostBackend, ArenaOfASubgroupHasTheSizeThatWasAskedFor) {
-  constexpr int64_t kMiB = 1 << 20;
-  const auto most = [](ProcessGroup& group, int64_t bytes) {
-    WEFT_EXPECT_OK(group.Allocate({bytes}, DType::kU8).status());
-    EXPECT_THAT(group.Allocate({bytes + 1}, DType::kU8).status(),
-                StatusIs(absl::StatusCode::kResourceExhausted, "arena_bytes"));
-  };
-  for (const bool several_hosts : {false, true}) {
-    std::unique_ptr<TestWorld> world;
-    if (several_hosts) {
-      world = std::make_unique<HostsTestWorld>(
-          4, DiagnosisOptions(), [](int rank) { return rank % 2; });
-    } else {
-      world = std::make_unique<HostTestWorld>(4, DiagnosisOptions());
-    }
-    const auto body = [&](int rank) -> absl::Status {
-      WEFT_ASSIGN_OR_RETURN(auto backend, world->Connect(rank));
-      const auto group = ProcessGroup::Create(std::move(backend));
-      SubgroupOptions options;
-      options.arena_bytes = kMiB;
-      WEFT_ASSIGN_OR_RETURN(const auto small, group->Split(0, 0, options));
-      most(*small, kMiB);
-      WEFT_ASSIGN_OR_RETURN(const auto same, small->Split(0));
-      most(*same, kMiB);
-      options.arena_bytes = 16 * kMiB;
-      WEFT_ASSIGN_OR_RETURN(const auto large, small->Split(0, 0, options));
-      most(*large, 16 * kMiB);
-      options.arena_bytes = 0;
-      WEFT_ASSIGN_OR_RETURN(const auto none, group->Split(0, 0, options));
-      EXPECT_EQ(none->Allocate({1}, DType::kU8).status().code(),
-                absl::StatusCode::kResourceExhausted);
-      const Tensor sum = Tensor::Ones({1000});
-      WEFT_RETURN_IF_ERROR(none->AllReduce(sum));
-      EXPECT_EQ(sum.data<float>()[999], 4);
-      WEFT_ASSIGN_OR_RETURN(const auto unsaid, group->Split(0));
-      most(*unsaid, 8 * kMiB);
-      return group->Barrier();
-    };
-    EXPECT_THAT(testing::RunRanks(4, body), Each(IsOk()));
-  }
 }
 
 }  // namespace
