@@ -1,0 +1,467 @@
+// World: ranks that call operations, each with its core, and what is on its way
+// between them.
+
+#ifndef WEFT_COLLECTIVES_CORE_GROUP_CORE_WORLD_H_
+#define WEFT_COLLECTIVES_CORE_GROUP_CORE_WORLD_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "weft/base/bytes.h"
+#include "weft/base/clock.h"
+#include "weft/collectives/core/group_core.h"
+
+namespace weft::collectives::group_core {
+
+inline constexpr uint64_t kFirst =
+    16;  // the number of a program's first operation
+
+// What a rank does as one operation. A broadcast's root sends to all others,
+// which take; a reduction's root takes from all others; in an all-reduce and a
+// barrier each sends to all and takes from all. In a central barrier rank 0
+// takes from all and then sends to all, so that the others exchange nothing, as
+// in one of few rounds.
+enum class Kind { kBroadcast, kReduce, kAllReduce, kBarrier, kCentralBarrier };
+struct Call {
+  Kind kind = Kind::kBarrier;
+  int root = 0;
+  bool is_refused = false;
+
+  bool is_barrier() const {
+    return kind == Kind::kBarrier || kind == Kind::kCentralBarrier;
+  }
+  bool operator==(const Call& other) const {
+    return kind == other.kind && root == other.root;
+  }
+  std::string Text() const {
+    static constexpr const char* kNames[] = {"Broadcast", "Reduce", "AllReduce",
+                                             "Barrier", "CentralBarrier"};
+    return absl::StrCat(kNames[static_cast<int>(kind)], root,
+                        is_refused ? " refused" : "");
+  }
+  Announcement Said(uint64_t sequence) const {
+    return {sequence, static_cast<uint64_t>(kind) * 8 + root + 1, is_refused,
+            Text()};
+  }
+};
+inline const Call kBarrier = {Kind::kBarrier, 0};
+inline const Call kCentralBarrier = {Kind::kCentralBarrier, 0};
+inline const Call kAllReduce = {Kind::kAllReduce, 0};
+inline Call Broadcast(int root) { return {Kind::kBroadcast, root}; }
+inline Call Reduce(int root) { return {Kind::kReduce, root}; }
+inline Call Refused(Call call) {
+  call.is_refused = true;
+  return call;
+}
+using Program = std::vector<Call>;
+
+// A rank that runs its program as a backend does (mesh_backend.cc), and then
+// leaves.
+struct Rank {
+  enum Stage { kBegins, kCompares, kMoves, kEnds, kHasLeft, kDead };
+
+  Rank(GroupCore group_core, Program program_to_run)
+      : core(std::move(group_core)), program(std::move(program_to_run)) {}
+
+  GroupCore core;
+  Program program;
+  Stage stage = kBegins;
+  size_t at = 0;      // in the program
+  size_t called = 0;  // operations of it that have begun, or were refused
+  std::vector<bool> sent, taken;
+  bool has_asked = false;  // in this operation
+  std::vector<absl::StatusCode> results;
+  std::string report;
+
+  uint64_t sequence() const { return kFirst + at; }
+  const Call& call() const { return program[at]; }
+  bool Sends(int to) const {
+    if (to == core.rank()) return false;
+    if (call().kind == Kind::kBroadcast) return core.rank() == call().root;
+    if (call().kind == Kind::kReduce) return to == call().root;
+    if (call().kind == Kind::kCentralBarrier) {
+      return core.rank() == 0 || to == 0;
+    }
+    return true;
+  }
+  bool Takes(int from) const {
+    if (from == core.rank()) return false;
+    if (call().kind == Kind::kBroadcast) return from == call().root;
+    if (call().kind == Kind::kReduce) return core.rank() == call().root;
+    if (call().kind == Kind::kCentralBarrier) {
+      return core.rank() == 0 || from == 0;
+    }
+    return true;
+  }
+  // Whether it may send already.
+  bool MaySend() const {
+    if (call().kind != Kind::kCentralBarrier || core.rank() != 0) return true;
+    for (int from = 0; from < core.size(); ++from) {
+      if (Takes(from) && !taken[from]) return false;
+    }
+    return true;
+  }
+  bool has_failed() const {
+    return std::any_of(results.begin(), results.end(), [](auto code) {
+      return code != absl::StatusCode::kOk &&
+             code != absl::StatusCode::kAborted;
+    });
+  }
+};
+
+class World {
+ public:
+  explicit World(std::vector<Program> programs) {
+    const int size = static_cast<int>(programs.size());
+    for (int r = 0; r < size; ++r) {
+      GroupCoreOptions options;
+      options.group = "g";
+      options.rank = r;
+      options.size = size;
+      ranks_.emplace_back(GroupCore(options), std::move(programs[r]));
+    }
+    channels_.resize(size, std::vector<Channel>(size));
+    for (int r = 0; r < size; ++r) {
+      for (int peer = r + 1; peer < size; ++peer) {
+        ranks_[r].core.Open(peer);
+        EXPECT_TRUE(ranks_[peer].core.Accept(r, "", Instant()).ok());
+      }
+    }
+    for (int r = 0; r < size; ++r) Act(r);
+    // All have met before anybody calls anything.
+    for (int r = 0; r < size; ++r) {
+      for (int peer = 0; peer < size; ++peer) {
+        if (peer != r) Deliver(r, peer);
+      }
+    }
+  }
+
+  int size() const { return static_cast<int>(ranks_.size()); }
+  const Rank& rank(int r) const { return ranks_[r]; }
+
+  // --- What may come next. Each returns whether it could come. ---
+
+  // The next frame from one rank to another, or the end of its stream.
+  bool Deliver(int from, int to) {
+    Channel& channel = channels_[from][to];
+    if (channel.frames.empty() && !channel.is_ending) return false;
+    if (channel.frames.empty()) {
+      channel.is_ending = false;
+      ranks_[to].core.Close(from, absl::UnavailableError("its stream ended"));
+    } else {
+      Frame frame = std::move(channel.frames.front());
+      channel.frames.pop_front();
+      ranks_[to].core.Receive(from, std::move(frame), Instant());
+    }
+    Act(to);
+    return true;
+  }
+
+  // A rank goes on, as far as it can without the others.
+  bool Step(int r) {
+    Rank& rank = ranks_[r];
+    const bool has_moved = [&] {
+      switch (rank.stage) {
+        case Rank::kBegins:
+          return Begin(rank);
+        case Rank::kCompares:
+          return Compare(rank);
+        case Rank::kMoves:
+          return Move(rank);
+        case Rank::kEnds:
+          rank.core.Leave();
+          rank.stage = Rank::kHasLeft;
+          return true;
+        default:
+          return false;
+      }
+    }();
+    if (has_moved) Act(r);
+    return has_moved;
+  }
+
+  // A rank that waits asks the others what they do: its timer.
+  bool Ask(int r) {
+    Rank& rank = ranks_[r];
+    if (rank.has_asked ||
+        (rank.stage != Rank::kCompares && rank.stage != Rank::kMoves)) {
+      return false;
+    }
+    rank.has_asked = true;
+    rank.core.Ask(rank.sequence());
+    Act(r);
+    return true;
+  }
+
+  // A rank dies; of what it has sent, either all arrives or nothing.
+  bool Kill(int r, bool drops_frames) {
+    Rank& rank = ranks_[r];
+    if (rank.stage == Rank::kDead || rank.stage == Rank::kHasLeft) return false;
+    rank.stage = Rank::kDead;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (drops_frames) channels_[r][peer].frames.clear();
+      channels_[r][peer].is_ending = peer != r;
+      channels_[peer][r].frames.clear();
+    }
+    return true;
+  }
+
+  // --- What must hold. ---
+
+  // At any time.
+  std::string Broken() const { return broken_; }
+
+  // Once nothing more can come.
+  std::string BrokenAtTheEnd() const {
+    bool has_death = false;
+    for (const Rank& rank : ranks_) has_death |= rank.stage == Rank::kDead;
+    for (int r = 0; r < size(); ++r) {
+      const Rank& rank = ranks_[r];
+      if (rank.stage == Rank::kDead) continue;
+      if (rank.stage != Rank::kHasLeft) {
+        return absl::StrCat("rank ", r, " waits for ever in ",
+                            rank.call().Text());
+      }
+      // One that leaves after it has heard of a refusal may be seen to leave
+      // before that refusal has come.
+      if (!has_death && !AnyRefuses() && Hears(r) && !AnyDiffers()) {
+        return absl::StrCat("rank ", r, " hears of no difference");
+      }
+      for (int other = 0; other < size(); ++other) {
+        if (has_death || size() > 2 || !Differ(r, other) || Hears(r)) continue;
+        return absl::StrCat("rank ", r, " called something else than rank ",
+                            other, " and does not hear of it");
+      }
+      if (!rank.core.IsOver() && !has_death) {
+        return absl::StrCat("rank ", r, " still has streams");
+      }
+    }
+    bool anybody_hears = has_death;
+    for (int r = 0; r < size(); ++r) anybody_hears |= Hears(r);
+    return AnyDiffers() && !anybody_hears ? "nobody hears of a difference" : "";
+  }
+
+  std::string Key() const {
+    std::string key;
+    for (const Rank& rank : ranks_) {
+      absl::StrAppend(&key, rank.core.Snapshot(), "|", rank.stage, " ", rank.at,
+                      " ", rank.has_asked, " ", rank.report.size(), " ");
+      for (const bool is : rank.sent) key.push_back(is ? '1' : '0');
+      for (const bool is : rank.taken) key.push_back(is ? '1' : '0');
+      for (const auto code : rank.results) {
+        key.push_back(static_cast<char>('a' + static_cast<int>(code)));
+      }
+    }
+    for (const auto& from : channels_) {
+      for (const Channel& channel : from) {
+        absl::StrAppend(&key, "\n", channel.is_ending);
+        for (const Frame& frame : channel.frames) {
+          absl::StrAppend(&key, " ", frame.kind, ",", frame.code, ",",
+                          frame.sequence, ",", frame.fingerprint, ",",
+                          frame.tag, ",", frame.total);
+        }
+      }
+    }
+    return key;
+  }
+
+  std::string Describe() const {
+    std::string text;
+    for (const Rank& rank : ranks_) {
+      absl::StrAppend(&text, "rank ", rank.core.rank(), " calls");
+      for (const Call& call : rank.program) {
+        absl::StrAppend(&text, " ", call.Text());
+      }
+      absl::StrAppend(&text, ", got");
+      for (const auto code : rank.results) {
+        absl::StrAppend(&text, " ", absl::StatusCodeToString(code));
+      }
+      absl::StrAppend(&text, rank.report.empty() ? "" : " and a report",
+                      rank.stage == Rank::kDead ? " and died\n" : "\n");
+    }
+    return text;
+  }
+
+ private:
+  struct Channel {
+    std::deque<Frame> frames;
+    bool is_ending = false;
+  };
+
+  void Act(int r) {
+    Rank& rank = ranks_[r];
+    GroupCore::Actions actions;
+    rank.core.TakeActions(actions);
+    for (GroupCore::Action& action : actions.todo) {
+      if (action.kind != GroupCore::Action::kPost) continue;
+      if (ranks_[action.peer].stage == Rank::kDead) continue;
+      channels_[r][action.peer].frames.push_back(std::move(action.frame));
+    }
+    if (!actions.report.empty()) rank.report = actions.report;
+  }
+
+  bool Hears(int r) const {
+    return ranks_[r].has_failed() || !ranks_[r].report.empty();
+  }
+  // Whether they have called different operations under one number, or one has
+  // called more than the other will.
+  bool Differ(int r, int other) const {
+    const size_t called = std::min(ranks_[r].called, ranks_[other].called);
+    for (size_t k = 0; k < called; ++k) {
+      if (!(ranks_[r].program[k] == ranks_[other].program[k])) return true;
+    }
+    return false;
+  }
+  bool AnyRefuses() const {
+    return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+      return std::any_of(rank.program.begin(), rank.program.end(),
+                         [](const Call& call) { return call.is_refused; });
+    });
+  }
+  bool AnyDiffers() const {
+    for (int r = 0; r < size(); ++r) {
+      for (int other = 0; other < r; ++other) {
+        if (Differ(r, other)) return true;
+      }
+    }
+    return false;
+  }
+
+  void End(Rank& rank, const absl::Status& status) {
+    if (!status.ok() && !absl::IsAborted(status)) rank.core.Abort(status);
+    if (status.ok()) CheckOk(rank);
+    rank.results.push_back(status.code());
+    ++rank.at;
+    const bool goes_on = status.ok() || absl::IsAborted(status);
+    rank.stage =
+        goes_on && rank.at < rank.program.size() ? Rank::kBegins : Rank::kEnds;
+  }
+
+  // A barrier is OK only if all have called the same up to it.
+  void CheckOk(const Rank& rank) {
+    if (!rank.call().is_barrier()) return;
+    for (int other = 0; other < size(); ++other) {
+      for (size_t k = 0; k <= rank.at; ++k) {
+        if (other == rank.core.rank()) continue;
+        if (ranks_[other].called > k &&
+            ranks_[other].program[k] == rank.program[k]) {
+          continue;
+        }
+        broken_ = absl::StrCat("a barrier of rank ", rank.core.rank(),
+                               " is OK, and rank ", other,
+                               " has not called the same");
+      }
+    }
+  }
+
+  bool Begin(Rank& rank) {
+    rank.sent.assign(size(), false);
+    rank.taken.assign(size(), false);
+    rank.has_asked = false;
+    if (rank.at == rank.program.size()) {
+      rank.stage = Rank::kEnds;
+      return true;
+    }
+    ++rank.called;
+    if (rank.call().is_refused) {
+      rank.core.Refuse(rank.call().Said(rank.sequence()));
+      End(rank, absl::AbortedError("refused"));
+      return true;
+    }
+    const absl::Status begun =
+        rank.core.Begin(rank.call().Said(rank.sequence()));
+    if (!begun.ok()) {
+      End(rank, begun);
+      return true;
+    }
+    rank.stage = Rank::kMoves;
+    if (rank.call().is_barrier()) {
+      rank.core.AskCompared();
+      rank.stage = Rank::kCompares;
+    }
+    return true;
+  }
+
+  bool Compare(Rank& rank) {
+    absl::Status status = rank.core.Health();
+    const int awaited = rank.core.AwaitedAnswer();
+    if (status.ok() && awaited < 0) {
+      rank.stage = Rank::kMoves;
+      return true;
+    }
+    if (status.ok()) status = rank.core.CheckPeer(rank.sequence(), awaited);
+    if (status.ok()) return false;
+    End(rank, status);
+    return true;
+  }
+
+  bool Move(Rank& rank) {
+    bool has_moved = false;
+    bool is_done = true;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (rank.Sends(peer) && !rank.sent[peer]) {
+        if (rank.MaySend() &&
+            rank.core.TakePartRoom(peer, 1, /*is_first=*/true)) {
+          Frame part;
+          part.sequence = rank.sequence();
+          part.total = 1;
+          part.content = {Bytes::Copy("x")};
+          rank.core.SendPart(peer, 0, std::move(part),
+                             rank.call().is_barrier());
+          rank.sent[peer] = has_moved = true;
+        } else {
+          is_done = false;
+        }
+      }
+    }
+    for (int peer = 0; peer < size(); ++peer) {
+      if (!rank.Takes(peer) || rank.taken[peer]) continue;
+      const auto next = rank.core.NextPart(rank.sequence(), peer, 1);
+      if (!next.ok()) {
+        End(rank, next.status());
+        return true;
+      }
+      if (*next == nullptr) {
+        is_done = false;
+        continue;
+      }
+      (*next)->content.clear();
+      EXPECT_TRUE(rank.core.TookOfPart(peer, 1));
+      rank.taken[peer] = has_moved = true;
+      if (!(ranks_[peer].program[rank.at] == rank.call())) {
+        broken_ = absl::StrCat("rank ", rank.core.rank(),
+                               " took a message of another operation");
+      }
+    }
+    if (is_done) {
+      End(rank, absl::OkStatus());
+      return true;
+    }
+    if (has_moved) return true;
+    for (int peer = 0; peer < size(); ++peer) {
+      const bool awaits = (rank.Takes(peer) && !rank.taken[peer]) ||
+                          (rank.Sends(peer) && !rank.sent[peer]);
+      if (!awaits) continue;
+      const absl::Status status = rank.core.CheckPeer(rank.sequence(), peer);
+      if (status.ok()) continue;
+      End(rank, status);
+      return true;
+    }
+    return false;
+  }
+
+  std::vector<Rank> ranks_;
+  std::vector<std::vector<Channel>> channels_;  // [from][to]
+  std::string broken_;
+};
+
+}  // namespace weft::collectives::group_core
+
+#endif  // WEFT_COLLECTIVES_CORE_GROUP_CORE_WORLD_H_
