@@ -1,25 +1,18 @@
 #include "weft/rpc/handle.h"
 
-#include <atomic>
-#include <chrono>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/base/error.h"
 #include "weft/base/failpoint.h"
-#include "weft/base/mutex.h"
-#include "weft/base/parker.h"
 #include "weft/rpc/stream.h"
 #include "weft/rpc/testing/agent_fixture.h"
+#include "weft/rpc/testing/handle_test_objects.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 
@@ -27,7 +20,6 @@ namespace weft::rpc {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
@@ -36,160 +28,13 @@ using ::weft::testing::IsWoken;
 using ::weft::testing::kPatience;
 using ::weft::testing::StatusIs;
 
-// How many Embeddings and Gateds there are.
-class Count {
- public:
-  void Add(int by) {
-    MutexLock lock(mu_);
-    count_ += by;
-    changed_.NotifyAll();
-  }
-  int value() {
-    MutexLock lock(mu_);
-    return count_;
-  }
-  // A call that has used one holds it until it has ended there, which may be
-  // after its reply has come.
-  bool WaitForNone() {
-    const auto deadline =
-        std::chrono::steady_clock::now() + std::chrono::seconds(30);
-    MutexLock lock(mu_);
-    while (count_ > 0) {
-      if (!changed_.WaitUntil(mu_, deadline)) return count_ == 0;
-    }
-    return true;
-  }
-
- private:
-  Mutex mu_;
-  CondVar changed_;
-  int count_ ABSL_GUARDED_BY(mu_) = 0;
-};
-Count& Objects() {
-  static auto* const objects = new Count();
-  return *objects;
-}
-int Living() { return Objects().value(); }
-
-class Base {
- public:
-  virtual ~Base() = default;
-  virtual std::string Kind() const { return "base"; }
-  int64_t rows() const { return rows_; }
-
- protected:
-  int64_t rows_ = 0;
-};
-
-class Embedding : public Base {
- public:
-  Embedding(int64_t rows, int64_t dim) : table_(Tensor::Zeros({rows, dim})) {
-    if (rows == 0) ThrowInvalidArgument("an Embedding without rows");
-    rows_ = rows;
-    Objects().Add(1);
-  }
-  ~Embedding() override { Objects().Add(-1); }
-
-  std::string Kind() const override { return "embedding"; }
-  Tensor Lookup(int64_t row) const { return table_.Select(0, row).Clone(); }
-  void Set(int64_t row, double value) { table_.Select(0, row).Fill(value); }
-  absl::Status Refuse(const std::string& why) const {
-    return absl::OutOfRangeError(why);
-  }
-  std::string CallerName(CallContext& context, const std::string& greeting) {
-    return greeting + context.peer().name;
-  }
-  Future<int64_t> Later(CallContext&) {
-    auto [promise, future] = MakePromise<int64_t>();
-    MutexLock lock(mu_);
-    parked_.push_back(std::move(promise));
-    return future;
-  }
-  double SecondsLeft(CallContext& context) {
-    return absl::ToDoubleSeconds(context.Remaining());
-  }
-  void Answer(int64_t value) {
-    std::vector<Promise<int64_t>> parked;
-    {
-      MutexLock lock(mu_);
-      parked.swap(parked_);
-    }
-    for (auto& promise : parked) promise.Set(value);
-  }
-  int64_t Unregistered() const { return 1; }
-
- private:
-  const Tensor table_;
-  Mutex mu_;
-  std::vector<Promise<int64_t>> parked_ ABSL_GUARDED_BY(mu_);
-};
-WEFT_RPC_CLASS(Embedding, int64_t, int64_t);
-WEFT_RPC_METHOD(Embedding, Lookup);
-WEFT_RPC_METHOD(Embedding, Set);
-WEFT_RPC_METHOD(Embedding, Refuse);
-WEFT_RPC_METHOD(Embedding, CallerName);
-WEFT_RPC_METHOD(Embedding, Later);
-WEFT_RPC_METHOD(Embedding, SecondsLeft);
-WEFT_RPC_METHOD(Embedding, Answer);
-WEFT_RPC_METHOD(Embedding, Kind);
-WEFT_RPC_METHOD(Embedding, rows);
-WEFT_RPC_METHOD(Embedding, Lookup);  // as in a second file
-
 struct Empty {};
 WEFT_RPC_CLASS(Empty);
-
-// Where the makers of Gateds wait until it is open. One at a time, and before
-// the ranks, whose last maker may run after the test's last line.
-class Gate {
- public:
-  Gate() { the_ = this; }
-  ~Gate() { the_ = nullptr; }
-  static Gate& The() { return *the_; }
-
-  void Pass() {
-    ++begun;
-    began.Unpark();
-    EXPECT_THAT(is_open_.Wait(kPatience), IsOk());
-  }
-  void Open() { open_.Set(absl::OkStatus()); }
-
-  Parker began;
-  std::atomic<int> begun{0};
-
- private:
-  static inline std::atomic<Gate*> the_{nullptr};
-  Promise<void> open_;
-  const Future<void> is_open_ = open_.future();
-};
-
-class Slow {
- public:
-  explicit Slow(int64_t) { Objects().Add(1); }
-  ~Slow() { Objects().Add(-1); }
-};
-class Gated : public Slow {
- public:
-  explicit Gated(int64_t x) : Slow(x) { Gate::The().Pass(); }
-};
-WEFT_RPC_CLASS(Gated, int64_t);
-
-Tensor Twice(const Tensor& x) {
-  Tensor y = x.Clone();
-  for (float& v : y.span<float>()) v *= 2;
-  return y;
-}
-WEFT_RPC(Twice);
-
-Future<int64_t> Soon(CallContext&, int64_t x) { return MakeReady<int64_t>(x); }
-WEFT_RPC(Soon);
 
 struct Units {
   static int64_t Meters(int64_t kilometers) { return 1000 * kilometers; }
 };
 WEFT_RPC(Units::Meters);
-
-absl::StatusOr<int64_t> Fail() { return absl::AbortedError("no value"); }
-WEFT_RPC(Fail);
 
 // ------------------------------------------------------------- what compiles
 
@@ -407,168 +252,6 @@ TEST(Handle, ObjectsEndWithTheirKeeper) {
 
 // ------------------------------------------------------------- what is left
 
-std::vector<std::string> LeftAt(const Agent& agent) {
-  std::vector<std::string> texts;
-  for (const Leak& left : agent.Leaks()) {
-    texts.push_back(left.ToString());
-  }
-  return texts;
-}
-
-TEST(Leaks, ListObjectsThatWereNotReleased) {
-  Ranks ranks(2);
-  EXPECT_THAT(LeftAt(ranks[0]), IsEmpty());
-  const auto first = Make<Embedding>(ranks[0].To("w1"), 1, 1);
-  const auto second = Make<Embedding>(ranks[0].To("w1"), 1, 1);
-  const auto own = Make<Embedding>(ranks[0].To("w0"), 1, 1);
-  ASSERT_THAT(own, IsOk());
-  EXPECT_THAT(LeftAt(ranks[0]),
-              ElementsAre(HasSubstr("Embedding::new at w0 (call 1)"),
-                          HasSubstr("Embedding::new at w1 (calls 1, 2)")));
-  EXPECT_THAT(LeftAt(ranks[1]),
-              ElementsAre(HasSubstr("Embedding::new of w0 (calls 1, 2)")));
-  EXPECT_THAT(Release(*second), IsOk());
-  EXPECT_THAT(Release(*own), IsOk());
-  EXPECT_THAT(LeftAt(ranks[0]), ElementsAre(HasSubstr("at w1 (call 1)")));
-  EXPECT_THAT(LeftAt(ranks[1]), ElementsAre(HasSubstr("of w0 (call 1)")));
-  EXPECT_THAT(Release(*first), IsOk());
-  EXPECT_THAT(LeftAt(ranks[0]), IsEmpty());
-  EXPECT_THAT(LeftAt(ranks[1]), IsEmpty());
-}
-
-TEST(Leaks, OfADeadPeerAreNoneAndOfOneThatLeftThoseThatItLeft) {
-  for (const bool left : {false, true}) {
-    Ranks ranks(2);
-    const auto there = Make<Embedding>(ranks[0].To("w1"), 1, 1);
-    ASSERT_THAT(there, IsOk());
-    ASSERT_THAT(Make<Embedding>(ranks[1].To("w0"), 1, 1), IsOk());
-    ranks[0].PeerGone(ranks[1].key(), "so it is said", left);
-    if (!left) {
-      EXPECT_THAT(LeftAt(ranks[0]), IsEmpty());
-      continue;
-    }
-    EXPECT_THAT(LeftAt(ranks[0]),
-                ElementsAre(HasSubstr("at w1"), HasSubstr("of w1")));
-    // It would have been, and the program has done its part.
-    EXPECT_THAT(Release(*there), StatusIs(absl::StatusCode::kUnavailable, ""));
-    EXPECT_THAT(LeftAt(ranks[0]), ElementsAre(HasSubstr("of w1")));
-  }
-}
-
-TEST(Leaks, ObjectsOfADepartedIncarnationAreNoLeaks) {
-  RanksOptions options;
-  options.keys = {{0, 1}, {1, 5}};
-  Ranks ranks(2, options);
-  const auto there = Make<Embedding>(ranks[0].To("w1"), 1, 1);
-  const auto here = Make<Embedding>(ranks[1].To("w0"), 1, 1);
-  ASSERT_THAT(there, IsOk());
-  ASSERT_THAT(here, IsOk());
-  Future<int64_t> made = CallAsync(*there, &Embedding::Later);
-  Future<int64_t> served = CallAsync(*here, &Embedding::Later);
-  EXPECT_TRUE(Becomes([&] { return ranks[0].OpenCalls().size() == 2; }));
-  // The next one came and left meanwhile; only that is reported.
-  ranks[0].PeerGone(WorkerKey{1, 6}, "so it is said", /*left=*/true);
-  EXPECT_THAT(made.Wait(absl::Seconds(30)),
-              StatusIs(absl::StatusCode::kUnavailable,
-                       "1@0.5 is gone: so is 1@0.6: so it is said"));
-  EXPECT_THAT(ranks[0].Shutdown(absl::Seconds(30)), IsOk());
-  EXPECT_THAT(LeftAt(ranks[0]), IsEmpty());
-  EXPECT_EQ(Living(), 1);  // there
-}
-
-// Looks, as it ends, at what is left behind where it was.
-class Witness {
- public:
-  Witness() = default;
-  ~Witness() {
-    for (const Leak& left : (*TheAgent())->Leaks()) {
-      Found().push_back(left.ToString());
-    }
-  }
-  static Agent** TheAgent() {
-    static Agent* agent = nullptr;
-    return &agent;
-  }
-  static std::vector<std::string>& Found() {
-    static auto* const found = new std::vector<std::string>();
-    return *found;
-  }
-};
-WEFT_RPC_CLASS(Witness);
-
-TEST(Leaks, AreCountedOnceAlsoWhileTheyEnd) {
-  Ranks ranks(2);
-  *Witness::TheAgent() = &ranks[1];
-  Witness::Found().clear();
-  ASSERT_THAT(Make<Witness>(ranks[0].To("w1")), IsOk());
-  ranks[1].PeerGone(ranks[0].key(), "so it is said", /*left=*/true);
-  EXPECT_THAT(Witness::Found(), ElementsAre(HasSubstr("of w0")));
-}
-
-// Its use and its end take until the test lets them.
-struct Stays {
-  Parker used;
-  Parker go_on;
-  Parker ending;
-  Parker end;
-};
-class Heavy {
- public:
-  Heavy() = default;
-  ~Heavy() {
-    It().ending.Unpark();
-    EXPECT_TRUE(IsWoken(It().end));
-  }
-  int64_t Use() {
-    It().used.Unpark();
-    EXPECT_TRUE(IsWoken(It().go_on));
-    return 1;
-  }
-  static Stays& It() {
-    static auto* const stays = new Stays();
-    return *stays;
-  }
-};
-WEFT_RPC_CLASS(Heavy);
-WEFT_RPC_METHOD(Heavy, Use);
-
-TEST(Handle, WorkerIsNotIdleWhileACallDestroysItsObject) {
-  Ranks ranks(2);
-  const auto heavy = Make<Heavy>(ranks[0].To("w1"));
-  ASSERT_THAT(heavy, IsOk());
-  const Future<int64_t> call = CallAsync(*heavy, &Heavy::Use);
-  EXPECT_TRUE(IsWoken(Heavy::It().used));
-  EXPECT_THAT(Release(*heavy), IsOk());  // the call has it now
-  Heavy::It().go_on.Unpark();
-  EXPECT_THAT(call.Wait(absl::Seconds(30)), IsOkAndHolds(1));
-  EXPECT_TRUE(IsWoken(Heavy::It().ending));
-  EXPECT_THAT(
-      ranks[1].AwaitIdle(absl::Milliseconds(50)),
-      StatusIs(absl::StatusCode::kDeadlineExceeded, "running functions"));
-  Heavy::It().end.Unpark();
-  EXPECT_THAT(ranks[1].AwaitIdle(absl::Seconds(30)), IsOk());
-}
-
-TEST(Leaks, OfManyKindsAndIdsAreCountedTogether) {
-  LeakList list;
-  for (uint64_t id = 1; id <= 20; ++id) {
-    list.Add({false, false, "w1", "Make"}, id);
-  }
-  ASSERT_EQ(list.Sorted().size(), 1u);
-  EXPECT_EQ(list.Sorted()[0].ToString(),
-            "20 Make at w1 (calls 1, 2, 3, 4, 5, 6, 7, 8 and 12 more)");
-  for (size_t kind = 0; kind < 2 * LeakList::kMaxKinds; ++kind) {
-    list.Add({true, true, absl::StrCat("w", kind), "Tokens"}, 1);
-  }
-  EXPECT_EQ(list.Sorted().size(), LeakList::kMaxKinds + 1);
-  EXPECT_EQ(list.Sorted().back().ToString(), "33 more streams");
-  LeakList twice;
-  twice.Add(list);
-  twice.Add(list);
-  EXPECT_EQ(twice.Sorted()[0].count, 40);
-  EXPECT_EQ(twice.Sorted().back().ToString(), "66 more streams");
-}
-
 TEST(Handle, ObjectCancelledWhileItIsMadeIsReleased) {
   Gate gate;
   Ranks ranks(2);
@@ -724,116 +407,6 @@ TEST(Handle, ABrokenConnectionNeitherLosesNorRepeatsAMaking) {
     ASSERT_THAT(making.Wait(absl::Seconds(30)), IsOk());
   }
   EXPECT_EQ(Living(), 50);
-}
-
-// ------------------------------------------------------------------- results
-
-TEST(Remote, AResultStaysThereUntilItIsFetched) {
-  Ranks ranks(2);
-  const Target b = ranks[0].To("w1");
-  const auto kept = Remote(b, Twice, Tensor::FromVector<float>({1, 2}));
-  ASSERT_THAT(kept, IsOk());
-  EXPECT_THAT(Fetch(*kept)->ToVector<float>(), ElementsAre(2, 4));
-  EXPECT_THAT(Fetch(*kept)->ToVector<float>(), ElementsAre(2, 4));
-  ASSERT_THAT(Release(*kept), IsOk());
-  EXPECT_THAT(Fetch(*kept), StatusIs(absl::StatusCode::kNotFound, ""));
-  const auto soon = Remote(b, Soon, 5);
-  EXPECT_EQ(*Fetch(*soon), 5);
-}
-
-TEST(Remote, AFunctionThatFailsLeavesNothingAndSaysSoEachTime) {  // F62
-  RanksOptions options;
-  options.limits.objects = 1;
-  Ranks ranks(2, options);
-  const auto kept = RemoteAsync(ranks[0].To("w1"), Fail);
-  for (int i = 0; i < 2; ++i) {
-    EXPECT_THAT(kept.Wait(absl::Seconds(30)),
-                StatusIs(absl::StatusCode::kAborted, "Fail: no value"));
-  }
-  EXPECT_THAT(Remote(ranks[0].To("w1"), Soon, 1), IsOk());  // there is room
-}
-
-// Whether they begin late or not at all.
-TEST(Remote, TwoThatFailedEachHaveTheirOwnError) {  // PROBE-P2
-  Gate gate;
-  RanksOptions options;
-  options.threads = options.max_threads = 1;
-  Ranks ranks(2, options);
-  const Target w1 = ranks[0].To("w1");
-  const Future<Handle<Gated>> busy = MakeAsync<Gated>(w1, 1);
-  EXPECT_TRUE(IsWoken(gate.began));  // its only thread
-  const Target brief = w1.WithTimeout(absl::Milliseconds(200));
-  const auto first = MakeAsync<Embedding>(brief, 1, 1);
-  const auto second = RemoteAsync(brief, Soon, 1);
-  EXPECT_THAT(first.Wait(kPatience),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
-                       "Embedding::new: the deadline passed"));
-  EXPECT_THAT(second.Wait(kPatience),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
-                       "Soon: the deadline passed"));
-  gate.Open();
-  const auto made = busy.Wait(kPatience);
-  ASSERT_THAT(made, IsOk());
-  EXPECT_THAT(Release(*made), IsOk());
-  EXPECT_THAT(ranks[0].AwaitIdle(kPatience), IsOk());
-  EXPECT_THAT(ranks[1].AwaitIdle(kPatience), IsOk());
-  EXPECT_TRUE(Objects().WaitForNone());
-  EXPECT_THAT(LeftAt(ranks[1]), IsEmpty());
-}
-
-TEST(Remote, TwoThatAreGivenUpEachHaveTheirOwnError) {  // PROBE-P2
-  Gate gate;
-  RanksOptions options;
-  options.threads = options.max_threads = 1;
-  Ranks ranks(2, options);
-  const Target w1 = ranks[0].To("w1");
-  const auto first = MakeAsync<Gated>(w1, 1);
-  EXPECT_TRUE(IsWoken(gate.began));
-  const auto second = MakeAsync<Gated>(w1, 2);
-  first.Cancel(absl::CancelledError("one"));
-  second.Cancel(absl::CancelledError("two"));
-  EXPECT_THAT(first.Wait(kPatience),
-              StatusIs(absl::StatusCode::kCancelled, "one"));
-  EXPECT_THAT(second.Wait(kPatience),
-              StatusIs(absl::StatusCode::kCancelled, "two"));
-  // Comes after what tells w1 of both, and needs no thread of its pool.
-  EXPECT_THAT(AskPending(w1).Wait(kPatience), IsOk());
-  gate.Open();
-  EXPECT_THAT(ranks[0].AwaitIdle(kPatience), IsOk());
-  EXPECT_THAT(ranks[1].AwaitIdle(kPatience), IsOk());
-  EXPECT_TRUE(Objects().WaitForNone());
-  EXPECT_EQ(gate.begun, 1);
-}
-
-TEST(Remote, AFetchThatIsLateMayBeMadeAgain) {  // F52
-  Gate gate;
-  RanksOptions options;
-  options.threads = options.max_threads = 1;
-  Ranks ranks(2, options);
-  const Target b = ranks[0].To("w1");
-  const auto kept = Remote(b, Soon, 5);
-  ASSERT_THAT(kept, IsOk());
-  const Future<Handle<Gated>> busy = MakeAsync<Gated>(b, 1);
-  EXPECT_TRUE(IsWoken(gate.began));  // its only thread
-  const auto is_late =
-      StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline");
-  const Handle<int64_t> brief = kept->WithTimeout(absl::Milliseconds(200));
-  EXPECT_THAT(FetchAsync(brief).Wait(kPatience), is_late);
-  const Future<int64_t> patient = FetchAsync(*kept);
-  EXPECT_THAT(FetchAsync(brief).Wait(kPatience), is_late);
-  EXPECT_FALSE(patient.IsReady());  // the time-out was not the object's
-  gate.Open();
-  EXPECT_THAT(patient.Wait(kPatience), IsOkAndHolds(5));
-  EXPECT_EQ(*Fetch(*kept), 5);
-  EXPECT_THAT(busy.Wait(kPatience), IsOk());
-}
-
-TEST(Remote, WorksWithinOneWorker) {
-  Ranks ranks(1);
-  const auto kept = Remote(ranks[0].To("w0"), Soon, 6);
-  ASSERT_THAT(kept, IsOk());
-  EXPECT_EQ(*Fetch(*kept), 6);
-  EXPECT_THAT(Release(*kept), IsOk());
 }
 
 }  // namespace

@@ -2,81 +2,31 @@
 
 #include "weft/rpc/session/failure.h"
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
-#include <new>
 #include <optional>
-#include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/base/parker.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/batch.h"
 #include "weft/rpc/detail.h"
 #include "weft/rpc/handle.h"
 #include "weft/rpc/stream.h"
 #include "weft/rpc/testing/agent_fixture.h"
+#include "weft/rpc/testing/failure_test_functions.h"
 #include "weft/rpc/testing/simulated_ranks.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::rpc {
-
-// The words that cannot be written, or cannot be read.
-struct Word {
-  std::string text;
-};
-
-template <>
-struct Codec<Word> {
-  static std::string TypeName() { return "test.Word"; }
-  static void Encode(const Word& word, Encoder& encoder) {
-    if (word.text == "unwritable") {
-      return encoder.Fail(absl::OutOfRangeError("this word is not written"));
-    }
-    if (word.text == "unspeakable") throw std::runtime_error("cannot write it");
-    if (word.text == "too long") throw std::bad_alloc();
-    encoder.Write(word.text);
-  }
-  static absl::Status Decode(Decoder& decoder, Word& word) {
-    WEFT_RETURN_IF_ERROR(decoder.Read(word.text));
-    if (word.text == "unreadable") throw std::runtime_error("cannot read it");
-    if (word.text == "endless") throw std::bad_alloc();
-    if (word.text != "forbidden") return absl::OkStatus();
-    absl::Status status = absl::PermissionDeniedError("this word is not read");
-    status.SetPayload("test/payload", absl::Cord("kept"));
-    return status;
-  }
-};
-
-// What an exception tells its caller, for it can itself be made of no bytes.
-struct Overdrawn {
-  int64_t account = 0;
-  double by = 0;
-};
-
-template <>
-struct Codec<Overdrawn> {
-  static std::string TypeName() { return "test.Overdrawn"; }
-  static void Encode(const Overdrawn& o, Encoder& encoder) {
-    encoder.Write(o.account, o.by);
-  }
-  static absl::Status Decode(Decoder& decoder, Overdrawn& o) {
-    return decoder.Read(o.account, o.by);
-  }
-};
-
 namespace {
 
 using ::testing::Field;
-using ::testing::Gt;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Optional;
@@ -84,10 +34,7 @@ using ::testing::SizeIs;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::IsWoken;
-using ::weft::testing::kPatience;
 using ::weft::testing::StatusIs;
-
-constexpr char kPayload[] = "test/payload";
 
 // A Word that says so.
 auto Says(const std::string& text) { return Field(&Word::text, text); }
@@ -125,41 +72,13 @@ void ThrowOdd(int64_t kind) {
 }
 WEFT_RPC(ThrowOdd);
 
-absl::Status Fail(const std::string& why) {
-  absl::Status status = absl::DataLossError(why);
-  status.SetPayload(kPayload, absl::Cord("kept"));
-  return WithDetail(status, Overdrawn{3, 1.5});
-}
-WEFT_RPC(Fail);
-
 Word Echo(const Word& word) { return word; }
 WEFT_RPC(Echo);
 
 Word NotRegistered() { return Word(); }
 
-Word Make(const std::string& text) { return Word{text}; }
-WEFT_RPC(Make);
-
 int64_t Label(const Tensor& x, const Word&) { return x.numel(); }
 WEFT_RPC(Label);
-
-std::vector<Word> MakeEach(const std::vector<std::string>& texts) {
-  std::vector<Word> words;
-  for (const std::string& text : texts) words.push_back(Word{text});
-  return words;
-}
-WEFT_RPC_BATCHED(MakeEach, 3, absl::Milliseconds(50));
-
-absl::Status Endless(Writer<int64_t> out) {
-  for (int64_t i = 0;; ++i) WEFT_RETURN_IF_ERROR(out.Write(i));
-}
-WEFT_RPC_STREAM(Endless);
-
-absl::Status FailBelow(CallContext& context, const std::string& other,
-                       const std::string& why) {
-  return Call(context.To(other), Fail, why);
-}
-WEFT_RPC(FailBelow);
 
 // Makes an error of its own of the one below.
 absl::Status Translate(CallContext& context, const std::string& other) {
@@ -174,52 +93,6 @@ absl::Status Recurse(CallContext& context, int64_t depth) {
   return Call(context.To(other), Recurse, depth - 1);
 }
 WEFT_RPC(Recurse);
-
-// Before the ranks, whose last call may run after the test's last line.
-struct Parked {
-  Parker began;
-  Mutex mu;
-  std::vector<Promise<int64_t>> promises ABSL_GUARDED_BY(mu);
-  std::atomic<int> runs{0};
-};
-
-Future<int64_t> Park(CallContext& context) {
-  auto* parked = context.Local<Parked>();
-  auto [promise, future] = MakePromise<int64_t>();
-  {
-    MutexLock lock(parked->mu);
-    parked->promises.push_back(std::move(promise));
-  }
-  ++parked->runs;
-  parked->began.Unpark();
-  return future;
-}
-WEFT_RPC(Park);
-
-// Calls another until its own worker makes no more calls.
-absl::Status FailBelowForEver(CallContext& context, const std::string& other) {
-  context.Local<Parked>()->began.Unpark();
-  absl::Status status;
-  do {
-    status = Call(context.To(other), Fail, "again");
-  } while (absl::IsDataLoss(status));
-  return status;
-}
-WEFT_RPC(FailBelowForEver);
-
-// Fails as the call below does, which is lost while it is out.
-absl::StatusOr<int64_t> ParkBelow(CallContext& context,
-                                  const std::string& other) {
-  absl::StatusOr<int64_t> below = Call(context.To(other), Park);
-  EXPECT_TRUE(OutcomeUnknown(below.status()));
-  return below;
-}
-WEFT_RPC(ParkBelow);
-
-double SecondsLeft(CallContext& context) {
-  return absl::ToDoubleSeconds(context.Remaining());
-}
-WEFT_RPC(SecondsLeft);
 
 // ------------------------------------------------------------ what is known
 
@@ -278,7 +151,7 @@ TEST(Failures, ArgumentsThatCannotBeReadAreOfDecode) {
 TEST(Failures, AResultThatCannotBeWrittenIsOfEncode) {
   Ranks ranks(2);
   const absl::Status status =
-      Call(ranks[0].To("w1"), Make, "unwritable").status();
+      Call(ranks[0].To("w1"), MakeWord, "unwritable").status();
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kInternal,
                                ": the result: this word is not written"));
   EXPECT_EQ(PhaseOf(status), Phase::kEncode);
@@ -287,10 +160,10 @@ TEST(Failures, AResultThatCannotBeWrittenIsOfEncode) {
 TEST(Failures, WithoutMemoryAResultIsNotWrittenForThatReason) {
   Ranks ranks(2);
   for (const char* worker : {"w1", "w0"}) {
-    const auto kept = Remote(ranks[0].To(worker), Make, "too long");
+    const auto kept = Remote(ranks[0].To(worker), MakeWord, "too long");
     ASSERT_THAT(kept, IsOk());
     for (const absl::Status& status :
-         {Call(ranks[0].To(worker), Make, "too long").status(),
+         {Call(ranks[0].To(worker), MakeWord, "too long").status(),
           Fetch(*kept).status()}) {
       EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
                                    ": the result: out of memory"));
@@ -302,7 +175,7 @@ TEST(Failures, WithoutMemoryAResultIsNotWrittenForThatReason) {
 TEST(Failures, AKeptResultThatCannotBeWrittenIsOfEncode) {
   Ranks ranks(2);
   for (const char* worker : {"w1", "w0"}) {
-    const auto kept = Remote(ranks[0].To(worker), Make, "unwritable");
+    const auto kept = Remote(ranks[0].To(worker), MakeWord, "unwritable");
     ASSERT_THAT(kept, IsOk());
     const absl::Status status = Fetch(*kept).status();
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kInternal,
@@ -513,19 +386,19 @@ TEST(Failures, AResultThatCannotBeReadIsOfDecodeAndEndsNoOtherCall) {
   Ranks ranks(2);
   for (const char* worker : {"w1", "w0"}) {
     const Target target = ranks[0].To(worker);
-    const Future<Word> call = CallAsync(target, Make, "unreadable");
-    const Future<Word> next = CallAsync(target, Make, "fine");
+    const Future<Word> call = CallAsync(target, MakeWord, "unreadable");
+    const Future<Word> next = CallAsync(target, MakeWord, "fine");
     const absl::Status status = call.Wait(absl::Seconds(30)).status();
-    ExpectUnreadable(status, worker, "Make");
+    ExpectUnreadable(status, worker, "MakeWord");
     EXPECT_EQ(status.message().find(absl::StrCat(worker, ": ")), 0u);
     EXPECT_THAT(next.Wait(absl::Seconds(30)), IsOkAndHolds(Says("fine")));
-    EXPECT_THAT(Call(target, Make, "fine"), IsOkAndHolds(Says("fine")));
+    EXPECT_THAT(Call(target, MakeWord, "fine"), IsOkAndHolds(Says("fine")));
   }
 }
 
 TEST(Failures, KeptValueThatCannotBeReadIsADecodeFailure) {
   Ranks ranks(2);
-  const auto kept = Remote(ranks[0].To("w1"), Make, "unreadable");
+  const auto kept = Remote(ranks[0].To("w1"), MakeWord, "unreadable");
   ASSERT_THAT(kept, IsOk());
   for (int i = 0; i < 2; ++i) {
     ExpectUnreadable(Fetch(*kept).status(), "w1", "Fetch");
@@ -535,10 +408,11 @@ TEST(Failures, KeptValueThatCannotBeReadIsADecodeFailure) {
 
 TEST(Failures, AResultForWhichThereIsNoMemoryIsOfDecodeAndSaysSo) {
   Ranks ranks(2);
-  const absl::Status status = Call(ranks[0].To("w1"), Make, "endless").status();
+  const absl::Status status =
+      Call(ranks[0].To("w1"), MakeWord, "endless").status();
   EXPECT_THAT(status,
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       "Make: its result cannot be read: out of memory"));
+                       "MakeWord: its result cannot be read: out of memory"));
   EXPECT_EQ(PhaseOf(status), Phase::kDecode);
 }
 
@@ -665,300 +539,6 @@ TEST(Thrown, TheErrorOfAFutureIsTheReply) {
   EXPECT_EQ(PhaseOf(status), Phase::kHandler);
   EXPECT_THAT(DetailOf<Overdrawn>(status),
               Optional(Field(&Overdrawn::account, 1)));
-}
-
-// ------------------------------------------------------ where the time went
-
-TEST(Timeout, SaysThatTheCallWasInTheHandler) {
-  Parked parked;
-  SimulatedRanks ranks(2, {});  // no other clock is sure that it has begun
-  ranks[1].SetLocal(&parked);
-  const absl::Status status =
-      Call(ranks[0].To("w1", absl::Milliseconds(300)), Park).status();
-  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded,
-                               "Park: the deadline passed in phase handler: "
-                               "the call to w1 was out, unanswered"));
-  ASSERT_THAT(FailuresOf(status), SizeIs(1));
-  EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
-  EXPECT_EQ(PhaseOf(status), Phase::kHandler);
-  EXPECT_TRUE(OutcomeUnknown(status));
-  EXPECT_THAT(ranks[1].AwaitIdle(kPatience), IsOk());
-  MutexLock lock(parked.mu);
-  ASSERT_THAT(parked.promises, SizeIs(1));
-  EXPECT_TRUE(parked.promises[0].IsDone());  // its function is notified
-}
-
-// As its worker says it, of Park.
-void ExpectCancelledAtW1(const Future<int64_t>& call) {
-  ASSERT_TRUE(call.IsReady());
-  const absl::Status status = call.Wait(absl::ZeroDuration()).status();
-  EXPECT_THAT(status, StatusIs(absl::StatusCode::kCancelled, "w1: enough"));
-  ASSERT_THAT(FailuresOf(status), SizeIs(1));
-  EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
-  EXPECT_THAT(FailuresOf(status)[0].function, HasSubstr("Park"));
-}
-
-TEST(Cancelled, SaysWhereTheCallWasAndWhetherItMayHaveRun) {
-  RanksOptions options;
-  options.limits.calls = 1;
-  Parked parked;
-  Ranks ranks(2, options);
-  ranks[1].SetLocal(&parked);
-  const Future<int64_t> running = CallAsync(ranks[0].To("w1"), Park);
-  EXPECT_TRUE(IsWoken(parked.began));
-  const Future<int64_t> own = CallAsync(ranks[1].To("w1"), Park);
-  EXPECT_TRUE(IsWoken(parked.began));
-  const Future<int64_t> waiting = CallAsync(ranks[0].To("w1"), Park);
-  const Future<int64_t> derived = running.Then([](int64_t x) { return x; });
-  waiting.Cancel(absl::CancelledError("enough"));
-  own.Cancel(absl::CancelledError("enough"));
-  derived.Cancel(absl::CancelledError("enough"));
-  for (const auto& call : {waiting, own, running, derived})
-    ExpectCancelledAtW1(call);
-  const auto status_of = [](const Future<int64_t>& call) {
-    return call.Wait(absl::ZeroDuration()).status();
-  };
-  EXPECT_EQ(PhaseOf(status_of(waiting)), Phase::kQueue);
-  EXPECT_FALSE(OutcomeUnknown(status_of(waiting)));
-  for (const auto& call : {own, running, derived}) {
-    EXPECT_EQ(PhaseOf(status_of(call)), Phase::kHandler);
-    EXPECT_TRUE(OutcomeUnknown(status_of(call)));
-  }
-}
-
-// The queue of notifications is being worked off then.
-TEST(Cancelled, SaysTheSameWhereACallbackCancels) {
-  Parked parked;
-  RanksOptions options;
-  options.limits.calls = 1;
-  Ranks ranks(2, options);
-  ranks[1].SetLocal(&parked);
-  const Target w1 = ranks[0].To("w1");
-  const Future<int64_t> first = CallAsync(w1, Park);
-  ASSERT_TRUE(IsWoken(parked.began));
-  const Future<int64_t> next = CallAsync(w1, Park);  // sent as the first ends
-  const Future<int64_t> last = CallAsync(w1, Park);
-  const Future<void> all = first.Then([&](int64_t) {
-    last.Cancel(absl::CancelledError("enough"));
-    next.Cancel(absl::CancelledError("enough"));
-  });
-  {
-    MutexLock lock(parked.mu);
-    parked.promises[0].Set(1);
-  }
-  ASSERT_THAT(all.Wait(absl::Seconds(30)), IsOk());
-  for (const auto& call : {next, last}) ExpectCancelledAtW1(call);
-  const absl::Status sent = next.Wait(absl::ZeroDuration()).status();
-  EXPECT_EQ(PhaseOf(sent), Phase::kHandler);
-  EXPECT_TRUE(OutcomeUnknown(sent));
-  const absl::Status unsent = last.Wait(absl::ZeroDuration()).status();
-  EXPECT_EQ(PhaseOf(unsent), Phase::kQueue);
-  EXPECT_FALSE(OutcomeUnknown(unsent));
-}
-
-TEST(Timeout, SaysThatTheCallWasInTheQueue) {
-  Ranks ranks(1);
-  ranks.directory().Put(Worker{"w9", WorkerKey{9, 1}, "nowhere"});
-  // A time-out of Wait alone has no such word, here and elsewhere.
-  const absl::Status status =
-      CallAsync(ranks[0].To("w9", absl::Milliseconds(50)), Fail, "x")
-          .Wait(kPatience);
-  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded,
-                               "Fail: the deadline passed in phase queue"));
-  EXPECT_EQ(PhaseOf(status), Phase::kQueue);
-  EXPECT_FALSE(OutcomeUnknown(status));
-}
-
-TEST(Timeout, TheDefaultIsReadWhenACallIsMade) {
-  Parked parked;
-  Ranks ranks(2);
-  ranks[1].SetLocal(&parked);
-  const Target target = ranks[0].To("w1");
-  ASSERT_THAT(ranks[0].SetDefaultTimeout(absl::Hours(2)), IsOk());
-  EXPECT_THAT(Call(target, SecondsLeft), IsOkAndHolds(Gt(3600)));
-  Future<int64_t> patient = CallAsync(target, Park);
-  EXPECT_TRUE(IsWoken(parked.began));
-  ASSERT_THAT(ranks[0].SetDefaultTimeout(absl::Milliseconds(100)), IsOk());
-  EXPECT_EQ(ranks[0].default_timeout(), absl::Milliseconds(100));
-  EXPECT_THAT(CallAsync(target, Park).Wait(kPatience),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline"));
-  EXPECT_FALSE(patient.IsReady());  // keeps what it had
-  EXPECT_THAT(ranks[0].SetDefaultTimeout(absl::Seconds(-1)),
-              StatusIs(absl::StatusCode::kInvalidArgument));
-  patient.Cancel();
-}
-
-TEST(Timeout, AnInfiniteOneNeverPasses) {
-  Ranks ranks(2);
-  const Target target = ranks[0].To("w1", absl::InfiniteDuration());
-  const auto is_years = IsOkAndHolds(Gt(3600.0 * 24 * 365));
-  EXPECT_THAT(Call(target, SecondsLeft), is_years);
-  EXPECT_THAT(Call(ranks[1].To("w1", absl::InfiniteDuration()), SecondsLeft),
-              is_years);
-}
-
-TEST(Timeout, ANegativeOneIsRefusedAndZeroHasPassed) {
-  Ranks ranks(2);
-  const Target target = ranks[0].To("w1", absl::Seconds(-1));
-  EXPECT_THAT(Call(target, Fail, "x"),
-              StatusIs(absl::StatusCode::kInvalidArgument, "below zero"));
-  EXPECT_THAT(Call(target.WithTimeout(absl::ZeroDuration()), Fail, "x"),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline"));
-  EXPECT_THAT(Call(target.WithTimeout(std::nullopt), Fail, "x"),
-              StatusIs(absl::StatusCode::kDataLoss));
-}
-
-// ---------------------------------------------------------- why unavailable
-
-TEST(Unavailable, SaysThatTheIncarnationIsGone) {  // PROBE-P9
-  Parked parked;
-  Ranks ranks(2);
-  ranks[1].SetLocal(&parked);
-  Future<int64_t> call = CallAsync(ranks[0].To("w1"), Park);
-  EXPECT_TRUE(IsWoken(parked.began));
-  ranks[0].PeerGone(WorkerKey{1, 1}, "its process has ended");
-  const absl::Status status = call.Wait(absl::Seconds(10)).status();
-  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
-  EXPECT_EQ(ReasonOf(status), Reason::kPeerGone);
-  EXPECT_EQ(PhaseOf(status), Phase::kWire);
-  ASSERT_THAT(FailuresOf(status), SizeIs(1));
-  EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
-  EXPECT_TRUE(OutcomeUnknown(status));
-  for (const Target& target :
-       {ranks[0].To("w1"), ranks[0].To(WorkerKey{1, 1})}) {
-    const absl::Status later = Call(target, Fail, "x");
-    EXPECT_EQ(ReasonOf(later), Reason::kPeerGone);
-    EXPECT_FALSE(OutcomeUnknown(later));
-    EXPECT_THAT(FailuresOf(later), SizeIs(1));
-  }
-}
-
-TEST(Unavailable, SaysThatTheWorkerIsReplaced) {
-  Ranks ranks(2);
-  ranks.directory().Put(Worker{"w1", WorkerKey{1, 99}, "w1"});
-  const absl::Status status = Call(ranks[0].To("w1"), Fail, "x");
-  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
-  EXPECT_EQ(ReasonOf(status), Reason::kPeerGone);
-}
-
-TEST(Unavailable, SaysThatNoPeerIsThere) {
-  RanksOptions options;
-  options.give_up_after = absl::Milliseconds(50);
-  Ranks ranks(1, options);
-  ranks.directory().Put(Worker{"w9", WorkerKey{9, 1}, "nowhere"});
-  const absl::Status status = Call(ranks[0].To("w9"), Fail, "x");
-  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
-  EXPECT_EQ(ReasonOf(status), Reason::kUnreachable);
-  EXPECT_EQ(PhaseOf(status), Phase::kQueue);
-}
-
-TEST(Unavailable, SaysThatTheWorkerShutsDown) {
-  Ranks ranks(2);
-  ASSERT_THAT(ranks[1].Shutdown(absl::Seconds(10)), IsOk());
-  const absl::Status status = Call(ranks[0].To("w1"), Fail, "x");
-  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
-  EXPECT_EQ(ReasonOf(status), Reason::kShuttingDown);
-  ASSERT_THAT(FailuresOf(status), SizeIs(1));
-  EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
-}
-
-// All that uses `target` and what it keeps.
-std::vector<absl::Status> UseAll(const Target& target,
-                                 const Handle<Word>& kept) {
-  auto stream = OpenStream(target, Endless);
-  return {Call(target, Fail, "x"),
-          CallOne(target, MakeEach, "x").status(),
-          Remote(target, Make, "x").status(),
-          Fetch(kept).status(),
-          Release(kept),
-          stream.Next().status(),
-          stream.Next().status()};
-}
-
-TEST(AfterShutdown, OnesOwnCallsHandlesAndStreamsSaySo) {  // F21
-  Ranks ranks(2);
-  const Target w1 = ranks[0].To("w1");
-  const auto kept = Remote(w1, Make, "fine");
-  ASSERT_THAT(kept, IsOk());
-  auto open = OpenStream(w1, Endless);
-  ASSERT_THAT(open.Next(), IsOk());
-  EXPECT_THAT(ranks[0].Shutdown(absl::Milliseconds(50)),
-              StatusIs(absl::StatusCode::kDeadlineExceeded));
-  for (const absl::Status& status : UseAll(w1, *kept)) {
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
-                                 "no more calls are made: w0 is shutting "
-                                 "down"));
-    EXPECT_EQ(ReasonOf(status), Reason::kShuttingDown);
-    EXPECT_EQ(PhaseOf(status), Phase::kNone);
-    ASSERT_THAT(FailuresOf(status), SizeIs(1));
-    EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
-    EXPECT_FALSE(OutcomeUnknown(status));
-  }
-  absl::Status cut;
-  while (cut.ok()) cut = open.Next().status();
-  EXPECT_THAT(cut, StatusIs(absl::StatusCode::kCancelled, "has shut down"));
-}
-
-TEST(AfterShutdown, ThoseOfItsPeersSaySo) {
-  Ranks ranks(2);
-  const Target w1 = ranks[0].To("w1");
-  const auto kept = Remote(w1, Make, "fine");
-  ASSERT_THAT(kept, IsOk());
-  ASSERT_THAT(ranks[1].Shutdown(absl::Seconds(10)), IsOk());
-  for (const absl::Status& status : UseAll(w1, *kept)) {
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable,
-                                 "w1 is shutting down"));
-    EXPECT_EQ(ReasonOf(status), Reason::kShuttingDown);
-    EXPECT_FALSE(OutcomeUnknown(status));
-  }
-}
-
-// The function that passes it on is not what has the reason.
-TEST(AfterShutdown, TheReasonIsOfTheNestedCall) {
-  Parked parked;
-  Ranks ranks(3);
-  ranks[1].SetLocal(&parked);
-  const auto call = CallAsync(ranks[0].To("w1"), FailBelowForEver, "w2");
-  EXPECT_TRUE(IsWoken(parked.began));
-  EXPECT_THAT(ranks[1].Shutdown(absl::Seconds(10)), IsOk());
-  const absl::Status status = call.Wait(absl::Seconds(10));
-  EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
-                               "FailBelowForEver: no more calls are made"));
-  EXPECT_EQ(ReasonOf(status), Reason::kNone);
-  ASSERT_THAT(FailuresOf(status), SizeIs(2));
-  EXPECT_EQ(FailuresOf(status)[1].reason, Reason::kShuttingDown);
-  EXPECT_EQ(FailuresOf(status)[1].worker, "w2");
-}
-
-// Its own reason is not that of the call below, which failed for another.
-TEST(Unavailable, TheReasonIsOfTheCallItself) {
-  Ranks ranks(2);
-  ranks.directory().Put(Worker{"w9", WorkerKey{9, 1}, "nowhere"});
-  ranks[1].PeerGone(WorkerKey{9, 1}, "gone");
-  const absl::Status status =
-      Call(ranks[0].To("w1"), FailBelow, "w9", "bad block");
-  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
-  EXPECT_EQ(ReasonOf(status), Reason::kNone);
-  ASSERT_THAT(FailuresOf(status), SizeIs(2));
-  EXPECT_EQ(FailuresOf(status)[1].reason, Reason::kPeerGone);
-  EXPECT_EQ(FailuresOf(status)[1].worker, "w9");
-}
-
-// It was answered, whatever is unknown of the call below.
-TEST(Unavailable, TheOutcomeIsThatOfTheCallItself) {
-  for (const char* peer : {"w0", "w1"}) {
-    Parked parked;
-    Ranks ranks(3);
-    ranks[2].SetLocal(&parked);
-    Future<int64_t> call = CallAsync(ranks[0].To(peer), ParkBelow, "w2");
-    EXPECT_TRUE(IsWoken(parked.began));
-    for (const int rank : {0, 1}) ranks[rank].PeerGone({2, 1}, "gone");
-    const absl::Status status = call.Wait(absl::Seconds(30)).status();
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable, "w2"));
-    EXPECT_FALSE(OutcomeUnknown(status)) << "of " << peer;
-    ASSERT_THAT(FailuresOf(status), SizeIs(2));
-    EXPECT_EQ(FailuresOf(status)[1].worker, "w2");
-  }
 }
 
 }  // namespace
