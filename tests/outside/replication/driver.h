@@ -28,6 +28,7 @@
 #include "weft/ps/core/replication/replication.h"
 #include "weft/sim/random.h"
 #include "weft/tests/outside/replication/network.h"
+#include "weft/tests/outside/replication/strangers.h"
 
 namespace weft::outside {
 
@@ -567,62 +568,24 @@ class Job {
 
   // --- Who is no part of the job, or pretends. -------------------------------
 
-  uint64_t Absurd() {
-    const uint64_t some[] = {0,
-                             1,
-                             2,
-                             3,
-                             64,
-                             65,
-                             map_.epoch(),
-                             map_.epoch() + 1,
-                             ~uint64_t{0},
-                             random_.Next()};
-    return some[random_.Below(10)];
-  }
   void SayNonsense() {
     if (servers_.empty()) return;
     Server& server =
         *servers_[random_.Below(static_cast<int64_t>(servers_.size()))];
     const int p = static_cast<int>(random_.Below(wishes_.partitions));
+    const int entry = map_.EntryOf(p);
+    const uint64_t epoch = server.map.entry(entry).epoch;
     ps::Replica& replica = server.copies[p].replica;
-    // No incarnation of any server of the map.
-    const ps::WorkerKey stranger =
-        random_.Chance(0.5)
-            ? ps::WorkerKey{static_cast<uint32_t>(1 + random_.Below(5)), 0}
-            : ps::WorkerKey{static_cast<uint32_t>(50 + random_.Below(3)), 1};
+    Strangers strangers(random_, map_.epoch());
+    const ps::WorkerKey stranger = strangers.Key();
     switch (random_.Below(4)) {
-      case 0: {
-        ps::ReplicaMessage message;
-        message.kind = static_cast<ps::ReplicaMessage::Kind>(random_.Below(5));
-        message.entry = static_cast<int>(random_.Chance(0.5) ? map_.EntryOf(p)
-                                                             : random_.Next());
-        message.map_epoch = Absurd();
-        message.epoch = Absurd();
-        message.fill = Absurd();
-        message.n = Absurd();
-        for (int64_t i = random_.Below(3); i > 0; --i) {
-          message.entries.push_back({{Absurd(), Absurd()},
-                                     {Absurd(), Absurd(), Absurd()},
-                                     Bytes::Copy("stranger")});
-        }
-        replica.OnMessage(stranger, message, NowOf(server));
+      case 0:
+        replica.OnMessage(stranger, strangers.Message(entry), NowOf(server));
         break;
-      }
       case 1: {
-        // A client of its own: what it pushes counts once too.
-        ps::PushRequest push;
+        ps::PushRequest push =
+            strangers.Push(entry, epoch, {server.key, stranger});
         push.token = kOfStrangers;
-        push.entry =
-            random_.Chance(0.8) ? map_.EntryOf(p) : static_cast<int>(Absurd());
-        push.to = random_.Chance(0.8) ? server.key : stranger;
-        push.epoch = random_.Chance(0.8)
-                         ? server.map.entry(map_.EntryOf(p)).epoch
-                         : Absurd();
-        push.mark.client = 500 + random_.Below(3);
-        push.mark.sequence =
-            random_.Chance(0.8) ? 1 + random_.Below(80) : Absurd();
-        push.mark.first = random_.Chance(0.8) ? 1 : Absurd();
         replica.OnPush(push,
                        Bytes::Copy(absl::StrCat("s", push.mark.client, ".", p,
                                                 ".", push.mark.sequence)),
@@ -630,23 +593,18 @@ class Job {
         break;
       }
       case 2: {
-        ps::ReadRequest read;
+        ps::ReadRequest read = strangers.Read(entry, epoch, server.key);
         read.token = kOfStrangers;
-        read.entry = map_.EntryOf(p);
-        read.to = server.key;
-        read.epoch = random_.Chance(0.8)
-                         ? server.map.entry(map_.EntryOf(p)).epoch
-                         : Absurd();
-        read.client = Absurd();
-        read.through = Absurd();
         replica.OnRead(read, NowOf(server));
         break;
       }
-      default:
-        server.leases.OnPing(stranger, {Absurd(), Absurd()}, server.map.epoch(),
+      default: {
+        const auto absurd = [&] { return strangers.Absurd(); };
+        server.leases.OnPing(stranger, {absurd(), absurd()}, server.map.epoch(),
                              TimeOf(server));
-        server.leases.OnAnswer(stranger, {Absurd(), Absurd()},
+        server.leases.OnAnswer(stranger, {absurd(), absurd()},
                                server.map.epoch(), TimeOf(server));
+      }
     }
     ++hits_["nonsense"];
     Do(server, p, {});
