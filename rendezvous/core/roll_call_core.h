@@ -30,7 +30,7 @@
 //   R5  Once no one comes, goes or calls again, the living who have come are
 //       all on one roll of the living, or wait for some that are named: for as
 //       many as `min` lacks, or for those that are there and have not come.
-// The exploration in roll_call_core_test checks them.
+// The exploration in roll_call_simulation_test.cc checks them.
 //
 // Pure: the driver reads the value, asks On...(), and writes what that says if
 // the version is still the one that it has read; else it reads again.

@@ -1,5 +1,5 @@
 // What a RetryingCaller does of itself; what it does with workers that die is
-// in simulated_agents_test.cc.
+// in simulated_targets_test.cc.
 
 #include "weft/rpc/agent/retry.h"
 
