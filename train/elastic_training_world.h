@@ -263,15 +263,74 @@ class ElasticTrainingTest : public ::testing::Test {
     return outcome;
   }
 
+  using Group = std::unique_ptr<collectives::ProcessGroup>;
+
+  absl::StatusOr<std::unique_ptr<input::DataLoader>> MakeLoader(int shard,
+                                                                int shards) {
+    input::ShardedSampler::Options order;
+    order.size = points_.size();
+    order.shard = shard;
+    order.shards = shards;
+    WEFT_ASSIGN_OR_RETURN(const auto sampler,
+                          input::ShardedSampler::Create(order));
+    input::DataLoader::Options loading;
+    loading.batch_size = 2;
+    loading.threads = 0;
+    return input::DataLoader::Create(points_, sampler, loading);
+  }
+
+  static Options OptionsOf(const Person& person) {
+    Options options;
+    options.epochs = person.epochs;
+    options.progress = telemetry::Progress::Style::kQuiet;
+    options.checkpoint_dir = person.checkpoint_dir;
+    options.resume = person.resume && !person.checkpoint_dir.empty();
+    options.asked_to_stop = [] { return false; };
+    return options;
+  }
+
+  static Device DeviceOf(const Person& person) {
+    return person.devices == nullptr ? Device::Cpu()
+                                     : Device(person.devices->context(), 0);
+  }
+
+  // Until its epochs are over, or it dies.
+  static absl::Status TrainSteps(Crowd& crowd, int id, const Person& person,
+                                 Net& net, const BackgroundTask<Group>& next,
+                                 DataParallelTraining& training) {
+    for (;;) {
+      WEFT_ASSIGN_OR_RETURN(const auto batch, training.Next());
+      if (!batch.has_value()) return absl::OkStatus();
+      if (person.dies(training.steps(), true)) {
+        return absl::CancelledError("died");
+      }
+      const int group = crowd.GroupOf(id);
+      const int64_t step = training.steps();
+      if (person.ledger != nullptr) {
+        person.ledger->Draw(group, step, (*batch)[2]);
+      }
+      const Variable loss =
+          CrossEntropy(net.Forward(Variable((*batch)[0].To(DeviceOf(person)))),
+                       (*batch)[1].To(DeviceOf(person)));
+      WEFT_RETURN_IF_ERROR(training.Step(loss));
+      while (person.awaits_next_group && next.has_begun() && !next.is_done()) {
+        absl::SleepFor(absl::Milliseconds(1));
+      }
+      if (person.ledger != nullptr && training.steps() == step + 1) {
+        person.ledger->Take(group, step);
+      }
+      if (person.dies(training.steps(), false)) {
+        return absl::CancelledError("died");
+      }
+    }
+  }
+
   absl::Status TrainRank(Crowd& crowd, int id, const Person& person,
                          Outcome* outcome) {
     Generator generator(person.seed != 0 ? person.seed
                                          : static_cast<uint64_t>(id) + 1);
     Net net(person.width, generator, person.ties);
-    const Device device = person.devices == nullptr
-                              ? Device::Cpu()
-                              : Device(person.devices->context(), 0);
-    net.To(device);
+    net.To(DeviceOf(person));
     generator = Generator(5);
     optimizer::AdamOptions adam;
     adam.lr = 0.01;
@@ -283,26 +342,9 @@ class ElasticTrainingTest : public ::testing::Test {
     parts.optimizer = optimizer.get();
     parts.generator = &generator;
     parts.virtual_shards = kShards;
-    parts.make_loader =
-        [&](int shard,
-            int shards) -> absl::StatusOr<std::unique_ptr<input::DataLoader>> {
-      input::ShardedSampler::Options order;
-      order.size = points_.size();
-      order.shard = shard;
-      order.shards = shards;
-      WEFT_ASSIGN_OR_RETURN(const auto sampler,
-                            input::ShardedSampler::Create(order));
-      input::DataLoader::Options loading;
-      loading.batch_size = 2;
-      loading.threads = 0;
-      return input::DataLoader::Create(points_, sampler, loading);
+    parts.make_loader = [this](int shard, int shards) {
+      return MakeLoader(shard, shards);
     };
-    Options options;
-    options.epochs = person.epochs;
-    options.progress = telemetry::Progress::Style::kQuiet;
-    options.checkpoint_dir = person.checkpoint_dir;
-    options.resume = person.resume && !person.checkpoint_dir.empty();
-    options.asked_to_stop = [] { return false; };
     DataParallelTraining::Elastic elastic;
     int groups = 0;
     const auto join = [&] {
@@ -310,7 +352,6 @@ class ElasticTrainingTest : public ::testing::Test {
       ++groups;
       return crowd.Join(id);
     };
-    using Group = std::unique_ptr<collectives::ProcessGroup>;
     BackgroundTask<Group> next;
     const auto leave = absl::MakeCleanup([&] { crowd.Remove(id); });
     elastic.join = [&]() -> absl::StatusOr<Group> {
@@ -335,32 +376,8 @@ class ElasticTrainingTest : public ::testing::Test {
     WEFT_ASSIGN_OR_RETURN(const auto training,
                           DataParallelTraining::CreateElastic(
                               std::move(elastic), telemetry::Silent(),
-                              std::move(parts), options));
-    for (;;) {
-      WEFT_ASSIGN_OR_RETURN(const auto batch, training->Next());
-      if (!batch.has_value()) break;
-      if (person.dies(training->steps(), true)) {
-        return absl::CancelledError("died");
-      }
-      const int group = crowd.GroupOf(id);
-      const int64_t step = training->steps();
-      if (person.ledger != nullptr) {
-        person.ledger->Draw(group, step, (*batch)[2]);
-      }
-      const Variable loss =
-          CrossEntropy(net.Forward(Variable((*batch)[0].To(device))),
-                       (*batch)[1].To(device));
-      WEFT_RETURN_IF_ERROR(training->Step(loss));
-      while (person.awaits_next_group && next.has_begun() && !next.is_done()) {
-        absl::SleepFor(absl::Milliseconds(1));
-      }
-      if (person.ledger != nullptr && training->steps() == step + 1) {
-        person.ledger->Take(group, step);
-      }
-      if (person.dies(training->steps(), false)) {
-        return absl::CancelledError("died");
-      }
-    }
+                              std::move(parts), OptionsOf(person)));
+    WEFT_RETURN_IF_ERROR(TrainSteps(crowd, id, person, net, next, *training));
     WEFT_ASSIGN_OR_RETURN(const Result result, training->Finish());
     outcome->checkpoint = result.checkpoint;
     outcome->steps = training->steps();
