@@ -234,6 +234,32 @@ TEST(NoElements, PassEachOperation) {
 
 // --- Arguments that are none. ------------------------------------------------
 
+TEST(Peers, ThatAreNoneAreNamedAsTheyWereGiven) {
+  const auto body = [](ProcessGroup& group) -> absl::Status {
+    const Tensor tensor = One(0);
+    for (const int peer : {-2, -1, 2, 1 << 30}) {
+      const auto refused = StatusIs(
+          kInvalid, absl::StrCat("wants a rank from 0 to 1, found ", peer));
+      EXPECT_THAT(group.Send(tensor, peer), refused);
+      EXPECT_THAT(group.Receive(tensor, peer), refused);
+      PointToPoint part;
+      part.kind = PointToPoint::kReceive;
+      part.tensor = tensor;
+      part.peer = peer;
+      EXPECT_THAT(group.Exchange({part}), refused);
+    }
+    const auto own = StatusIs(kInvalid, "is this rank: copy the tensor");
+    EXPECT_THAT(group.Send(tensor, group.rank()), own);
+    EXPECT_THAT(group.Receive(tensor, group.rank()), own);
+    EXPECT_THAT(group.Send(Tensor(), 1 - group.rank()),
+                StatusIs(kInvalid, "undefined"));
+    EXPECT_THAT(group.ReceiveAny(Tensor()).status(),
+                StatusIs(kInvalid, "undefined"));
+    return group.Barrier();
+  };
+  EXPECT_THAT(RunGroup(2, body), Each(IsOk()));
+}
+
 TEST(Roots, ThatAreNoneAreRefusedByEachOperation) {
   const auto body = [](ProcessGroup& group) -> absl::Status {
     const Tensor tensor = One(0);

@@ -266,12 +266,13 @@ Generation::Movement SendOf(Generation& group, const Tensor& tensor, int to,
 
 Generation::Movement ReceiveOf(Generation& group, const Tensor& tensor,
                                int from, uint64_t tag, CallSite site) {
-  if (from < 0) from = group.backend().size();  // No rank: -1 would be any.
   const auto fill = [&](Preparation& p) -> absl::Status {
     WEFT_RETURN_IF_ERROR(p.AddOutput(tensor));
     return CheckPeer(group.backend(), from);
   };
-  return {Prepare(group, Verb::kReceive, site, fill), from, tag};
+  // Below 0 it is refused, but -1 would be any.
+  return {Prepare(group, Verb::kReceive, site, fill),
+          from < 0 ? group.backend().size() : from, tag};
 }
 
 Generation::Movement ReceiveAnyOf(Generation& group, const Tensor& tensor,
