@@ -423,6 +423,15 @@ TEST(Revoke, EndsWhateverIsCalledAfterItOnEveryRank) {
   EXPECT_THAT(RunGroup(2, body), Each(IsOk()));
 }
 
+TEST(Revoke, WithoutAReasonSaysThatNoneIsGiven) {
+  const auto body = [](ProcessGroup& group) {
+    group.Revoke(absl::OkStatus());
+    return group.Barrier();
+  };
+  EXPECT_THAT(RunGroup(2, body), Each(StatusIs(absl::StatusCode::kCancelled,
+                                               ": no reason is given")));
+}
+
 TEST(Revoke, KeepsTheFirstReasonAndItsPayloads) {
   absl::Status first = absl::UnavailableError("the first");
   first.SetPayload("why", absl::Cord("because"));

@@ -448,11 +448,12 @@ absl::optional<int> ProcessGroup::RankOfParent(int parent_rank) const {
 
 void ProcessGroup::Revoke(const absl::Status& reason) {
   const std::shared_ptr<Generation> group = core_->now();
-  const absl::Status why = Reworded(
-      reason.ok() ? absl::CancelledError("no reason is given") : reason,
-      absl::StatusCode::kCancelled,
-      absl::StrCat("group ", name(), " was revoked by rank ",
-                   group->backend().rank(), ": ", reason.message()));
+  const absl::Status given =
+      reason.ok() ? absl::CancelledError("no reason is given") : reason;
+  const absl::Status why =
+      Reworded(given, absl::StatusCode::kCancelled,
+               absl::StrCat("group ", name(), " was revoked by rank ",
+                            group->backend().rank(), ": ", given.message()));
   group->backend().Abort(why);
   group->EndShrinks(why);
 }
