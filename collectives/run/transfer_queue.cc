@@ -162,7 +162,7 @@ std::vector<Future<int>> TransferQueue::Add(std::vector<Addition> additions) {
       futures.push_back(MakeReady<int>(std::move(it->result)));
       pending_.erase(it);
     } else if (started = EnsureThread(); !started.ok()) {
-      futures.push_back(MakeReady<int>(std::move(started)));
+      futures.push_back(MakeReady<int>(Prefixed(it->what, started)));
       pending_.erase(it);
     } else {
       futures.push_back(it->promise.future());

@@ -153,6 +153,17 @@ TEST(TransferQueue, WhatCanBeMovedAtOnceNeedsNoThread) {
   EXPECT_EQ(threads.hits(), 0);
 }
 
+TEST(TransferQueue, WithoutAThreadOneThatMustWaitSaysWhatItWas) {
+  const ScopedFailpoint threads("base/start_thread",
+                                "error(RESOURCE_EXHAUSTED,no thread)");
+  ScriptedBackend backend([](Transfer&, int) { return false; });
+  TransferQueue queue(backend);
+  EXPECT_THAT(
+      AddOne(queue, SendOf(1)).Wait(kPatience),
+      StatusIs(absl::StatusCode::kResourceExhausted, "Send: no thread"));
+  EXPECT_TRUE(queue.is_idle());
+}
+
 TEST(TransferQueue, ErrorsSayWhatTheyAreOfAndEndThatOneAlone) {
   ScriptedBackend backend([](Transfer& t, int turn) -> absl::StatusOr<bool> {
     if (t.tag == 1) return absl::InvalidArgumentError("another dtype");
