@@ -39,10 +39,24 @@ TransferQueue::~TransferQueue() {
     thread = std::move(thread_);
   }
   if (thread.joinable()) thread.join();
-  MutexLock lock(mu_);
-  for (Pending& pending : pending_) {
-    pending.promise.Set(Prefixed(
-        pending.what, absl::CancelledError("the group ended on this rank")));
+  std::list<Pending> ended;
+  {
+    MutexLock lock(mu_);
+    ended.swap(pending_);
+  }
+  for (Pending& pending : ended) {
+    pending.result = Prefixed(
+        pending.what, absl::CancelledError("the group ended on this rank"));
+  }
+  Settle(ended);
+}
+
+void TransferQueue::Settle(std::list<Pending>& ended) {
+  InlineScope callbacks;  // The next transfers need this thread.
+  for (Pending& pending : ended) {
+    std::optional<device::StreamScope> current;
+    if (pending.staged != nullptr) current.emplace(pending.staged->caller());
+    pending.promise.Set(pending.result);
   }
 }
 
@@ -192,16 +206,7 @@ void TransferQueue::Run() {
       MoveAll(ended);
       if (awaits_device_) wait = kDevicePoll;
     }
-    {
-      InlineScope callbacks;  // The next transfers need this thread.
-      for (Pending& pending : ended) {
-        std::optional<device::StreamScope> current;
-        if (pending.staged != nullptr) {
-          current.emplace(pending.staged->caller());
-        }
-        pending.promise.Set(pending.result);
-      }
-    }
+    Settle(ended);
     if (!ended.empty()) continue;
     backend_.AwaitTransfers(seen, backend_.driver().clock().Now() + wait);
   }

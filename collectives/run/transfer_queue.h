@@ -38,8 +38,8 @@ class TransferQueue {
   // Ends in the peer's rank; in kDeadlineExceeded at its deadline. What one of
   // all that go on asks for is not in the way of the others: kResourceExhausted
   // (Backend::Advance) only where none of them takes anything. Callbacks of the
-  // Futures run under InlineScope on the queue's thread, and with the current
-  // stream of the caller for a device.
+  // Futures run under InlineScope on the queue's thread, or on the one that
+  // ends the queue, and with the current stream of the caller for a device.
   std::vector<Future<int>> Add(std::vector<Addition> additions)
       ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -68,6 +68,8 @@ class TransferQueue {
   bool Move(Pending& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Moves all, those that have ended to `ended`.
   void MoveAll(std::list<Pending>& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Gives those that have ended their results; runs their callbacks.
+  static void Settle(std::list<Pending>& ended);
   absl::Status EnsureThread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Run() ABSL_LOCKS_EXCLUDED(mu_);
 

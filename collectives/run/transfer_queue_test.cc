@@ -267,5 +267,22 @@ TEST(TransferQueue, CallbacksMayNotWaitButMayAddOthers) {
   EXPECT_THAT(next->Wait(kPatience), IsOkAndHolds(1));
 }
 
+// Also those that run as the queue ends: no lock is held.
+TEST(TransferQueue, CallbacksOfItsEndMayNotWaitButMayUseIt) {
+  ScriptedBackend backend([](Transfer&, int) { return false; });
+  bool is_inline = false, is_idle = false;
+  {
+    TransferQueue queue(backend);
+    AddOne(queue, ReceiveOf(1)).OnReady([&](const absl::StatusOr<int>& end) {
+      EXPECT_THAT(end, StatusIs(absl::StatusCode::kCancelled,
+                                "Receive: the group ended"));
+      is_inline = InlineScope::IsActive();
+      is_idle = queue.is_idle();
+    });
+  }
+  EXPECT_TRUE(is_inline);
+  EXPECT_TRUE(is_idle);
+}
+
 }  // namespace
 }  // namespace weft::collectives
