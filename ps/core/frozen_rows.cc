@@ -16,16 +16,30 @@ constexpr int64_t kLargestPiece = 65536;
 
 constexpr int64_t kFloat = sizeof(float);
 
+std::vector<uint64_t> RemovedIn(std::optional<ChangedRows::Since>& since) {
+  if (!since.has_value()) return {};
+  return std::move(since->removed);
+}
+
+SnapshotCursor CursorOf(const RowStore& rows,
+                        std::optional<ChangedRows::Since> since) {
+  if (!since.has_value()) return SnapshotCursor(rows.size());
+  return SnapshotCursor(std::move(since->rows));
+}
+
 }  // namespace
 
 FrozenRows::FrozenRows(const RowStore& rows, std::string life,
-                       std::shared_ptr<ByteBudget> copies)
+                       std::shared_ptr<ByteBudget> copies,
+                       std::optional<ChangedRows::Since> since)
     : stride_(rows.stride()),
       header_(rows.header()),
       base_(rows.base()),
       life_(std::move(life)),
+      is_delta_(since.has_value()),
+      removed_(RemovedIn(since)),
       budget_(std::move(copies)),
-      cursor_(rows.size()) {}
+      cursor_(CursorOf(rows, std::move(since))) {}
 
 FrozenRows::Piece FrozenRows::MakePiece(int64_t bytes) const {
   Piece piece;

@@ -10,6 +10,9 @@
 // What pushes copy counts against a budget. Beyond it the copies are dropped
 // and the reader gets an error: pushes never wait for a reader.
 //
+// Of a partition whose changes are known (changed_rows.h) it may have only the
+// rows that have changed since a checkpoint.
+//
 // Thread-safety: where it says so under the partition's lock; once is_done(),
 // the reader alone.
 
@@ -18,12 +21,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "weft/ps/core/byte_budget.h"
+#include "weft/ps/core/changed_rows.h"
 #include "weft/ps/core/row_store.h"
 #include "weft/ps/core/snapshot_cursor.h"
 
@@ -40,8 +45,10 @@ class FrozenRows {
   };
 
   // `life`: RowLife::Format, or empty. `copies` null: any number of bytes.
+  // `since`: of these rows only; null: of all.
   FrozenRows(const RowStore& rows, std::string life,
-             std::shared_ptr<ByteBudget> copies);
+             std::shared_ptr<ByteBudget> copies,
+             std::optional<ChangedRows::Since> since = std::nullopt);
 
   // --- Under the partition's lock. -----------------------------------------
 
@@ -65,6 +72,9 @@ class FrozenRows {
   absl::Status status() const;
   const std::vector<Piece>& copies() const { return copies_; }
   const std::string& life() const { return life_; }
+  bool is_delta() const { return is_delta_; }
+  // Of a delta: keys of rows that went, in no order; some may be there again.
+  const std::vector<uint64_t>& removed() const { return removed_; }
 
   // Of a piece.
   RowStore::Row RowOf(const Piece& piece, int64_t i) const {
@@ -83,6 +93,8 @@ class FrozenRows {
   const int64_t header_;
   const int64_t base_;
   const std::string life_;
+  const bool is_delta_;
+  const std::vector<uint64_t> removed_;
   const std::shared_ptr<ByteBudget> budget_;
   SnapshotCursor cursor_;
   std::vector<Piece> copies_;  // by pushes

@@ -26,17 +26,13 @@ int PlacedBits(const TableLayout& layout) {
   return absl::countr_zero(static_cast<uint32_t>(layout.spec().partitions()));
 }
 
-void SortByKey(std::vector<RowStore::Row>& rows) {
-  std::sort(rows.begin(), rows.end(), [](RowStore::Row a, RowStore::Row b) {
-    return RowStore::key(a) < RowStore::key(b);
-  });
-}
-
 // A function of its own: clang does not see in a lambda which lock is held.
 std::vector<RowStore::Row> SortedByKey(const RowStore& rows) {
   std::vector<RowStore::Row> order;
   for (int64_t i = 0; i < rows.size(); ++i) order.push_back(rows.At(i));
-  SortByKey(order);
+  std::sort(order.begin(), order.end(), [](RowStore::Row a, RowStore::Row b) {
+    return RowStore::key(a) < RowStore::key(b);
+  });
   return order;
 }
 
@@ -61,78 +57,7 @@ void SumRows(absl::Span<const PushSpan> spans, int64_t at, int64_t length,
   for (int64_t i = 0; i < length; ++i) sum[i] *= scale;
 }
 
-void AppendRow(const TableLayout& layout, RowStore::Row row,
-               const float* weights, PartitionImage& image) {
-  const uint64_t key = RowStore::key(row);
-  const int64_t length = layout.RowLength(key);
-  image.keys.push_back(key);
-  image.steps.push_back(RowStore::step(row));
-  image.weights.insert(image.weights.end(), weights, weights + length);
-  for (int s = 0; s < layout.slots(); ++s) {
-    const float* slot = weights + layout.SlotOffset(s);
-    image.slots[s].insert(image.slots[s].end(), slot,
-                          slot + layout.SlotLength(s, length));
-  }
-}
-
 }  // namespace
-
-absl::Status CheckImage(const TableLayout& layout, const Placement& placement,
-                        int partition, const PartitionImage& image) {
-  const std::string where =
-      absl::StrCat("table '", layout.spec().name(), "' partition ", partition);
-  size_t elements = 0;
-  for (size_t i = 0; i < image.keys.size(); ++i) {
-    const uint64_t key = image.keys[i];
-    const bool exists =
-        !layout.is_dense() || key < static_cast<uint64_t>(layout.slices());
-    const int home = layout.is_dense()
-                         ? placement.PartitionOfSlice(static_cast<int64_t>(key))
-                         : placement.PartitionOfKey(key);
-    if (!exists || home != partition || (i > 0 && key <= image.keys[i - 1])) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(where, ": row ", key, " is not one of its rows"));
-    }
-    elements += static_cast<size_t>(layout.RowLength(key));
-  }
-  bool fits = image.steps.size() == image.keys.size() &&
-              image.weights.size() == elements &&
-              image.slots.size() == static_cast<size_t>(layout.slots());
-  for (int s = 0; fits && s < layout.slots(); ++s) {
-    fits = image.slots[s].size() ==
-           (layout.slot_is_per_row(s) ? image.keys.size() : elements);
-  }
-  for (int64_t step : image.steps) {
-    fits = fits && step >= 0 && step <= int64_t{RowStore::kLastStep};
-  }
-  if (!fits) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        where, ": wanted ", elements, " weights and ", layout.slots(),
-        " slots as long, or one value for each of ", image.keys.size(),
-        " rows, found ", image.weights.size(), " weights and ",
-        image.slots.size(), " slots"));
-  }
-  // What is there of a table that was bounded once is not used any more.
-  RowLife life(layout.limits());
-  absl::Status checked = life.Load(image.life);
-  const bool has_touched = !image.touched.empty();
-  if (checked.ok() && has_touched &&
-      image.touched.size() != image.keys.size()) {
-    checked = absl::InvalidArgumentError(
-        absl::StrCat("wanted a version that touched each of ",
-                     image.keys.size(), " rows, found ", image.touched.size()));
-  }
-  for (int64_t touched : image.touched) {
-    if (!checked.ok()) break;
-    if (touched >= 0 && (image.life.empty() || touched <= life.clock())) {
-      continue;
-    }
-    checked = absl::InvalidArgumentError(
-        absl::StrCat("a row was touched at version ", touched, ", wanted 0 to ",
-                     life.clock()));
-  }
-  return Reworded(checked, absl::StrCat(where, ": ", checked.message()));
-}
 
 void AddCounts(const RowCounts& counts, v1::TableStats& to) {
   to.set_evicted_idle(to.evicted_idle() + counts.evicted_idle);
@@ -281,6 +206,7 @@ float* Partition::UpdateSlices(absl::Span<const PushSpan> spans, float scale,
         [this](uint64_t key, Row row)
             ABSL_NO_THREAD_SAFETY_ANALYSIS { Initialize(key, row); });
     if (!frozen_.empty()) BeforeChange(rows);
+    if (changes_ != nullptr) NoteChanged(rows);
     for (size_t i = 0; i < n; ++i) {
       const int64_t length = layout_.RowLength(keys[i]);
       const float* gradient = spans[0].values + at;
@@ -374,6 +300,7 @@ void Partition::LetGo() {
     life_->LetGo(key);
     // The last one takes its place.
     if (!frozen_.empty()) BeforeChange({oldest, rows_.At(rows_.size() - 1)});
+    if (changes_ != nullptr) NoteRemoval(key);
     rows_.Remove(key);
   }
 }
@@ -390,6 +317,7 @@ void Partition::Update(absl::Span<const uint64_t> keys, const float* gradients,
         [this](uint64_t key, Row row)
             ABSL_NO_THREAD_SAFETY_ANALYSIS { Initialize(key, row); });
     if (!frozen_.empty()) BeforeChange(rows);
+    if (changes_ != nullptr) NoteChanged(rows);
     if (together) {
       UpdateTogether(rows, gradients, lr_scale);
       gradients += static_cast<int64_t>(n) * dim_;
@@ -511,7 +439,9 @@ void Partition::Put(uint64_t key, absl::Span<const float> weights) {
   MutexLock lock(mu_);
   if (rows_.Find(key).exists()) return;
   WEFT_CHECK_EQ(static_cast<int64_t>(weights.size()), layout_.RowLength(key));
-  std::copy(weights.begin(), weights.end(), rows_.floats(Make(key)));
+  const Row row = Make(key);
+  if (changes_ != nullptr) NoteChanged({row});
+  std::copy(weights.begin(), weights.end(), rows_.floats(row));
   Account();
 }
 
@@ -543,32 +473,23 @@ PartitionImage Partition::Image() const {
   return image;
 }
 
-PartitionImage ImageOf(const TableLayout& layout, const FrozenRows& frozen,
-                       const std::vector<FrozenRows::Piece>& pieces) {
-  std::vector<RowStore::Row> rows;
-  for (const auto* of : {&pieces, &frozen.copies()}) {
-    for (const FrozenRows::Piece& piece : *of) {
-      for (int64_t i = 0; i < piece.rows; ++i) {
-        rows.push_back(frozen.RowOf(piece, i));
-      }
+std::shared_ptr<FrozenRows> Partition::Freeze(
+    std::shared_ptr<ByteBudget> copies, const SavedAs& as) {
+  MutexLock lock(mu_);
+  std::optional<ChangedRows::Since> since;
+  if (!as.id.empty()) {
+    if (changes_ == nullptr) changes_ = std::make_unique<ChangedRows>();
+    since = changes_->Freeze(as);
+    // All rows are no more than that, and need no other checkpoint.
+    if (since.has_value() &&
+        since->rows.size() + static_cast<int64_t>(since->removed.size()) >=
+            rows_.size()) {
+      since.reset();
     }
   }
-  SortByKey(rows);
-  PartitionImage image;
-  image.slots.resize(layout.slots());
-  for (RowStore::Row row : rows) {
-    AppendRow(layout, row, frozen.floats(row), image);
-    if (layout.limits().any()) image.touched.push_back(frozen.touched(row));
-  }
-  image.life = frozen.life();
-  return image;
-}
-
-std::shared_ptr<FrozenRows> Partition::Freeze(
-    std::shared_ptr<ByteBudget> copies) {
-  MutexLock lock(mu_);
   auto frozen = std::make_shared<FrozenRows>(
-      rows_, life_.has_value() ? life_->Format() : "", std::move(copies));
+      rows_, life_.has_value() ? life_->Format() : "", std::move(copies),
+      std::move(since));
   if (!frozen->is_done()) frozen_.push_back(frozen);
   return frozen;
 }
@@ -598,7 +519,17 @@ void Partition::BeforeChange(absl::Span<const Row> rows) {
   }
 }
 
+void Partition::NoteChanged(absl::Span<const Row> rows) {
+  for (Row row : rows) changes_->Change(rows_.NumberOf(row));
+}
+
+void Partition::NoteRemoval(uint64_t key) {
+  const int64_t number = rows_.NumberOf(rows_.Find(key));
+  if (!changes_->Remove(number, rows_.size() - 1, key)) changes_ = nullptr;
+}
+
 void Partition::BeforeAllChange() {
+  changes_ = nullptr;
   for (const std::weak_ptr<FrozenRows>& one : frozen_) {
     if (const auto frozen = one.lock()) frozen->BeforeAllChange(rows_);
   }
@@ -687,6 +618,7 @@ int64_t Partition::memory_bytes() const {
   MutexLock lock(mu_);
   return static_cast<int64_t>(sizeof(*this)) + rows_.memory_bytes() +
          (life_.has_value() ? life_->memory_bytes() : 0) +
+         (changes_ != nullptr ? changes_->memory_bytes() : 0) +
          static_cast<int64_t>(windows_.capacity() *
                               (sizeof(uint64_t) + sizeof(SequenceWindow) + 1));
 }

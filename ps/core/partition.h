@@ -34,7 +34,9 @@
 #include "weft/base/mutex.h"
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/core/byte_budget.h"
+#include "weft/ps/core/changed_rows.h"
 #include "weft/ps/core/frozen_rows.h"
+#include "weft/ps/core/partition_image.h"
 #include "weft/ps/core/placement.h"
 #include "weft/ps/core/row_life.h"
 #include "weft/ps/core/row_store.h"
@@ -67,21 +69,6 @@ SpanSum SumSpans(const TableLayout& layout, absl::Span<const PushSpan> spans,
 // keys, or, of a dense table, by slice.
 SpanSum InMessageOrder(const TableLayout& layout, SpanSum sum);
 
-// All rows of a partition, copied out, in ascending order of their keys. What
-// was applied of which client is not kept: clients open a table that was
-// restored again, and begin anew.
-struct PartitionImage {
-  std::vector<uint64_t> keys;  // [n]
-  std::vector<int64_t> steps;  // [n], each below 2^32
-  std::vector<float> weights;  // rows one after another
-  // [slots], each like weights, or [n] where a slot is per row.
-  std::vector<std::vector<float>> slots;
-  // Of a table with RowLife, or empty: the version that touched each row, and
-  // RowLife::Format. A piece of a copy after the first has no `life`.
-  std::vector<int64_t> touched = {};  // [n]
-  std::string life = {};
-};
-
 // What became of the rows of a table with RowLife, since the partition was
 // made.
 struct RowCounts {
@@ -90,16 +77,6 @@ struct RowCounts {
   int64_t not_admitted = 0;
   int64_t dropped_late = 0;
 };
-
-// kInvalidArgument if `image` is not one of partition `partition` of such a
-// table: lengths differ, a key belongs elsewhere, keys do not ascend.
-absl::Status CheckImage(const TableLayout& layout, const Placement& placement,
-                        int partition, const PartitionImage& image);
-
-// The rows of `frozen`, of which `pieces` has what CopyFrozen gave.
-// REQUIRES: frozen.is_done() and status() is OK.
-PartitionImage ImageOf(const TableLayout& layout, const FrozenRows& frozen,
-                       const std::vector<FrozenRows::Piece>& pieces);
 
 void AddCounts(const RowCounts& counts, v1::TableStats& to);
 
@@ -156,8 +133,11 @@ class Partition {
 
   // The rows as they are now, to be copied by CopyFrozen some at a time while
   // pushes go on. What pushes copy of them counts against `copies`, if given.
-  // To drop it ends it.
-  std::shared_ptr<FrozenRows> Freeze(std::shared_ptr<ByteBudget> copies)
+  // To drop it ends it. `as`: if it has an id, the partition keeps track of its
+  // changes from now on; those since as.base alone are frozen if all of them
+  // are known and they are fewer than the rows (FrozenRows::is_delta).
+  std::shared_ptr<FrozenRows> Freeze(std::shared_ptr<ByteBudget> copies,
+                                     const SavedAs& as = SavedAs())
       ABSL_LOCKS_EXCLUDED(mu_);
   // FrozenRows::CopyTo, of what Freeze has returned. Returns is_done().
   bool CopyFrozen(FrozenRows& frozen, FrozenRows::Piece& to)
@@ -210,7 +190,13 @@ class Partition {
   // frozen are copied before. Forgets what needs no more copies.
   void BeforeChange(absl::Span<const Row> rows)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // They are no changes that ChangedRows tells.
   void BeforeAllChange() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // For changes_, which is there: before rows are changed, and before the row
+  // of `key` is removed.
+  void NoteChanged(absl::Span<const Row> rows)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void NoteRemoval(uint64_t key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const TableLayout& layout_;
   const bool is_dense_;
@@ -225,6 +211,8 @@ class Partition {
   int64_t accounted_ ABSL_GUARDED_BY(mu_) = 0;  // in memory_
   absl::flat_hash_map<uint64_t, SequenceWindow> windows_ ABSL_GUARDED_BY(mu_);
   std::vector<std::weak_ptr<FrozenRows>> frozen_ ABSL_GUARDED_BY(mu_);
+  // Null: nobody has asked, or what has changed is not known.
+  std::unique_ptr<ChangedRows> changes_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace weft::ps

@@ -1,43 +1,38 @@
 #include "weft/ps/core/snapshot_cursor.h"
 
+#include <utility>
+
 #include "weft/base/check.h"
 
 namespace weft::ps {
 
-SnapshotCursor::SnapshotCursor(int64_t rows)
-    : rows_(rows),
-      left_(rows),
-      blocks_(static_cast<size_t>((rows + kBlockRows - 1) / kBlockRows)) {
+SnapshotCursor::SnapshotCursor(int64_t rows) : rows_(rows), left_(rows) {
   WEFT_CHECK(rows >= 0);
 }
 
-bool SnapshotCursor::Mark(int64_t number) {
-  std::unique_ptr<Block>& block = blocks_[number / kBlockRows];
-  if (block == nullptr) block = std::make_unique<Block>();
-  uint64_t& word = (*block)[number % kBlockRows / kWordBits];
-  const uint64_t bit = uint64_t{1} << (number % kWordBits);
-  const bool is_new = (word & bit) == 0;
-  word |= bit;
-  return is_new;
-}
-
-bool SnapshotCursor::IsMarked(int64_t number) const {
-  const std::unique_ptr<Block>& block = blocks_[number / kBlockRows];
-  return block != nullptr &&
-         ((*block)[number % kBlockRows / kWordBits] >> (number % kWordBits) &
-          1) != 0;
-}
+SnapshotCursor::SnapshotCursor(RowSet rows)
+    : rows_(0), left_(rows.size()), wanted_(std::move(rows)) {}
 
 bool SnapshotCursor::Take(int64_t number) {
-  if (number < next_ || number >= rows_ || !Mark(number)) return false;
+  if (wanted_.has_value()) {
+    if (!wanted_->Remove(number)) return false;
+  } else if (number < next_ || number >= rows_ || !taken_.Add(number)) {
+    return false;
+  }
   --left_;
   return true;
 }
 
 int64_t SnapshotCursor::Next() {
   if (left_ == 0) return kNone;
-  while (IsMarked(next_)) ++next_;
   --left_;
+  if (wanted_.has_value()) {
+    const int64_t number = wanted_->FirstFrom(next_);
+    wanted_->Remove(number);
+    next_ = number + 1;
+    return number;
+  }
+  while (taken_.Contains(next_)) ++next_;
   return next_++;
 }
 

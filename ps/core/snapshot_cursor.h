@@ -16,11 +16,10 @@
 #ifndef WEFT_PS_CORE_SNAPSHOT_CURSOR_H_
 #define WEFT_PS_CORE_SNAPSHOT_CURSOR_H_
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <vector>
+#include <optional>
+
+#include "weft/ps/core/row_set.h"
 
 namespace weft::ps {
 
@@ -28,6 +27,8 @@ class SnapshotCursor {
  public:
   // Of rows 0 to `rows` - 1. Takes a time that hardly depends on their number.
   explicit SnapshotCursor(int64_t rows);
+  // Of these rows.
+  explicit SnapshotCursor(RowSet rows);
 
   // Whether the caller must copy row `number` now, before it changes it. The
   // row counts as copied then.
@@ -42,20 +43,11 @@ class SnapshotCursor {
   int64_t left() const { return left_; }
 
  private:
-  static constexpr int64_t kWordBits = 64;
-  static constexpr int64_t kBlockWords = 64;
-  static constexpr int64_t kBlockRows = kWordBits * kBlockWords;
-  using Block = std::array<uint64_t, kBlockWords>;
-
-  // Marks it; false if it was.
-  bool Mark(int64_t number);
-  bool IsMarked(int64_t number) const;
-
   const int64_t rows_;
   int64_t next_ = 0;  // those before were copied
   int64_t left_;
-  // A bit for each row that was taken out of turn; null: none of its rows.
-  std::vector<std::unique_ptr<Block>> blocks_;
+  RowSet taken_;                 // out of turn
+  std::optional<RowSet> wanted_;  // of named rows: those that are left
 };
 
 }  // namespace weft::ps
