@@ -205,14 +205,22 @@ absl::StatusOr<FileRecord> CheckpointDirectory::AddShard(
 
 absl::StatusOr<std::string> CheckpointDirectory::Commit(
     absl::string_view attempt, std::vector<FileRecord> files,
-    const Metadata& metadata) {
+    const Metadata& metadata, const std::optional<Parent>& parent) {
   WEFT_ASSIGN_OR_RETURN(const ParsedName parsed, RequireAttempt(attempt));
   const std::string name = CheckpointName(parsed);
   const absl::Status prepared = [&]() -> absl::Status {
     std::sort(files.begin(), files.end(),
               [](const auto& a, const auto& b) { return a.name < b.name; });
-    WEFT_ASSIGN_OR_RETURN(const std::string manifest,
-                          FormatManifest({parsed.step, metadata, files}));
+    Manifest content = {parsed.step, metadata, files, std::string(attempt)};
+    const bool is_delta =
+        std::any_of(files.begin(), files.end(),
+                    [](const FileRecord& file) { return file.is_delta; });
+    if (is_delta && parent.has_value()) {
+      WEFT_RETURN_IF_ERROR(CheckIsThere(*parent, parsed.number));
+      content.parent = parent;
+      content.links = parent->links + 1;
+    }
+    WEFT_ASSIGN_OR_RETURN(const std::string manifest, FormatManifest(content));
     WEFT_RETURN_IF_ERROR(CheckSizes(std::string(attempt), files));
     WEFT_RETURN_IF_ERROR(WriteWhole(PathOf(attempt, kManifest), manifest));
     WEFT_RETURN_IF_ERROR(files_.SyncDirectory(PathOf(attempt)));
@@ -235,6 +243,86 @@ absl::StatusOr<std::string> CheckpointDirectory::Commit(
                  absl::StrCat("checkpoint ", name,
                               " is in place, but not settled: it may not "
                               "survive a power cut"));
+}
+
+// `number`: of the checkpoint that needs it.
+absl::Status CheckpointDirectory::CheckIsThere(const Parent& parent,
+                                               int64_t number) {
+  const auto parsed = ParseCheckpointName(parent.name);
+  absl::StatusOr<Manifest> found = absl::DataLossError(absl::StrCat(
+      "\"", absl::CHexEscape(parent.name),
+      "\" is no name of a checkpoint of a smaller number than ", number));
+  if (parsed.has_value() && parsed->number < number) {
+    found = ReadManifest(parent.name);
+  }
+  if (found.ok() && found->checksum == parent.checksum &&
+      found->links == parent.links) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "it holds what has changed since ", absl::CHexEscape(parent.name),
+      " with checksum ", absl::CHexEscape(parent.checksum), ", and ",
+      found.ok() ? absl::StrCat("there is one with ", found->checksum)
+                 : std::string(found.status().message()),
+      "; save all"));
+}
+
+absl::StatusOr<std::optional<Parent>> CheckpointDirectory::FindParent(
+    int full_every) {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, List());
+  if (names.empty()) return std::nullopt;
+  const absl::StatusOr<std::vector<Link>> chain = Chain(names.back());
+  if (!chain.ok()) return std::nullopt;
+  const Manifest& newest = chain->front().manifest;
+  if (newest.attempt.empty() || newest.links + 1 >= full_every ||
+      newest.links + 1 > kMaxLinks) {
+    return std::nullopt;
+  }
+  for (const Link& link : *chain) {
+    if (!CheckSizes(link.name, link.manifest.files).ok()) return std::nullopt;
+  }
+  return Parent{names.back(), newest.attempt, newest.checksum, newest.links};
+}
+
+absl::StatusOr<std::vector<CheckpointDirectory::Link>>
+CheckpointDirectory::Chain(const std::string& name) {
+  std::vector<Link> chain;
+  WEFT_ASSIGN_OR_RETURN(Manifest first, ReadManifest(name));
+  chain.push_back({name, std::move(first)});
+  while (chain.back().manifest.parent.has_value()) {
+    const Link& child = chain.back();
+    const Parent& wanted = *child.manifest.parent;
+    const auto damaged = [&](absl::string_view what) {
+      return absl::DataLossError(absl::StrCat(
+          PathOf(child.name), " holds what has changed since ",
+          absl::CHexEscape(wanted.name), ", ", what,
+          child.name == name ? "" : absl::StrCat("; ", name, " needs both")));
+    };
+    // Numbers fall, so that no chain leads back to itself.
+    const auto parsed = ParseCheckpointName(wanted.name);
+    if (!parsed.has_value() ||
+        parsed->number >= ParseCheckpointName(child.name)->number) {
+      return damaged("which is no checkpoint that can come before it");
+    }
+    absl::StatusOr<Manifest> parent = ReadManifest(wanted.name);
+    if (absl::IsNotFound(parent.status())) {
+      return damaged(absl::StrCat(
+          "which is missing; wanted it in ", options_.path,
+          ": bring it back, or use a checkpoint before it"));
+    }
+    if (!parent.ok()) {
+      return damaged(
+          absl::StrCat("which is damaged: ", parent.status().message()));
+    }
+    if (parent->checksum != wanted.checksum || parent->links != wanted.links ||
+        parent->attempt != wanted.attempt) {
+      return damaged(absl::StrCat(
+          "which is another one: wanted the manifest with checksum ",
+          wanted.checksum, ", found ", parent->checksum));
+    }
+    chain.push_back({wanted.name, *std::move(parent)});
+  }
+  return chain;
 }
 
 void CheckpointDirectory::Abandon(absl::string_view attempt) {
@@ -303,25 +391,57 @@ absl::Status CheckpointDirectory::CheckSizes(
   return absl::OkStatus();
 }
 
+std::set<std::string> CheckpointDirectory::WholeOf(
+    const std::vector<std::string>& names,
+    const std::map<std::string, absl::StatusOr<Manifest>>& manifests) {
+  std::set<std::string> whole;
+  for (const std::string& name : names) {  // parents come first
+    const absl::StatusOr<Manifest>& manifest = manifests.at(name);
+    if (!manifest.ok() || !CheckSizes(name, manifest->files).ok()) continue;
+    if (manifest->parent.has_value()) {
+      const Parent& parent = *manifest->parent;
+      if (whole.count(parent.name) == 0 ||
+          manifests.at(parent.name)->checksum != parent.checksum) {
+        continue;
+      }
+    }
+    whole.insert(name);
+  }
+  return whole;
+}
+
 absl::Status CheckpointDirectory::Retain(const std::string& newest) {
   if (options_.keep_last == Options::kKeepAll) {
     RemoveAbandoned(ParseCheckpointName(newest)->number);
     return absl::OkStatus();
   }
-  WEFT_RETURN_IF_ERROR(Verify(newest));
+  // Those that it needs were read back when they were the newest.
+  WEFT_ASSIGN_OR_RETURN(const std::vector<Link> chain, Chain(newest));
+  WEFT_RETURN_IF_ERROR(VerifyFiles(chain.front()));
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, List());
   // If one cannot be read, nothing is removed: it may be any.
   WEFT_ASSIGN_OR_RETURN(const std::set<std::string> named, AllNamed());
+  std::map<std::string, absl::StatusOr<Manifest>> manifests;
+  bool has_deltas = false;
+  for (const std::string& name : names) {
+    const auto& manifest = manifests.emplace(name, ReadManifest(name)).first;
+    has_deltas |= manifest->second.ok() && manifest->second->links > 0;
+  }
+  const std::set<std::string> whole = WholeOf(names, manifests);
+  std::set<std::string> needed;  // by those that stay
   int good = 0;
   for (auto name = names.rbegin(); name != names.rend(); ++name) {
-    const absl::StatusOr<Manifest> manifest = ReadManifest(*name);
-    const bool is_good =
-        manifest.ok() && CheckSizes(*name, manifest->files).ok();
+    const absl::StatusOr<Manifest>& manifest = manifests.at(*name);
+    const bool is_good = whole.count(*name) > 0;
     const bool is_milestone = is_good && options_.keep_every_steps > 0 &&
                               manifest->step % options_.keep_every_steps == 0;
     if (good >= options_.keep_last && !is_milestone &&
-        named.count(*name) == 0) {
+        named.count(*name) == 0 && needed.count(*name) == 0) {
       RemoveTree(*name);
+    } else if (manifest.ok()) {
+      if (manifest->parent.has_value()) needed.insert(manifest->parent->name);
+    } else if (has_deltas) {
+      break;  // what it needs is not known, so all that is older stays
     }
     if (is_good) ++good;
   }
@@ -404,11 +524,24 @@ absl::StatusOr<Safetensors> CheckpointDirectory::LoadShard(
   return ParseSafetensors(bytes, path);
 }
 
+absl::Status CheckpointDirectory::VerifyFiles(const Link& link) {
+  WEFT_RETURN_IF_ERROR(CheckSizes(link.name, link.manifest.files));
+  for (const FileRecord& file : link.manifest.files) {
+    WEFT_RETURN_IF_ERROR(LoadShard(link.name, file).status());
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckpointDirectory::Verify(const std::string& name) {
-  WEFT_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(name));
-  WEFT_RETURN_IF_ERROR(CheckSizes(name, manifest.files));
-  for (const FileRecord& file : manifest.files) {
-    WEFT_RETURN_IF_ERROR(LoadShard(name, file).status());
+  WEFT_ASSIGN_OR_RETURN(const std::vector<Link> chain, Chain(name));
+  for (const Link& link : chain) {
+    const absl::Status verified = VerifyFiles(link);
+    if (verified.ok()) continue;
+    return &link == &chain.front()
+               ? verified
+               : Explain(verified, absl::StrCat(PathOf(name), " needs ",
+                                                link.name,
+                                                ", which is damaged"));
   }
   return absl::OkStatus();
 }
@@ -418,6 +551,13 @@ absl::StatusOr<CheckpointDirectory::Loaded> CheckpointDirectory::Load(
   Loaded loaded;
   loaded.name = name;
   WEFT_ASSIGN_OR_RETURN(loaded.manifest, ReadManifest(name));
+  if (loaded.manifest.parent.has_value()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        PathOf(name), " holds what has changed of tables since ",
+        absl::CHexEscape(loaded.manifest.parent->name),
+        ", not all tensors; restore it by ps::Client::Restore, or make it "
+        "whole by weft ckpt merge"));
+  }
   WEFT_RETURN_IF_ERROR(CheckSizes(name, loaded.manifest.files));
   for (const FileRecord& file : loaded.manifest.files) {
     WEFT_ASSIGN_OR_RETURN(Safetensors shard, LoadShard(name, file));

@@ -17,9 +17,15 @@
 // the record, and the first calls Commit. One attempt at a time: a Commit
 // removes what other attempts left.
 //
+// A checkpoint may hold only what has changed since another one of the
+// directory, its parent, which may do so as well: a chain, up to one that holds
+// all. The parent is named with the checksum of its manifest, so that no other
+// one passes for it.
+//
 // Loading verifies sizes and hashes before it returns anything. Retention
 // removes nothing before the newest checkpoint has been read back and verified,
-// and never the newest good one, nor one that has a name: a file NAME-<name>
+// and never the newest good one, nor one that has a name, nor one that a
+// checkpoint that stays needs (its parent, and so on): a file NAME-<name>
 // holds the name of its checkpoint, and may be written and removed by hand.
 //
 // Codes: kResourceExhausted disk full; kDataLoss damaged or unreadable;
@@ -32,9 +38,12 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -76,6 +85,12 @@ class CheckpointDirectory {
 
   const std::string& path() const { return options_.path; }
 
+  // A checkpoint, and those that it needs.
+  struct Link {
+    std::string name;
+    Manifest manifest;
+  };
+
   // --- Written by one process. ---------------------------------------------
 
   // Writes one shard and commits; returns the checkpoint's name. After an error
@@ -107,7 +122,22 @@ class CheckpointDirectory {
   // cut.
   absl::StatusOr<std::string> Commit(absl::string_view attempt,
                                      std::vector<FileRecord> files,
-                                     const Metadata& metadata);
+                                     const Metadata& metadata) {
+    return Commit(attempt, std::move(files), metadata, std::nullopt);
+  }
+  // The same, where files may be deltas since `parent`: what FindParent gave to
+  // those who wrote them. If none is, the checkpoint holds all, and has no
+  // parent. kFailedPrecondition if a file is a delta and the parent is not
+  // there any more.
+  absl::StatusOr<std::string> Commit(absl::string_view attempt,
+                                     std::vector<FileRecord> files,
+                                     const Metadata& metadata,
+                                     const std::optional<Parent>& parent);
+
+  // The newest checkpoint as the parent of the next; null if there is none, it
+  // or one that it needs cannot be read or is not whole (by sizes), or it is
+  // time for one that holds all: each `full_every`-th is.
+  absl::StatusOr<std::optional<Parent>> FindParent(int full_every);
 
   // Keeps `checkpoint`, which must be there, under `name`, 1 to 63 of
   // [a-z0-9-]; the one that had the name before loses it. kInvalidArgument,
@@ -126,15 +156,21 @@ class CheckpointDirectory {
 
   absl::StatusOr<Manifest> ReadManifest(const std::string& name);
 
+  // `name` and all that it needs, itself first. Reads manifests only. The error
+  // names the link that is missing, damaged or another one than was wanted.
+  absl::StatusOr<std::vector<Link>> Chain(const std::string& name);
+
   // Reads a shard and compares it with its record first. kInvalidArgument if
   // `name` is no checkpoint's or the record's no shard's.
   absl::StatusOr<Safetensors> LoadShard(const std::string& name,
                                         const FileRecord& file);
 
-  // Reads all of a checkpoint and compares every size and hash.
+  // Reads all of a checkpoint, and of those that it needs, and compares every
+  // size and hash.
   absl::Status Verify(const std::string& name);
 
-  // The tensors of all shards. kDataLoss if a name is in two.
+  // The tensors of all shards. kDataLoss if a name is in two;
+  // kFailedPrecondition if it has a parent.
   absl::StatusOr<Loaded> Load(const std::string& name);
 
   // The newest that loads. kNotFound if there is none; if all are damaged,
@@ -151,6 +187,13 @@ class CheckpointDirectory {
   absl::StatusOr<std::set<std::string>> AllNamed();
   absl::Status CheckSizes(const std::string& name,
                           const std::vector<FileRecord>& files);
+  absl::Status CheckIsThere(const Parent& parent, int64_t number);
+  absl::Status VerifyFiles(const Link& link);
+  // Every checkpoint of `names` whose files, and those of all that it needs,
+  // are there in their sizes.
+  std::set<std::string> WholeOf(
+      const std::vector<std::string>& names,
+      const std::map<std::string, absl::StatusOr<Manifest>>& manifests);
   absl::Status Retain(const std::string& newest);
   void RemoveTree(const std::string& name);
   void RemoveAbandoned(int64_t number);

@@ -22,6 +22,7 @@ using Json = nlohmann::json;
 
 constexpr absl::string_view kFormat = "weft-checkpoint";
 constexpr int64_t kVersion = 1;
+constexpr int64_t kVersionOfDelta = 2;
 constexpr absl::string_view kOpening = "{\"checksum\":\"";
 constexpr absl::string_view kAfterChecksum = "\",\n";
 constexpr size_t kChecksumDigits = 64;
@@ -49,6 +50,29 @@ absl::Status CheckFiles(const std::vector<FileRecord>& files) {
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckParent(const Manifest& manifest) {
+  const bool is_delta =
+      std::any_of(manifest.files.begin(), manifest.files.end(),
+                  [](const FileRecord& file) { return file.is_delta; });
+  if (is_delta != manifest.parent.has_value()) {
+    return absl::InvalidArgumentError(
+        is_delta ? "a file holds what has changed since another checkpoint, "
+                   "and no parent is given"
+                 : "a parent is given, and no file needs it");
+  }
+  if (!is_delta) return absl::OkStatus();
+  const Parent& parent = *manifest.parent;
+  if (!parent.name.empty() && IsHex(parent.checksum, kChecksumDigits) &&
+      parent.links >= 0 && parent.links + 1 == manifest.links &&
+      manifest.links <= kMaxLinks) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "its parent \"", absl::CHexEscape(parent.name), "\" with checksum \"",
+      absl::CHexEscape(parent.checksum), "\" and ", manifest.links,
+      " links cannot be: wanted a name, 64 digits and 1 to ", kMaxLinks));
 }
 
 // The text after the checksum, once that is right.
@@ -96,8 +120,17 @@ absl::StatusOr<Manifest> Extract(const Json& json) {
     manifest.files.push_back({file.at("name").get<std::string>(),
                               file.at("writer").get<std::string>(),
                               {bytes, file.at("sha256").get<std::string>(),
-                               file.at("xxh3").get<std::string>()}});
+                               file.at("xxh3").get<std::string>()},
+                              file.value("delta", false)});
   }
+  manifest.attempt = json.value("attempt", "");
+  if (json.at("version") == kVersion) return manifest;
+  WEFT_ASSIGN_OR_RETURN(manifest.links, IntegerAt(json, "links"));
+  const Json& parent = json.at("parent");
+  manifest.parent = {parent.at("name").get<std::string>(),
+                     parent.at("attempt").get<std::string>(),
+                     parent.at("checksum").get<std::string>(),
+                     manifest.links - 1};
   return manifest;
 }
 
@@ -114,13 +147,17 @@ absl::StatusOr<Manifest> Parse(absl::string_view text) {
     if (json.at("format") != std::string(kFormat)) {
       return absl::InvalidArgumentError("its format is not weft-checkpoint");
     }
-    if (json.at("version") != kVersion) {
-      return absl::UnimplementedError(
-          absl::StrCat("its version is ", json.at("version").dump(),
-                       ", this build reads ", kVersion));
+    if (json.at("version") != kVersion &&
+        json.at("version") != kVersionOfDelta) {
+      return absl::UnimplementedError(absl::StrCat(
+          "its version is ", json.at("version").dump(), ", this build reads ",
+          kVersion, " and ", kVersionOfDelta));
     }
     WEFT_ASSIGN_OR_RETURN(Manifest manifest, Extract(json));
     WEFT_RETURN_IF_ERROR(CheckFiles(manifest.files));
+    WEFT_RETURN_IF_ERROR(CheckParent(manifest));
+    manifest.checksum =
+        std::string(text.substr(kOpening.size(), kChecksumDigits));
     return manifest;
   } catch (const Json::exception& e) {
     return absl::InvalidArgumentError(e.what());
@@ -147,8 +184,10 @@ bool IsShardName(absl::string_view name) {
 
 absl::StatusOr<std::string> FormatManifest(const Manifest& manifest) {
   WEFT_RETURN_IF_ERROR(CheckFiles(manifest.files));
+  WEFT_RETURN_IF_ERROR(CheckParent(manifest));
   Json json = {{"format", std::string(kFormat)},
-               {"version", kVersion},
+               {"version",
+                manifest.parent.has_value() ? kVersionOfDelta : kVersion},
                {"step", manifest.step},
                {"metadata", manifest.metadata},
                {"files", Json::array()}};
@@ -158,6 +197,14 @@ absl::StatusOr<std::string> FormatManifest(const Manifest& manifest) {
                              {"bytes", file.digest.bytes},
                              {"sha256", file.digest.sha256},
                              {"xxh3", file.digest.xxh3}});
+    if (file.is_delta) json["files"].back()["delta"] = true;
+  }
+  if (!manifest.attempt.empty()) json["attempt"] = manifest.attempt;
+  if (manifest.parent.has_value()) {
+    json["links"] = manifest.links;
+    json["parent"] = {{"name", manifest.parent->name},
+                      {"attempt", manifest.parent->attempt},
+                      {"checksum", manifest.parent->checksum}};
   }
   try {
     const std::string body = json.dump().substr(1) + "\n";

@@ -7,11 +7,17 @@
 //    "files":[{"bytes":..,"name":"shard-00000.safetensors","sha256":"..",
 //              "writer":"ps0","xxh3":".."},..],
 //    "format":"weft-checkpoint","metadata":{..},"step":..,"version":1}
+//
+// "attempt" is the name under which it was written. A checkpoint that holds
+// what has changed since another one has version 2, "parent":{"attempt",
+// "checksum","name"}, "links": how many such come before the one that holds
+// all, and "delta":true at files that are of no use without the parent.
 
 #ifndef WEFT_CHECKPOINT_MANIFEST_H_
 #define WEFT_CHECKPOINT_MANIFEST_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,12 +35,28 @@ struct FileRecord {
   std::string name;    // ShardName() of some number
   std::string writer;  // for messages: "ps0"
   Digest digest;
+  bool is_delta = false;  // of no use without the parent
 };
+
+// The checkpoint since which another one has what has changed.
+struct Parent {
+  std::string name;      // in the same directory
+  std::string attempt;   // under which it was written
+  std::string checksum;  // of its manifest, and so of all that it lists
+  int64_t links = 0;     // its own
+};
+
+// Of a checkpoint, at most.
+inline constexpr int64_t kMaxLinks = 1000;
 
 struct Manifest {
   int64_t step = 0;
   Metadata metadata;
   std::vector<FileRecord> files;
+  std::string attempt = {};  // empty: of an older build
+  std::optional<Parent> parent = std::nullopt;
+  int64_t links = 0;  // 0: it holds all
+  std::string checksum = {};  // set by ParseManifest
 };
 
 // "shard-00003.safetensors". REQUIRES: 0 <= shard < 100000.
@@ -42,7 +64,8 @@ std::string ShardName(int shard);
 bool IsShardName(absl::string_view name);
 
 // kInvalidArgument if names or metadata are not UTF-8, a name is no shard's or
-// is there twice.
+// is there twice, or files and parent do not fit: one with a parent has a file
+// that is a delta, and no other one has.
 absl::StatusOr<std::string> FormatManifest(const Manifest& manifest);
 
 // kDataLoss if the checksum is not that of the text, kUnimplemented for another
