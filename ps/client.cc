@@ -192,8 +192,10 @@ namespace {
 
 v1::SaveRequest SaveRequestOf(const std::string& path,
                               const std::string& attempt, int64_t version,
-                              int server) {
+                              const SaveAs& as, int server) {
   v1::SaveRequest request;
+  request.set_may_be_base(as.may_be_parent || as.parent.has_value());
+  if (as.parent.has_value()) request.set_base(as.parent->attempt);
   request.set_directory(path);
   request.set_attempt(attempt);
   request.set_first_shard(server * kShardsOfServer);
@@ -212,6 +214,7 @@ std::vector<checkpoint::FileRecord> RecordsOf(
       record.digest.bytes = file.bytes();
       record.digest.sha256 = file.sha256();
       record.digest.xxh3 = file.xxh3();
+      record.is_delta = file.is_delta();
       records.push_back(std::move(record));
     }
   }
@@ -221,9 +224,10 @@ std::vector<checkpoint::FileRecord> RecordsOf(
 }  // namespace
 
 absl::StatusOr<std::vector<checkpoint::FileRecord>> Client::Save(
-    const std::string& path, const std::string& attempt, int64_t version) {
+    const std::string& path, const std::string& attempt, int64_t version,
+    const SaveAs& as) {
   const auto save = [&](int server) {
-    return SaveRequestOf(path, attempt, version, server);
+    return SaveRequestOf(path, attempt, version, as, server);
   };
   std::vector<v1::SaveReply> replies;
   if (by_map_ != nullptr) {
@@ -247,9 +251,9 @@ absl::StatusOr<std::vector<checkpoint::FileRecord>> Client::Save(
 
 absl::StatusOr<Future<std::vector<checkpoint::FileRecord>>> Client::Snapshot(
     const std::string& path, const std::string& attempt, int64_t version,
-    absl::Duration write_timeout) {
+    absl::Duration write_timeout, const SaveAs& as) {
   const auto save = [&](int server) {
-    return SaveRequestOf(path, attempt, version, server);
+    return SaveRequestOf(path, attempt, version, as, server);
   };
   if (by_map_ != nullptr) {
     WEFT_ASSIGN_OR_RETURN(Future<std::vector<v1::SaveReply>> replies,

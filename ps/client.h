@@ -33,6 +33,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -73,6 +74,29 @@ struct ClientOptions {
   // kDataLoss once it has none: Restore a checkpoint, and open the tables
   // again.
   int replicas = 1;
+};
+
+// How much of the tables a checkpoint has. By default all; to save what has
+// changed:
+//   auto parent = directory->FindParent(16);        // null: it is time for all
+//   auto attempt = directory->Begin(step);
+//   auto files = client.Snapshot(path, *attempt, version, timeout,
+//                                SaveAs::Delta(*parent));
+//   directory->Commit(*attempt, *files->Wait(timeout), metadata, *parent);
+struct SaveAs {
+  // Servers keep track of which rows change after this checkpoint, so that it
+  // can be the parent of another: up to two bits a row, and keys of rows that
+  // go.
+  bool may_be_parent = false;
+  // Of partitions whose changes since this one their server knows, only these
+  // are written. It does not after a restart, a restore, a move or a promotion,
+  // or when it has served another checkpoint as parent meanwhile, and writes
+  // all of the partition.
+  std::optional<checkpoint::Parent> parent = std::nullopt;
+
+  static SaveAs Delta(std::optional<checkpoint::Parent> parent) {
+    return {true, std::move(parent)};
+  }
 };
 
 namespace internal {
@@ -246,9 +270,10 @@ class Client {
   // Every server adds its part to checkpoint `attempt` of the directory `path`,
   // which all see; then the caller commits them. Errors as
   // CheckCheckpointDirectory; kFailedPrecondition unless synchronous tables are
-  // at `version` (negative: any).
+  // at `version` (negative: any). `as`: whether only what has changed is saved.
   absl::StatusOr<std::vector<checkpoint::FileRecord>> Save(
-      const std::string& path, const std::string& attempt, int64_t version);
+      const std::string& path, const std::string& attempt, int64_t version,
+      const SaveAs& as = SaveAs());
   // The same of the tables as they are when this returns, after some
   // milliseconds: pushes, pulls and rounds go on while servers write, and the
   // Future has what Save returns. So a caller that gives its own part of a
@@ -258,9 +283,10 @@ class Client {
   // (--snapshot-memory). Then begin another checkpoint; the tables go on.
   absl::StatusOr<Future<std::vector<checkpoint::FileRecord>>> Snapshot(
       const std::string& path, const std::string& attempt, int64_t version,
-      absl::Duration write_timeout);
+      absl::Duration write_timeout, const SaveAs& as = SaveAs());
 
-  // Every server replaces its tables by those of that checkpoint; tables that
+  // Every server replaces its tables by those of that checkpoint, which may be
+  // one of what has changed: then those that it needs are read too. Tables that
   // are open must be opened again. Goes to the servers that there are now, and
   // the client stays with those.
   //

@@ -27,27 +27,44 @@ absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>> OpenDirectory(
   return checkpoint::CheckpointDirectory::Open(options);
 }
 
-// All tables of a checkpoint, read and checked beside what is there.
+// What the files of one checkpoint of `directory` have of tables.
+absl::StatusOr<std::map<std::string, LoadedTable>> LoadFiles(
+    const CheckpointRoot& root,
+    checkpoint::CheckpointDirectory& checkpoints,
+    const checkpoint::CheckpointDirectory::Link& link) {
+  const std::string path = absl::StrCat(checkpoints.path(), "/", link.name);
+  // A link in the file system may lead elsewhere.
+  WEFT_RETURN_IF_ERROR(root.Resolve(path).status());
+  std::map<std::string, LoadedTable> loaded;
+  for (const checkpoint::FileRecord& file : link.manifest.files) {
+    WEFT_ASSIGN_OR_RETURN(const checkpoint::Safetensors shard,
+                          checkpoints.LoadShard(link.name, file));
+    if (!IsTableShard(shard)) continue;  // a trainer's own
+    WEFT_RETURN_IF_ERROR(
+        AddShard(shard, absl::StrCat(path, "/", file.name), loaded));
+  }
+  return loaded;
+}
+
+// All tables of a checkpoint, read and checked beside what is there. Of one
+// that holds what has changed, those that it needs are read first, one by one.
 absl::StatusOr<std::map<std::string, LoadedTable>> LoadAll(
     const CheckpointRoot& root, const std::string& directory,
     const std::string& name) {
   WEFT_ASSIGN_OR_RETURN(const std::string path, root.Resolve(directory));
   WEFT_RETURN_IF_ERROR(root.Resolve(absl::StrCat(path, "/", name)).status());
   WEFT_ASSIGN_OR_RETURN(const auto checkpoints, OpenDirectory(path));
-  WEFT_ASSIGN_OR_RETURN(const checkpoint::Manifest manifest,
-                        checkpoints->ReadManifest(name));
-  std::map<std::string, LoadedTable> loaded;
-  for (const checkpoint::FileRecord& file : manifest.files) {
-    WEFT_ASSIGN_OR_RETURN(const checkpoint::Safetensors shard,
-                          checkpoints->LoadShard(name, file));
-    if (!IsTableShard(shard)) continue;  // a trainer's own
-    WEFT_RETURN_IF_ERROR(
-        AddShard(shard, absl::StrCat(path, "/", name, "/", file.name), loaded));
+  WEFT_ASSIGN_OR_RETURN(const auto chain, checkpoints->Chain(name));
+  std::map<std::string, LoadedTable> tables;
+  std::string attempt;  // of `tables`
+  for (auto link = chain.rbegin(); link != chain.rend(); ++link) {
+    WEFT_ASSIGN_OR_RETURN(auto loaded, LoadFiles(root, *checkpoints, *link));
+    WEFT_RETURN_IF_ERROR(ApplyTo(std::move(tables), attempt,
+                                 absl::StrCat(path, "/", link->name), loaded));
+    tables = std::move(loaded);
+    attempt = link->manifest.attempt;
   }
-  for (const auto& [table_name, table] : loaded) {
-    WEFT_RETURN_IF_ERROR(CheckWhole(table, absl::StrCat(path, "/", name)));
-  }
-  return loaded;
+  return tables;
 }
 
 // How much of a server a table takes by being there.
@@ -242,7 +259,7 @@ absl::Status Server::CheckCheckpoint(const std::string& directory,
   WEFT_RETURN_IF_ERROR(
       checkpoint_root_.Resolve(absl::StrCat(path, "/", name)).status());
   WEFT_ASSIGN_OR_RETURN(const auto checkpoints, OpenDirectory(path));
-  return checkpoints->ReadManifest(name).status();
+  return checkpoints->Chain(name).status();
 }
 
 absl::StatusOr<uint64_t> Server::RestoreReplicated(const std::string& directory,

@@ -52,6 +52,7 @@ class Files {
     TableShard::Image image;
     image.version = rows.moment().version;
     image.rates = rows.moment().rates;
+    image.base = rows.as().base;
     int64_t bytes = 0;
     while (!rows.is_done()) {
       WEFT_ASSIGN_OR_RETURN(image.partitions.emplace_back(), rows.Next());
@@ -90,6 +91,7 @@ class Files {
     file->set_bytes(record->digest.bytes);
     file->set_sha256(record->digest.sha256);
     file->set_xxh3(record->digest.xxh3);
+    file->set_is_delta(!BaseOf(content.metadata).empty());
     return absl::OkStatus();
   }
 
@@ -107,9 +109,11 @@ class Files {
 
 absl::StatusOr<Server::Frozen> Server::FreezeTables(
     const v1::SaveRequest& request) const {
+  SavedAs as;
+  if (request.may_be_base()) as = {request.attempt(), request.base()};
   std::map<std::string, FrozenTable> all;
   for (const auto& [name, shard] : Snapshot()) {
-    all[name] = {nullptr, shard, shard->Freeze(copies_)};
+    all[name] = {nullptr, shard, shard->Freeze(copies_, as)};
   }
   const auto tables = replicated();
   if (tables == nullptr && request.map_epoch() != 0) {
@@ -121,7 +125,7 @@ absl::StatusOr<Server::Frozen> Server::FreezeTables(
     WEFT_RETURN_IF_ERROR(tables->CheckMap(request.map_epoch()));
     WEFT_RETURN_IF_ERROR(tables->CheckRestored());
     for (const auto& [name, table] : tables->tables()) {
-      WEFT_ASSIGN_OR_RETURN(auto rows, table->Freeze(copies_));
+      WEFT_ASSIGN_OR_RETURN(auto rows, table->Freeze(copies_, as));
       all[name] = {tables, table, std::move(rows)};
     }
   }

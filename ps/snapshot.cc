@@ -23,6 +23,7 @@ using checkpoint::NamedTensors;
 using checkpoint::Safetensors;
 
 constexpr char kFormat[] = "weft.ps.table/1";
+constexpr char kDeltaFormat[] = "weft.ps.delta/1";
 
 template <typename T, typename U>
 Tensor TensorOf(const std::vector<U>& values, const Shape& shape, DType dtype) {
@@ -44,6 +45,10 @@ struct Columns {
   std::vector<int64_t> touched;
   std::vector<uint8_t> life;
   std::vector<int64_t> life_bytes;  // [p]
+  bool has_delta = false;
+  std::vector<uint8_t> delta;         // [p]
+  std::vector<uint64_t> removed;
+  std::vector<int64_t> removed_rows;  // [p]
 };
 
 template <typename T>
@@ -63,6 +68,10 @@ Columns Join(const TableShard::Image& image, int slots) {
     Append(all.touched, rows.touched);
     all.life.insert(all.life.end(), rows.life.begin(), rows.life.end());
     all.life_bytes.push_back(static_cast<int64_t>(rows.life.size()));
+    all.has_delta |= rows.is_delta;
+    all.delta.push_back(rows.is_delta ? 1 : 0);
+    Append(all.removed, rows.removed);
+    all.removed_rows.push_back(static_cast<int64_t>(rows.removed.size()));
   }
   return all;
 }
@@ -133,6 +142,44 @@ absl::Status CutLife(const Safetensors& content, const std::string& file,
   if (left == 0) return absl::OkStatus();
   return Damaged(file, absl::StrCat("life has ", left,
                                     " bytes more than life_bytes says"));
+}
+
+// Adds to `image`, of a shard with deltas, which they are and what went.
+absl::Status CutDeltas(const Safetensors& content, const std::string& file,
+                       TableShard::Image& image) {
+  WEFT_ASSIGN_OR_RETURN(const Tensor deltas,
+                        Find(content, file, "delta", DType::kU8, 1));
+  WEFT_ASSIGN_OR_RETURN(const Tensor removed,
+                        Find(content, file, "removed", DType::kI64, 1));
+  WEFT_ASSIGN_OR_RETURN(const Tensor counts,
+                        Find(content, file, "removed_rows", DType::kI64, 1));
+  const auto partitions = static_cast<int64_t>(image.partitions.size());
+  if (deltas.numel() != partitions || counts.numel() != partitions) {
+    return Damaged(
+        file, absl::StrCat("wanted delta u8[", partitions,
+                           "] and removed_rows i64[", partitions, "], found ",
+                           deltas.Describe(), " and ", counts.Describe()));
+  }
+  const int64_t* at = removed.data<int64_t>();
+  int64_t left = removed.numel();
+  for (int64_t i = 0; i < partitions; ++i) {
+    PartitionImage& part = image.partitions[i].second;
+    const uint8_t is_delta = deltas.data<uint8_t>()[i];
+    const int64_t n = counts.data<int64_t>()[i];
+    if (is_delta > 1 || n < 0 || n > left || (is_delta == 0 && n > 0)) {
+      return Damaged(file, absl::StrCat("partition ", image.partitions[i].first,
+                                        " has delta ", is_delta, " and ", n,
+                                        " removed rows where ", left,
+                                        " are left"));
+    }
+    part.is_delta = is_delta == 1;
+    part.removed.assign(at, at + n);
+    at += n;
+    left -= n;
+  }
+  if (left == 0) return absl::OkStatus();
+  return Damaged(file, absl::StrCat("removed has ", left,
+                                    " rows more than removed_rows says"));
 }
 
 // Cuts the columns into partitions, whose row counts the file gives.
@@ -209,6 +256,9 @@ absl::StatusOr<TableShard::Image> Cut(const Safetensors& content,
   if (layout.limits().any()) {
     WEFT_RETURN_IF_ERROR(CutLife(content, file, image));
   }
+  if (content.metadata.at("format") == kDeltaFormat) {
+    WEFT_RETURN_IF_ERROR(CutDeltas(content, file, image));
+  }
   return image;
 }
 
@@ -232,6 +282,15 @@ absl::Status Merge(const std::string& file, LoadedTable part,
     return Damaged(file, absl::StrCat("table '", name, "' is at version ",
                                       part.image.version, ", elsewhere at ",
                                       whole.image.version));
+  }
+  // A server of which nothing is a delta names none.
+  if (whole.image.base.empty()) whole.image.base = part.image.base;
+  if (!part.image.base.empty() && whole.image.base != part.image.base) {
+    return Damaged(file, absl::StrCat("table '", name,
+                                      "' has what has changed since ",
+                                      absl::CHexEscape(part.image.base),
+                                      ", elsewhere since ",
+                                      absl::CHexEscape(whole.image.base)));
   }
   // Those of asynchronous servers may differ by a change under way.
   const absl::Status merged = whole.image.rates.Merge(part.image.rates);
@@ -270,6 +329,67 @@ absl::Status CheckWhole(const LoadedTable& table, const std::string& where) {
       "; a server that had lost them saved too: use an earlier checkpoint"));
 }
 
+namespace {
+
+// `base`: null if the parent has no such table.
+absl::Status ApplyTo(LoadedTable* base, const std::string& base_attempt,
+                     const std::string& where, LoadedTable& table) {
+  const auto damaged = [&](const auto&... what) {
+    return absl::DataLossError(absl::StrCat("checkpoint ", where, ": table '",
+                                            table.spec.name(), "' ", what...));
+  };
+  WEFT_ASSIGN_OR_RETURN(const auto layout, TableLayout::Create(table.spec));
+  const Placement placement(table.spec.name(), table.spec.partitions(), 1);
+  std::map<int, PartitionImage*> before;
+  if (base != nullptr) {
+    for (auto& [p, rows] : base->image.partitions) before[p] = &rows;
+  }
+  for (auto& [p, rows] : table.image.partitions) {
+    if (!rows.is_delta) continue;
+    if (table.image.base != base_attempt) {
+      return damaged("has what has changed since ",
+                     absl::CHexEscape(table.image.base),
+                     ", and its parent was written as ",
+                     absl::CHexEscape(base_attempt));
+    }
+    if (base == nullptr || before.count(p) == 0) {
+      return damaged("has what has changed of partition ", p,
+                     ", which its parent has not");
+    }
+    const std::string difference = DifferenceOf(table.spec, base->spec);
+    if (!difference.empty()) {
+      return damaged("has another spec than in its parent: ", difference);
+    }
+    absl::Status checked = CheckDelta(*layout, placement, p, rows);
+    if (!checked.ok()) return damaged(checked.message());
+    checked = CheckImage(*layout, placement, p, *before[p]);
+    if (!checked.ok()) return damaged("of its parent: ", checked.message());
+    rows = WithDelta(*layout, *before[p], rows);
+    *before[p] = PartitionImage();
+  }
+  const bool is_sync = table.spec.mode() == v1::TableSpec::SYNC;
+  if (is_sync && !table.image.base.empty() &&
+      base->image.version > table.image.version) {
+    return damaged("is at version ", table.image.version, ", its parent at ",
+                   base->image.version);
+  }
+  table.image.base.clear();
+  return CheckWhole(table, where);
+}
+
+}  // namespace
+
+absl::Status ApplyTo(std::map<std::string, LoadedTable> base,
+                     const std::string& base_attempt, const std::string& where,
+                     std::map<std::string, LoadedTable>& delta) {
+  for (auto& [name, table] : delta) {
+    const auto it = base.find(name);
+    WEFT_RETURN_IF_ERROR(ApplyTo(it == base.end() ? nullptr : &it->second,
+                                 base_attempt, where, table));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Safetensors> ToShard(int server, const v1::TableSpec& spec,
                                     const TableShard::Image& image) {
   WEFT_ASSIGN_OR_RETURN(const auto layout, TableLayout::Create(spec));
@@ -298,7 +418,15 @@ absl::StatusOr<Safetensors> ToShard(int server, const v1::TableSpec& spec,
     tensors["life_bytes"] =
         TensorOf<int64_t>(all.life_bytes, {partitions}, DType::kI64);
   }
-  content.metadata["format"] = kFormat;
+  if (all.has_delta) {
+    const auto removed = static_cast<int64_t>(all.removed.size());
+    tensors["delta"] = TensorOf<uint8_t>(all.delta, {partitions}, DType::kU8);
+    tensors["removed"] = TensorOf<int64_t>(all.removed, {removed}, DType::kI64);
+    tensors["removed_rows"] =
+        TensorOf<int64_t>(all.removed_rows, {partitions}, DType::kI64);
+    content.metadata["base"] = image.base;
+  }
+  content.metadata["format"] = all.has_delta ? kDeltaFormat : kFormat;
   content.metadata["placement"] = std::string(kPlacementName);
   content.metadata["server"] = absl::StrCat(server);
   content.metadata["table"] = absl::Base64Escape(spec.SerializeAsString());
@@ -311,7 +439,22 @@ absl::StatusOr<Safetensors> ToShard(int server, const v1::TableSpec& spec,
 
 bool IsTableShard(const Metadata& metadata) {
   const auto it = metadata.find("format");
-  return it != metadata.end() && it->second == kFormat;
+  return it != metadata.end() &&
+         (it->second == kFormat || it->second == kDeltaFormat);
+}
+
+std::string BaseOf(const Metadata& metadata) {
+  const auto format = metadata.find("format");
+  const auto base = metadata.find("base");
+  return format != metadata.end() && format->second == kDeltaFormat &&
+                 base != metadata.end()
+             ? base->second
+             : "";
+}
+
+void MakeWhole(Metadata& metadata) {
+  metadata["format"] = kFormat;
+  metadata.erase("base");
 }
 
 bool IsTableShard(const Safetensors& shard) {
@@ -324,7 +467,8 @@ absl::StatusOr<LoadedTable> ReadTableMetadata(const Metadata& metadata,
                         FindText(metadata, where, "format"));
   WEFT_ASSIGN_OR_RETURN(const std::string placement,
                         FindText(metadata, where, "placement"));
-  if (format != kFormat || placement != kPlacementName) {
+  if ((format != kFormat && format != kDeltaFormat) ||
+      placement != kPlacementName) {
     return absl::InvalidArgumentError(
         absl::StrCat("checkpoint shard ", where, ": wanted format ", kFormat,
                      " and placement ", kPlacementName, ", found ", format,
@@ -336,6 +480,10 @@ absl::StatusOr<LoadedTable> ReadTableMetadata(const Metadata& metadata,
                         FindText(metadata, where, "version"));
   std::string decoded;
   LoadedTable table;
+  table.image.base = BaseOf(metadata);
+  if (format == kDeltaFormat && table.image.base.empty()) {
+    return Damaged(where, "it has deltas, and names no base");
+  }
   if (!absl::Base64Unescape(encoded, &decoded) ||
       !table.spec.ParseFromString(decoded) ||
       !absl::SimpleAtoi(version, &table.image.version) ||

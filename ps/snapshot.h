@@ -12,6 +12,11 @@
 //   touched    i64 [n]      the version that touched the row
 //   life       u8 [bytes]   RowLife::Format of each partition
 //   life_bytes i64 [p]      how many of these are its
+// and where a partition has only what has changed since another checkpoint
+//   delta      u8 [p]       1: this one has
+//   removed    i64 [t]      keys of rows that went since, by ascending key
+//   removed_rows i64 [p]    how many of these are its
+// and another format, and in the metadata base, the attempt of that checkpoint.
 // Metadata: format, table (the spec), version, server, placement, and
 // learning_rate (RateChanges::Format) if that was changed. A reader
 // checks everything against the spec before any of it is used: files come from
@@ -51,6 +56,12 @@ struct LoadedTable {
 absl::StatusOr<LoadedTable> ReadTableMetadata(
     const checkpoint::Metadata& metadata, const std::string& where);
 
+// The attempt since which a table's shard has what has changed; empty: none.
+std::string BaseOf(const checkpoint::Metadata& metadata);
+
+// Of a file that has all, where `metadata` may be of one that has not.
+void MakeWhole(checkpoint::Metadata& metadata);
+
 // Adds what `shard` holds to `tables`, by the table's name. kDataLoss or
 // kInvalidArgument, saying what and `where`, for a shard that is no table's,
 // does not fit the spec in it, differs from an earlier one in spec or version,
@@ -58,6 +69,16 @@ absl::StatusOr<LoadedTable> ReadTableMetadata(
 absl::Status AddShard(const checkpoint::Safetensors& shard,
                       const std::string& where,
                       std::map<std::string, LoadedTable>& tables);
+
+// Makes of `delta`, all shards of a checkpoint `where`, what the tables were
+// then; `base` is what they were at its parent, which was written as attempt
+// `base_attempt`, and is used up. Of a checkpoint without a parent both are
+// empty. kDataLoss if they do not fit: a delta since another attempt, of a
+// table or a partition that the parent has not, with another spec, or a later
+// version; or if a partition of a table is missing.
+absl::Status ApplyTo(std::map<std::string, LoadedTable> base,
+                     const std::string& base_attempt, const std::string& where,
+                     std::map<std::string, LoadedTable>& delta);
 
 // kDataLoss if a partition of `table` was in none of the shards that were
 // added, those of checkpoint `where`: its rows would begin anew.

@@ -448,7 +448,7 @@ v1::TableStats TableShard::Stats() const {
 }
 
 std::unique_ptr<TableSnapshot> TableShard::Freeze(
-    std::shared_ptr<ByteBudget> copies) {
+    std::shared_ptr<ByteBudget> copies, SavedAs as) {
   std::vector<int> here;
   for (size_t p = 0; p < partitions_.size(); ++p) {
     if (partitions_[p] != nullptr) here.push_back(static_cast<int>(p));
@@ -460,7 +460,7 @@ std::unique_ptr<TableSnapshot> TableShard::Freeze(
   MutexLock lock(mu_);  // no round closes
   auto snapshot = std::make_unique<TableSnapshot>(
       *layout_, TableSnapshot::Moment{VersionLocked(), rates_}, std::move(here),
-      TableSnapshot::Access{reach, reach}, std::move(copies));
+      TableSnapshot::Access{reach, reach}, std::move(copies), std::move(as));
   if (is_sync()) WEFT_CHECK(snapshot->FreezeAll().ok());
   return snapshot;
 }

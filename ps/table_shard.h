@@ -131,15 +131,18 @@ class TableShard {
   // The table as it is now, to be copied partition by partition while pushes
   // and pulls go on and rounds close. SYNC: of one version. ASYNC: each
   // partition as it is when its turn comes. What pushes copy counts against
-  // `copies`, if given. The shard must outlive it.
+  // `copies`, if given; `as`: Partition::Freeze. The shard must outlive it.
   std::unique_ptr<TableSnapshot> Freeze(
-      std::shared_ptr<ByteBudget> copies = nullptr) ABSL_LOCKS_EXCLUDED(mu_);
+      std::shared_ptr<ByteBudget> copies = nullptr, SavedAs as = SavedAs())
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   // A copy of every partition, and the version.
   struct Image {
     int64_t version = 0;
     RateChanges rates;
     std::vector<std::pair<int, PartitionImage>> partitions;
+    // Of deltas among them: the attempt since which they have what has changed.
+    std::string base = {};
   };
   // What Freeze gives, all at once.
   Image Save() ABSL_LOCKS_EXCLUDED(mu_);

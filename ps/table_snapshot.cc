@@ -10,18 +10,19 @@ namespace weft::ps {
 
 TableSnapshot::TableSnapshot(const TableLayout& layout, Moment moment,
                              std::vector<int> partitions, Access access,
-                             std::shared_ptr<ByteBudget> copies)
+                             std::shared_ptr<ByteBudget> copies, SavedAs as)
     : layout_(layout),
       moment_(std::move(moment)),
       partitions_(std::move(partitions)),
       access_(std::move(access)),
       copies_(std::move(copies)),
+      as_(std::move(as)),
       frozen_(partitions_.size()) {}
 
 absl::Status TableSnapshot::FreezeOne(size_t i) {
   if (frozen_[i] != nullptr) return absl::OkStatus();
   return access_.freeze(partitions_[i], [&](Partition& partition) {
-    frozen_[i] = partition.Freeze(copies_);
+    frozen_[i] = partition.Freeze(copies_, as_);
   });
 }
 

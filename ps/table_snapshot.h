@@ -22,6 +22,7 @@
 #include "absl/time/time.h"
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/core/byte_budget.h"
+#include "weft/ps/core/changed_rows.h"
 #include "weft/ps/core/frozen_rows.h"
 #include "weft/ps/core/partition.h"
 #include "weft/ps/core/rate_changes.h"
@@ -52,10 +53,10 @@ class TableSnapshot {
 
   // Of these partitions, in this order, each as it is when its turn comes.
   // `layout` and what `access` uses must outlive it. What pushes copy counts
-  // against `copies`; null: any number of bytes.
+  // against `copies`; null: any number of bytes. `as`: Partition::Freeze.
   TableSnapshot(const TableLayout& layout, Moment moment,
                 std::vector<int> partitions, Access access,
-                std::shared_ptr<ByteBudget> copies);
+                std::shared_ptr<ByteBudget> copies, SavedAs as = SavedAs());
 
   // From now on all partitions are as they are now. Takes some microseconds
   // for each, and the time to copy its RowLife. Errors as Access.
@@ -68,6 +69,7 @@ class TableSnapshot {
 
   const v1::TableSpec& spec() const { return layout_.spec(); }
   const Moment& moment() const { return moment_; }
+  const SavedAs& as() const { return as_; }
   size_t size() const { return partitions_.size(); }
   bool is_done() const { return next_ == partitions_.size(); }
 
@@ -84,6 +86,7 @@ class TableSnapshot {
   const std::vector<int> partitions_;
   const Access access_;
   const std::shared_ptr<ByteBudget> copies_;
+  const SavedAs as_;
   std::vector<std::shared_ptr<FrozenRows>> frozen_;  // null: not yet, or done
   size_t next_ = 0;
   absl::Duration pause_ = absl::ZeroDuration();

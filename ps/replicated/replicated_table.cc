@@ -565,7 +565,7 @@ absl::Status ReplicatedTable::CheckServes(int partition,
 }
 
 absl::StatusOr<std::unique_ptr<TableSnapshot>> ReplicatedTable::Freeze(
-    std::shared_ptr<ByteBudget> copies) {
+    std::shared_ptr<ByteBudget> copies, SavedAs as) {
   TableSnapshot::Moment moment;
   std::vector<int> primaries;
   for (const auto& cell : cells_) {
@@ -601,7 +601,7 @@ absl::StatusOr<std::unique_ptr<TableSnapshot>> ReplicatedTable::Freeze(
   };
   auto snapshot = std::make_unique<TableSnapshot>(
       *layout_, std::move(moment), std::move(primaries),
-      TableSnapshot::Access{freeze, copy}, std::move(copies));
+      TableSnapshot::Access{freeze, copy}, std::move(copies), std::move(as));
   if (is_sync()) WEFT_RETURN_IF_ERROR(snapshot->FreezeAll());
   return snapshot;
 }

@@ -141,7 +141,7 @@ class ReplicatedTable {
   // several, a round closes just now, or if one may be another server's by
   // then.
   absl::StatusOr<std::unique_ptr<TableSnapshot>> Freeze(
-      std::shared_ptr<ByteBudget> copies);
+      std::shared_ptr<ByteBudget> copies, SavedAs as = SavedAs());
   // Of all copies here, for a table of another spec in place of this.
   TableShard::Image ImageOfAll() const;
 
