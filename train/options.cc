@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/checkpoint/manifest.h"
 #include "weft/worker/exit_code.h"
 
 namespace weft::train {
@@ -42,6 +43,18 @@ absl::Status CheckValues(const Options& options,
   if (options.resume && options.checkpoint_dir.empty()) {
     return absl::InvalidArgumentError(
         "--resume needs --checkpoint-dir=DIR to resume from");
+  }
+  if (options.full_snapshot_every < 1 ||
+      options.full_snapshot_every > checkpoint::kMaxLinks) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--full-snapshot-every=", options.full_snapshot_every, ": wanted 1 to ",
+        checkpoint::kMaxLinks));
+  }
+  if (options.full_snapshot_every > 1 &&
+      options.snapshot_every <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        "--full-snapshot-every is of checkpoints while training goes on, wanted "
+        "--snapshot-every=TIME with it");
   }
   if (options.snapshot_every > absl::ZeroDuration()) {
     if (options.checkpoint_dir.empty()) {
@@ -98,6 +111,9 @@ void Options::AddTo(worker::Flags& flags) {
   flags.Add("snapshot-every", &snapshot_every,
             "how often to save besides while training with parameter servers "
             "goes on; 0: never");
+  flags.Add("full-snapshot-every", &full_snapshot_every,
+            "of these, each so many-th holds all, and others what has changed "
+            "of the tables since the one before; 1: all do");
   flags.Add(
       "allow-non-finite", &allow_non_finite,
       "go on when the loss is NaN or infinite; such models are not saved");

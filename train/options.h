@@ -39,6 +39,11 @@ struct Options {
   // that is written while training goes on, beside those between two epochs.
   // One at a time; 0: never.
   absl::Duration snapshot_every;
+  // Of these, each so many-th holds all; those between hold what has changed of
+  // the tables since the checkpoint before them, and need it (a dense table of
+  // which all changes is whole in each). 1: all do. Those between two epochs
+  // always do.
+  int full_snapshot_every = 1;
   // Goes on with a loss that is NaN or infinite, instead of ending with it.
   bool allow_non_finite = false;
   // How long the last save is tried again, where it may succeed later.

@@ -77,7 +77,8 @@ absl::StatusOr<std::string> ServerTraining::Fill(
   const int64_t version = task_.is_sync ? table_->round() : -1;
   WEFT_ASSIGN_OR_RETURN(
       std::vector<checkpoint::FileRecord> files,
-      client_.Save(options_.checkpoint_dir, attempt, version));
+      client_.Save(options_.checkpoint_dir, attempt, version,
+                   {/*may_be_parent=*/options_.full_snapshot_every > 1}));
   WEFT_ASSIGN_OR_RETURN(files.emplace_back(),
                         directory.AddShard(attempt, kModelShard,
                                            worker_.self().name, ModelShard()));
@@ -119,13 +120,19 @@ absl::Status ServerTraining::BeginSnapshot() {
       std::shared_ptr<checkpoint::CheckpointDirectory> directory,
       OpenCheckpoints());
   WEFT_ASSIGN_OR_RETURN(const CheckpointRun run, FindRun(*directory));
+  ps::SaveAs as;
+  if (options_.full_snapshot_every > 1) {
+    WEFT_ASSIGN_OR_RETURN(
+        as.parent, directory->FindParent(options_.full_snapshot_every));
+    as.may_be_parent = true;
+  }
   WEFT_ASSIGN_OR_RETURN(const std::string attempt, directory->Begin(step()));
   worker_.telemetry().recorder().Record("checkpoint.begin", attempt, step());
   // No round closes before this trainer gives its part of the next.
   const int64_t version = task_.is_sync ? table_->round() : -1;
   absl::StatusOr<Future<std::vector<checkpoint::FileRecord>>> written =
       client_.Snapshot(options_.checkpoint_dir, attempt, version,
-                       kWriteTimeout);
+                       kWriteTimeout, as);
   if (!written.ok()) {
     directory->Abandon(attempt);
     return written.status();
@@ -136,8 +143,8 @@ absl::Status ServerTraining::BeginSnapshot() {
       MetadataOf(options_.settings, loader_->state(), std::nullopt);
   AddRun(run, &metadata);
   const auto commit =
-      [directory, attempt, run, metadata, writer = worker_.self().name,
-       written = *std::move(written),
+      [directory, attempt, run, metadata, parent = as.parent,
+       writer = worker_.self().name, written = *std::move(written),
        model = std::move(model)]() -> absl::StatusOr<std::string> {
     WEFT_ASSIGN_OR_RETURN(std::vector<checkpoint::FileRecord> files,
                           written.Wait(kWriteTimeout + absl::Seconds(1)));
@@ -145,7 +152,7 @@ absl::Status ServerTraining::BeginSnapshot() {
         files.emplace_back(),
         directory->AddShard(attempt, kModelShard, writer, model));
     WEFT_RETURN_IF_ERROR(CheckRun(*directory, run));
-    return directory->Commit(attempt, std::move(files), metadata);
+    return directory->Commit(attempt, std::move(files), metadata, parent);
   };
   const auto save = [directory, attempt, commit] {
     absl::StatusOr<std::string> saved = commit();
