@@ -38,6 +38,8 @@ constexpr char kVerbs[] =
     "weft ckpt export DIR NAME --table=T --out=FILE\n"
     "                                          a table for who only reads it\n"
     "weft ckpt serve FILE... --listen=ADDRESS  exports, to rpc::Client\n"
+    "weft ckpt serve --follow=DIR --listen=ADDRESS\n"
+    "                                          the newest checkpoint of DIR\n"
     "\nNAME is a checkpoint's, \"latest\", or a label. Each has --help.\n";
 
 absl::Status Usage(absl::string_view verb, absl::string_view wanted) {
@@ -71,7 +73,7 @@ absl::StatusOr<std::vector<std::string>> Words(worker::Flags& flags, int argc,
   return Usage(verb, wanted);
 }
 
-absl::StatusOr<std::unique_ptr<SavedCheckpoint>> OpenNamed(
+absl::StatusOr<std::shared_ptr<const SavedCheckpoint>> OpenNamed(
     const std::string& directory, const std::string& name,
     const SavedCheckpoint::Options& options = SavedCheckpoint::Options()) {
   const auto resolved = SavedCheckpoint::Resolve(directory, name);
@@ -100,9 +102,14 @@ json TableJson(const std::string& name, const ps::SavedTable& table) {
               {"mode", ps::v1::TableSpec::Mode_Name(table.spec.mode())},
               {"rule", RuleOf(table.spec)},
               {"version", table.version},
-              {"rows", table.rows},
+              {"rows", table.rows < 0 ? json() : json(table.rows)},
               {"partitions", table.spec.partitions()},
               {"files", table.files.size()}};
+  if (table.deltas > 0) {
+    out["delta_partitions"] = table.deltas;
+    out["own_rows"] = table.own_rows;
+    out["removed_rows"] = table.own_removed;
+  }
   out[is_dense ? "elements" : "dim"] =
       is_dense ? table.spec.elements() : table.spec.dim();
   return out;
@@ -127,6 +134,10 @@ json CheckpointJson(const SavedCheckpoint& saved,
   json out = {{"name", saved.name()},
               {"damaged", !problems.empty()},
               {"step", is_known ? json(saved.manifest().step) : json()},
+              {"links", is_known ? json(saved.manifest().links) : json()},
+              {"parent", saved.manifest().parent.has_value()
+                             ? json(Printable(saved.manifest().parent->name))
+                             : json()},
               {"bytes", is_known ? json(bytes) : json()},
               {"files", std::move(files)},
               {"tables", std::move(tables)},
@@ -137,27 +148,42 @@ json CheckpointJson(const SavedCheckpoint& saved,
   return out;
 }
 
+std::string RowsText(const json& table) {
+  std::string text;
+  if (!table["rows"].is_null()) {
+    text = absl::StrCat(table["rows"].get<int64_t>(), " rows");
+  }
+  if (!table.contains("own_rows")) return text;
+  return absl::StrCat(text, text.empty() ? "" : ", of them ",
+                      table["own_rows"].get<int64_t>(), " saved here, ",
+                      table["removed_rows"].get<int64_t>(), " gone");
+}
+
 void PrintCheckpoint(const json& saved) {
   const std::string name = saved["name"];
   if (saved["step"].is_null()) {
     std::printf("%s  damaged, its manifest cannot be read\n", name.c_str());
   } else {
-    std::printf("%s  step %lld, %zu files, %lld bytes%s\n", name.c_str(),
+    std::printf("%s  step %lld, %zu files, %lld bytes%s%s\n", name.c_str(),
                 static_cast<long long>(saved["step"].get<int64_t>()),
                 saved["files"].size(),
                 static_cast<long long>(saved["bytes"].get<int64_t>()),
+                saved["parent"].is_null()
+                    ? ""
+                    : absl::StrCat(", changes since ",
+                                   saved["parent"].get<std::string>())
+                          .c_str(),
                 saved["damaged"].get<bool>() ? ", damaged" : "");
   }
   for (const json& table : saved["tables"]) {
     const bool is_dense = table["kind"] == "dense";
-    std::printf("  %s  %s %s %lld, %lld rows, rule %s, version %lld\n",
+    std::printf("  %s  %s %s %lld, %s, rule %s, version %lld\n",
                 table["name"].get<std::string>().c_str(),
                 table["kind"].get<std::string>().c_str(),
                 is_dense ? "elements" : "dim",
                 static_cast<long long>(
                     table[is_dense ? "elements" : "dim"].get<int64_t>()),
-                static_cast<long long>(table["rows"].get<int64_t>()),
-                table["rule"].get<std::string>().c_str(),
+                RowsText(table).c_str(), table["rule"].get<std::string>().c_str(),
                 static_cast<long long>(table["version"].get<int64_t>()));
   }
   for (const json& problem : saved["problems"]) {
@@ -174,12 +200,15 @@ void PrintJson(const json& value) {
 // Each of the checkpoints, examined as far as `options` say; as text each is
 // printed once it has been examined.
 json Show(const std::string& directory, const std::vector<std::string>& names,
-          const SavedCheckpoint::Options& options, bool as_json) {
+          SavedCheckpoint::Options options, bool as_json) {
   json all = json::array();
+  SavedCheckpoint::Opened opened;  // each is read once, whoever needs it
+  options.opened = &opened;
   for (const std::string& name : names) {
     std::vector<absl::Status> problems;
     const auto saved =
         SavedCheckpoint::Examine(directory, name, options, problems);
+    if (saved->manifest().links == 0) opened = {{name, saved}};
     all.push_back(CheckpointJson(*saved, problems));
     if (!as_json) PrintCheckpoint(all.back());
   }
@@ -217,7 +246,8 @@ absl::StatusOr<int> Verify(int argc, char** argv) {
   bool as_json = false;
   worker::Flags flags(
       "weft ckpt verify",
-      "Reads all checkpoints of a directory, or one: each file's size, hashes "
+      "Reads all checkpoints of a directory, or one, and those that it needs: "
+      "each file's size, hashes "
       "and structure, and of each\ntable that all partitions are there, with "
       "their own keys in order. Says at the end which are whole and which are "
       "damaged. Exit code 0 if\nall are whole, 1 if one is not.");
@@ -281,7 +311,8 @@ absl::StatusOr<int> Merge(int argc, char** argv) {
   std::string out;
   worker::Flags flags("weft ckpt merge",
                       "Writes a checkpoint of many servers as one with a file "
-                      "for each table, into another directory.");
+                      "for each table, into another directory. One of what has "
+                      "changed becomes one of\nall that there was.");
   flags.Add("out", &out, "the directory that gets it");
   WEFT_ASSIGN_OR_RETURN(const auto words, Words(flags, argc, argv, "merge",
                                                 "DIR NAME --out=DIR", 2, 2));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "weft/base/status_macros.h"
 #include "weft/launch/commands/ckpt_commands.h"
@@ -33,7 +34,9 @@ constexpr char kAbout[] =
     "served from within a second on.\n\n"
     "  weft ckpt serve words.safetensors --listen=unix:$XDG_RUNTIME_DIR/words.sock\n"
     "  weft ckpt serve words.safetensors --listen=node1:7000 --job=mnist "
-    "--certs=certs\n";
+    "--certs=certs\n"
+    "  weft ckpt serve --follow=ckpts --tables=words,users "
+    "--listen=node1:7000\n";
 
 constexpr timespec kPollEvery = {1, 0};
 constexpr absl::Duration kGoodBye = absl::Seconds(10);
@@ -44,9 +47,19 @@ absl::Status Usage(absl::string_view wanted) {
                               worker::ExitCode::kUsage);
 }
 
-absl::StatusOr<std::vector<std::string>> ReadFlags(int argc, char** argv,
-                                                   worker::Options& options) {
+struct Sources {
+  std::vector<std::string> files;
+  std::vector<ps::ServedExports::Followed> followed;
+};
+
+absl::StatusOr<Sources> ReadFlags(int argc, char** argv,
+                                  worker::Options& options) {
   worker::Flags flags("weft ckpt serve", kAbout);
+  std::string follow;
+  std::string tables;
+  flags.Add("follow", &follow, "a directory of checkpoints");
+  flags.Add("tables", &tables,
+            "which of its tables, with commas between; empty: all");
   options.AddTo(flags);
   flags.AllowPositional("FILE...", /*anywhere=*/true);
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
@@ -58,8 +71,11 @@ absl::StatusOr<std::vector<std::string>> ReadFlags(int argc, char** argv,
                               ": it is the only worker of a job of its own; "
                               "--listen says where"));
   }
-  if (flags.positional().empty()) {
-    return Usage("FILE..., written by weft ckpt export");
+  if (flags.positional().empty() && follow.empty()) {
+    return Usage("FILE..., written by weft ckpt export, or --follow=DIR");
+  }
+  if (follow.empty() && !tables.empty()) {
+    return Usage("no --tables without --follow=DIR: a file has one");
   }
   if (options.listen.empty()) {
     return Usage("--listen=unix:PATH or --listen=HOST:PORT");
@@ -75,21 +91,27 @@ absl::StatusOr<std::vector<std::string>> ReadFlags(int argc, char** argv,
   options.coordinator_host = options.name();
   options.coordinator_log.clear();
   WEFT_RETURN_IF_ERROR(options.Resolve());
-  return flags.positional();
+  Sources sources;
+  sources.files = flags.positional();
+  if (!follow.empty()) {
+    sources.followed.push_back(
+        {follow, absl::StrSplit(tables, ',', absl::SkipEmpty())});
+  }
+  return sources;
 }
 
 void Tell(const std::vector<ps::ServedExports::Change>& changes,
           telemetry::Telemetry& telemetry) {
   for (const ps::ServedExports::Change& change : changes) {
     if (change.status.ok()) {
-      WEFT_LOG(telemetry.logger(), Info, "another file is served")
+      WEFT_LOG(telemetry.logger(), Info, "another file, or checkpoint, is served")
           .With("file", change.path)
           .With("table", change.table->name())
           .With("version", change.table->version())
           .With("rows", change.table->rows());
     } else {
       WEFT_LOG(telemetry.logger(), Warning,
-               "the file that was there is served on: ")
+               "what was there before is served on: ")
           << change.status.message();
     }
   }
@@ -99,9 +121,8 @@ void Tell(const std::vector<ps::ServedExports::Change>& changes,
 
 absl::StatusOr<int> CkptServeCommand(int argc, char** argv) {
   worker::Options options;
-  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> files,
-                        ReadFlags(argc, argv, options));
-  auto opened = ps::ServedExports::Open(files);
+  WEFT_ASSIGN_OR_RETURN(const Sources sources, ReadFlags(argc, argv, options));
+  auto opened = ps::ServedExports::Open(sources.files, sources.followed);
   if (!opened.ok()) {
     return worker::WithExitCode(opened.status(),
                                 absl::IsNotFound(opened.status())

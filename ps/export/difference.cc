@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
 #include "weft/ps/core/table_layout.h"
+#include "weft/ps/export/row_walk.h"
 
 namespace weft::ps {
 namespace {
@@ -33,48 +34,7 @@ void Compare(absl::string_view a, absl::string_view b, Change& change) {
   }
 }
 
-// Walks through the rows of one partition.
-class Walk {
- public:
-  // Null: the partition is not there, and has no rows.
-  explicit Walk(const Place* place) : place_(place) {
-    if (place == nullptr) return;
-    row_ = place->part.row;
-    element_ = place->part.element;
-  }
-  bool AtEnd() const {
-    return place_ == nullptr || row_ == place_->part.row + place_->part.rows;
-  }
-  uint64_t key() const { return place_->file->key(row_); }
-  int64_t length() const { return place_->file->layout().RowLength(key()); }
-  absl::string_view weights() const {
-    return place_->file->weights(element_, length());
-  }
-  // Of the row, in a column by its name; empty if there is none.
-  absl::string_view Of(const TableFile::Column& like) const {
-    const TableFile::Column* const column = place_->file->FindColumn(like.name);
-    if (column == nullptr) return {};
-    return column->of == TableFile::Of::kElement
-               ? column->bytes.substr(element_ * column->item_bytes,
-                                      length() * column->item_bytes)
-               : column->bytes.substr(row_ * column->item_bytes,
-                                      column->item_bytes);
-  }
-  const std::vector<TableFile::Column>& columns() const {
-    return place_->file->columns();
-  }
-  void Next() {
-    element_ += length();
-    ++row_;
-  }
-
- private:
-  const Place* const place_;
-  int64_t row_ = 0;
-  int64_t element_ = 0;
-};
-
-void CompareRow(const Walk& a, const Walk& b, TableDifference& difference) {
+void CompareRow(const RowWalk& a, const RowWalk& b, TableDifference& difference) {
   Change row;
   Compare<float>(a.weights(), b.weights(), row);
   if (row.elements == 0) {
@@ -97,8 +57,8 @@ void CompareRow(const Walk& a, const Walk& b, TableDifference& difference) {
 
 void ComparePartition(const Place* of_a, const Place* of_b,
                       TableDifference& difference) {
-  Walk a(of_a);
-  Walk b(of_b);
+  RowWalk a(of_a);
+  RowWalk b(of_b);
   while (!a.AtEnd() || !b.AtEnd()) {
     if (b.AtEnd() || (!a.AtEnd() && a.key() < b.key())) {
       ++difference.removed;

@@ -30,7 +30,7 @@ class Differences : public ::testing::Test {
   testing::TempDir dir_;
 
  private:
-  std::unique_ptr<SavedCheckpoint> Opened(const std::string& name) {
+  std::shared_ptr<const SavedCheckpoint> Opened(const std::string& name) {
     auto opened = SavedCheckpoint::Open(dir_.path(), name);
     EXPECT_THAT(opened, IsOk());
     return *std::move(opened);

@@ -17,37 +17,14 @@
 #include "weft/checkpoint/digest.h"
 #include "weft/checkpoint/file_system.h"
 #include "weft/checkpoint/little_endian.h"
+#include "weft/ps/export/buffered.h"
+#include "weft/ps/export/row_walk.h"
 
 namespace weft::ps {
 namespace {
 
 using checkpoint::TensorEntry;
 using checkpoint::WritableFile;
-
-// Gives bytes on in larger parts.
-class Buffered {
- public:
-  explicit Buffered(WritableFile& file) : file_(file) {
-    bytes_.reserve(kBytes);
-  }
-  absl::Status Append(absl::string_view bytes) {
-    if (bytes_.size() + bytes.size() > kBytes) WEFT_RETURN_IF_ERROR(Flush());
-    if (bytes.size() > kBytes) return file_.Append(bytes);
-    bytes_.append(bytes.data(), bytes.size());
-    return absl::OkStatus();
-  }
-  absl::Status Flush() {
-    const absl::Status written = file_.Append(bytes_);
-    bytes_.clear();
-    return written;
-  }
-
- private:
-  static constexpr size_t kBytes = size_t{256} << 10;
-
-  WritableFile& file_;
-  std::string bytes_;
-};
 
 class Nowhere final : public WritableFile {
  public:
@@ -61,29 +38,20 @@ using Visit =
 // Visits the rows of all partitions in the order of their keys. Those of one
 // partition ascend.
 absl::Status InKeyOrder(const SavedTable& table, Visit visit) {
-  struct Cursor {
-    uint64_t key;
-    int64_t row;
-    int64_t element;
-    size_t place;
-    bool operator>(const Cursor& other) const { return key > other.key; }
-  };
+  std::vector<RowWalk> walks;
+  using Cursor = std::pair<uint64_t, size_t>;  // key, and of which walk
   std::priority_queue<Cursor, std::vector<Cursor>, std::greater<>> next;
-  for (size_t i = 0; i < table.places.size(); ++i) {
-    const auto& [file, part] = table.places[i];
-    if (part.rows == 0) continue;
-    next.push({file->key(part.row), part.row, part.element, i});
+  for (const SavedTable::Place& place : table.places) {
+    walks.emplace_back(&place);
+    if (!walks.back().AtEnd()) next.emplace(walks.back().key(), walks.size() - 1);
   }
   while (!next.empty()) {
-    Cursor at = next.top();
+    const auto [key, at] = next.top();
     next.pop();
-    const auto& [file, part] = table.places[at.place];
-    const int64_t length = file->layout().RowLength(at.key);
-    WEFT_RETURN_IF_ERROR(visit(at.key, file->weights(at.element, length)));
-    at.element += length;
-    if (++at.row == part.row + part.rows) continue;
-    at.key = file->key(at.row);
-    next.push(at);
+    RowWalk& walk = walks[at];
+    WEFT_RETURN_IF_ERROR(visit(key, walk.weights()));
+    walk.Next();
+    if (!walk.AtEnd()) next.emplace(walk.key(), at);
   }
   return absl::OkStatus();
 }

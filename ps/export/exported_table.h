@@ -27,10 +27,11 @@
 #include "weft/checkpoint/mapped_file.h"
 #include "weft/checkpoint/safetensors.h"
 #include "weft/ps/core/table_layout.h"
+#include "weft/ps/export/served_table.h"
 
 namespace weft::ps {
 
-class ExportedTable {
+class ExportedTable final : public ServedTable {
  public:
   struct Options {
     // Compares the elements with their hash, which reads all of the file once.
@@ -51,25 +52,17 @@ class ExportedTable {
       absl::string_view bytes, const std::string& where,
       const Options& options);
 
-  const std::string& name() const { return layout_->spec().name(); }
-  const v1::TableSpec& spec() const { return layout_->spec(); }
-  bool is_dense() const { return layout_->is_dense(); }
-  // Of the table when it was saved: rounds (SYNC) or pushes (ASYNC).
-  int64_t version() const { return version_; }
-  const std::string& checkpoint() const { return checkpoint_; }
-  int64_t rows() const { return rows_; }  // DENSE: elements
-  int64_t dim() const { return dim_; }    // DENSE: 1
+  const v1::TableSpec& spec() const override { return layout_->spec(); }
+  int64_t version() const override { return version_; }
+  const std::string& checkpoint() const override { return checkpoint_; }
+  int64_t rows() const override { return rows_; }
+  int64_t dim() const override { return dim_; }
   // Null: of Parse.
   const checkpoint::MappedFile* file() const { return file_.get(); }
 
-  // Writes the rows of `keys` to `values` [keys, dim], and to `found` [keys]
-  // whether the file has them: one that is not there has the values that the
-  // initializer gives it, as on a server; beyond the end of a dense table 0.
-  // Keys may come in any order and twice. Returns how many were found.
-  // REQUIRES: the sizes fit. kDataLoss: see above; `values` hold nothing then.
   absl::StatusOr<int64_t> LookUp(absl::Span<const uint64_t> keys,
                                  absl::Span<float> values,
-                                 absl::Span<uint8_t> found) const;
+                                 absl::Span<uint8_t> found) const override;
 
  private:
   explicit ExportedTable(std::string where) : where_(std::move(where)) {}

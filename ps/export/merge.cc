@@ -12,6 +12,9 @@
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/checkpoint/little_endian.h"
+#include "weft/ps/export/buffered.h"
+#include "weft/ps/export/row_walk.h"
+#include "weft/ps/snapshot.h"
 
 namespace weft::ps {
 namespace {
@@ -22,53 +25,105 @@ using checkpoint::FileRecord;
 using checkpoint::TensorEntry;
 using checkpoint::WritableFile;
 
+using Of = TableFile::Of;
+
+// How many rows a place has, and elements of them.
+struct Extent {
+  int64_t rows = 0;
+  int64_t elements = 0;
+};
+Extent ExtentOf(const SavedTable::Place& place) {
+  if (place.older.empty()) return {place.part.rows, place.part.elements};
+  Extent extent;
+  for (RowWalk walk(&place); !walk.AtEnd(); walk.Next()) {
+    ++extent.rows;
+    extent.elements += walk.length();
+  }
+  return extent;
+}
+
 // "partition" of the one file.
 std::string PartitionsOf(const SavedTable& table) {
   std::string bytes;
   for (const SavedTable::Place& place : table.places) {
     bytes += checkpoint::LittleEndian64(place.part.partition);
-    bytes += checkpoint::LittleEndian64(place.part.rows);
+    bytes += checkpoint::LittleEndian64(ExtentOf(place).rows);
   }
+  return bytes;
+}
+
+size_t ColumnsOf(const TableFile& file) {
+  return static_cast<size_t>(std::count_if(
+      file.columns().begin(), file.columns().end(),
+      [](const auto& c) { return !TableFile::IsOfDelta(c.name); }));
+}
+
+int64_t ItemsOf(const SavedTable& table, Of of) {
+  if (of == Of::kRow) return table.rows;
+  if (of == Of::kElement) return table.elements;
+  if (of == Of::kPartition) return static_cast<int64_t>(table.places.size());
+  int64_t bytes = 0;
+  for (const auto& place : table.places) bytes += place.part.life_bytes;
   return bytes;
 }
 
 // A column of the table, which all its files have in one form.
 absl::StatusOr<TensorEntry> EntryOf(const SavedTable& table,
                                     const TableFile::Column& column) {
-  int64_t items = 0;
-  for (const TableFile* file : table.files) {
+  std::set<const TableFile*> files(table.files.begin(), table.files.end());
+  for (const SavedTable::Place& place : table.places) {
+    for (const SavedTable::Link& link : place.older) files.insert(link.file);
+  }
+  const TableFile& first = *table.files.front();
+  for (const TableFile* file : files) {
     const TableFile::Column* const here = file->FindColumn(column.name);
     if (here == nullptr || here->dtype != column.dtype ||
         here->item_bytes != column.item_bytes ||
         here->is_matrix != column.is_matrix ||
-        file->columns().size() != table.files.front()->columns().size()) {
+        ColumnsOf(*file) != ColumnsOf(first)) {
       return absl::DataLossError(absl::StrCat(
           "checkpoint shard ", file->where(), ": wanted the tensors of ",
-          table.files.front()->where(), ", with '", column.name, "'"));
+          first.where(), ", with '", column.name, "'"));
     }
-    items += static_cast<int64_t>(here->bytes.size()) /
-             std::max<int64_t>(here->item_bytes, 1);
   }
   TensorEntry entry;
   entry.name = column.name;
   entry.dtype = column.dtype;
-  entry.shape = {items};
+  entry.shape = {ItemsOf(table, column.of)};
   if (column.is_matrix) {
     entry.shape.push_back(column.item_bytes / ItemSize(column.dtype));
   }
   return entry;
 }
 
+absl::Status WriteColumn(const SavedTable& table, const std::string& name,
+                         Buffered& file) {
+  for (const SavedTable::Place& place : table.places) {
+    const TableFile::Column& column = *place.file->FindColumn(name);
+    const bool is_of_row = column.of == Of::kRow || column.of == Of::kElement;
+    if (place.older.empty() || !is_of_row) {
+      WEFT_RETURN_IF_ERROR(
+          file.Append(TableFile::BytesOf(column, place.part)));
+      continue;
+    }
+    for (RowWalk walk(&place); !walk.AtEnd(); walk.Next()) {
+      WEFT_RETURN_IF_ERROR(file.Append(walk.Of(column)));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status WriteTable(const SavedTable& table, WritableFile& file) {
   std::vector<TensorEntry> entries;
   for (const TableFile::Column& column : table.files.front()->columns()) {
+    if (TableFile::IsOfDelta(column.name)) continue;
     WEFT_ASSIGN_OR_RETURN(entries.emplace_back(), EntryOf(table, column));
   }
-  const std::string partitions = PartitionsOf(table);
   entries.push_back({"partition",
                      DType::kI64,
                      {static_cast<int64_t>(table.places.size()), 2}});
   checkpoint::Metadata metadata = table.files.front()->metadata();
+  MakeWhole(metadata);
   metadata["server"] = "0";
   metadata["version"] = absl::StrCat(table.version);
   metadata.erase("learning_rate");
@@ -77,17 +132,15 @@ absl::Status WriteTable(const SavedTable& table, WritableFile& file) {
   WEFT_ASSIGN_OR_RETURN(const std::string front,
                         checkpoint::SafetensorsFront(entries, metadata));
   WEFT_RETURN_IF_ERROR(file.Append(front));
+  Buffered buffered(file);
   for (const TensorEntry& entry : entries) {
     if (entry.name == "partition") {
-      WEFT_RETURN_IF_ERROR(file.Append(partitions));
-      continue;
-    }
-    for (const SavedTable::Place& place : table.places) {
-      WEFT_RETURN_IF_ERROR(file.Append(
-          TableFile::BytesOf(*place.file->FindColumn(entry.name), place.part)));
+      WEFT_RETURN_IF_ERROR(buffered.Append(PartitionsOf(table)));
+    } else {
+      WEFT_RETURN_IF_ERROR(WriteColumn(table, entry.name, buffered));
     }
   }
-  return absl::OkStatus();
+  return buffered.Flush();
 }
 
 // The manifest's names are shard-NNNNN.safetensors.

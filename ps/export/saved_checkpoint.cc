@@ -11,6 +11,7 @@
 #include "weft/checkpoint/digest.h"
 #include "weft/checkpoint/file_system.h"
 #include "weft/ps/core/table_layout.h"
+#include "weft/ps/export/row_walk.h"
 #include "weft/ps/snapshot.h"
 
 namespace weft::ps {
@@ -86,45 +87,125 @@ absl::StatusOr<std::string> SavedCheckpoint::Resolve(
       skipped > 0 ? absl::StrCat(" and ", skipped, " older ones") : ""));
 }
 
-std::unique_ptr<SavedCheckpoint> SavedCheckpoint::Examine(
+std::shared_ptr<const SavedCheckpoint> SavedCheckpoint::Examine(
     const std::string& directory, const std::string& name,
     const Options& options, std::vector<absl::Status>& problems) {
-  std::unique_ptr<SavedCheckpoint> opened(new SavedCheckpoint(directory, name));
+  std::shared_ptr<const SavedCheckpoint> examined;
+  if (options.opened != nullptr) {
+    const auto it = options.opened->find(name);
+    if (it != options.opened->end()) examined = it->second;
+  }
+  if (examined == nullptr) {
+    std::shared_ptr<SavedCheckpoint> opened(
+        new SavedCheckpoint(directory, name));
+    opened->ExamineAll(options, opened->problems_);
+    examined = std::move(opened);
+    if (options.opened != nullptr) (*options.opened)[name] = examined;
+  }
+  problems.insert(problems.end(), examined->problems_.begin(),
+                  examined->problems_.end());
+  return examined;
+}
+
+void SavedCheckpoint::ExamineAll(const Options& options,
+                                 std::vector<absl::Status>& problems) {
   const auto note = [&](const absl::Status& status) {
     if (!status.ok()) problems.push_back(status);
     return status.ok();
   };
-  if (!note(opened->ReadManifest())) return opened;
+  if (!note(ReadManifest()) || !note(OpenParent(options))) return;
   const size_t before = problems.size();
-  for (File& file : opened->files_) {
-    if (!note(opened->OpenFile(file, options)) || file.table == nullptr) {
-      continue;
-    }
-    note(opened->AddToTable(*file.table));
+  for (File& file : files_) {
+    if (!note(OpenFile(file, options)) || file.table == nullptr) continue;
+    note(AddToTable(*file.table));
   }
   // What a damaged file had is not told as missing once more.
   const bool is_complete = problems.size() == before;
-  for (auto& [table_name, table] : opened->tables_) {
+  for (auto& [table_name, table] : tables_) {
     std::sort(table.places.begin(), table.places.end(),
               [](const SavedTable::Place& a, const SavedTable::Place& b) {
                 return a.part.partition < b.part.partition;
               });
-    if (is_complete) note(opened->CheckTable(table, options.check_rows));
+    if (is_complete && note(JoinParent(table))) {
+      note(CheckTable(table, options.check_rows));
+    }
   }
   if (options.table.empty() || !options.check_digests || !is_complete ||
-      (problems.size() == before && opened->tables_.count(options.table) > 0)) {
-    return opened;
+      (problems.size() == before && tables_.count(options.table) > 0)) {
+    return;
   }
   // What is missing may be in a file whose damaged metadata name no table, or
   // another.
-  for (const File& file : opened->files_) {
+  for (const File& file : files_) {
     const absl::Status checked = CheckDigest(file);
     if (!checked.ok()) problems.insert(problems.begin() + before, checked);
   }
-  return opened;
 }
 
-absl::StatusOr<std::unique_ptr<SavedCheckpoint>> SavedCheckpoint::Open(
+absl::Status SavedCheckpoint::OpenParent(const Options& options) {
+  if (!manifest_.parent.has_value()) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const auto opened, OpenDirectory(directory_));
+  WEFT_RETURN_IF_ERROR(opened->Chain(name_).status());
+  std::vector<absl::Status> problems;
+  parent_ = Examine(directory_, manifest_.parent->name, options, problems);
+  if (problems.empty()) return absl::OkStatus();
+  return absl::Status(
+      problems.front().code(),
+      absl::StrCat(path_, " needs ", manifest_.parent->name,
+                   ", which is damaged: ", problems.front().message()));
+}
+
+absl::Status SavedCheckpoint::JoinParent(SavedTable& table) {
+  if (table.deltas == 0) return absl::OkStatus();
+  const auto damaged = [&](const TableFile* file, absl::string_view what) {
+    return absl::DataLossError(absl::StrCat("checkpoint shard ", file->where(),
+                                            ": table '", table.spec.name(),
+                                            "' ", what));
+  };
+  const SavedTable* before = nullptr;
+  if (parent_ != nullptr) {
+    const auto it = parent_->tables_.find(table.spec.name());
+    if (it != parent_->tables_.end()) before = &it->second;
+  }
+  if (before == nullptr) {
+    return damaged(table.files.front(),
+                   "has what has changed, and its parent has no such table");
+  }
+  const std::string difference = DifferenceOf(table.spec, before->spec);
+  if (!difference.empty()) {
+    return damaged(table.files.front(),
+                   absl::StrCat("has another spec than in its parent ",
+                                parent_->name_, ": ", difference));
+  }
+  auto place_before = before->places.begin();
+  for (SavedTable::Place& place : table.places) {
+    if (!place.part.is_delta) continue;
+    if (place.file->base() != parent_->manifest_.attempt) {
+      return damaged(place.file,
+                     absl::StrCat("has what has changed since ",
+                                  absl::CHexEscape(place.file->base()),
+                                  ", and its parent was written as ",
+                                  parent_->manifest_.attempt));
+    }
+    while (place_before != before->places.end() &&
+           place_before->part.partition < place.part.partition) {
+      ++place_before;
+    }
+    if (place_before == before->places.end() ||
+        place_before->part.partition != place.part.partition) {
+      return damaged(place.file,
+                     absl::StrCat("has what has changed of partition ",
+                                  place.part.partition,
+                                  ", which its parent has not"));
+    }
+    place.older.push_back(*place_before);
+    place.older.insert(place.older.end(), place_before->older.begin(),
+                       place_before->older.end());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const SavedCheckpoint>> SavedCheckpoint::Open(
     const std::string& directory, const std::string& name,
     const Options& options) {
   std::vector<absl::Status> problems;
@@ -213,13 +294,16 @@ absl::Status SavedCheckpoint::AddToTable(const TableFile& file) {
   }
   table.files.push_back(&file);
   for (const TableFile::Part& part : file.parts()) {
-    table.places.push_back({&file, part});
-    table.rows += part.rows;
+    table.places.push_back({{&file, part}, {}});
+    table.deltas += part.is_delta ? 1 : 0;
+    table.own_rows += part.rows;
+    table.own_removed += part.removed_rows;
   }
+  table.rows = table.deltas > 0 ? -1 : table.own_rows;
   return absl::OkStatus();
 }
 
-absl::Status SavedCheckpoint::CheckTable(const SavedTable& table,
+absl::Status SavedCheckpoint::CheckTable(SavedTable& table,
                                          bool check_rows) const {
   LoadedTable whole;
   whole.spec = table.spec;
@@ -235,6 +319,19 @@ absl::Status SavedCheckpoint::CheckTable(const SavedTable& table,
     before = &place;
     whole.image.partitions.emplace_back(partition, PartitionImage());
     if (check_rows) WEFT_RETURN_IF_ERROR(place.file->CheckRows(place.part));
+  }
+  table.elements = 0;
+  if (check_rows) table.rows = 0;
+  for (const SavedTable::Place& place : table.places) {
+    if (place.older.empty()) {
+      table.elements += place.part.elements;
+      if (check_rows) table.rows += place.part.rows;
+    } else if (check_rows) {
+      for (RowWalk walk(&place); !walk.AtEnd(); walk.Next()) {
+        ++table.rows;
+        table.elements += walk.length();
+      }
+    }
   }
   return CheckWhole(whole, path_);
 }

@@ -1,8 +1,11 @@
 // SavedCheckpoint: a checkpoint of a directory, read where it lies: its files
 // are mapped, and no table is ever in memory.
 //
-// Memory: the manifest, the headers, and 48 bytes for each partition of each
-// table.
+// One that has only what has changed since another is opened with those that it
+// needs, and shows what the tables were then (row_walk.h).
+//
+// Memory: the manifest, the headers, and 80 bytes for each partition of each
+// table, in each file that it needs.
 //
 // Thread-safety: immutable once it is open.
 
@@ -28,9 +31,14 @@ namespace weft::ps {
 
 // A table of all its files.
 struct SavedTable {
-  struct Place {
+  struct Link {
     const TableFile* file = nullptr;
     TableFile::Part part;
+  };
+  struct Place : Link {
+    // Where the part is a delta: what it is one of, and so on, up to one that
+    // has all.
+    std::vector<Link> older;
   };
   v1::TableSpec spec;
   // SYNC: rounds. ASYNC: pushes, of the server that had applied the most.
@@ -38,11 +46,20 @@ struct SavedTable {
   RateChanges rates;
   std::vector<const TableFile*> files;
   std::vector<Place> places;  // by partition
+  // Negative: not counted, where files have only what has changed
+  // (SavedCheckpoint::Options::check_rows).
   int64_t rows = 0;
+  int64_t elements = 0;  // the same, of their weights
+  // In the files of this checkpoint alone.
+  int64_t own_rows = 0;
+  int64_t own_removed = 0;
+  int64_t deltas = 0;  // partitions
 };
 
 class SavedCheckpoint {
  public:
+  using Opened = std::map<std::string, std::shared_ptr<const SavedCheckpoint>>;
+
   struct File {
     checkpoint::FileRecord record;
     std::string path;
@@ -63,6 +80,10 @@ class SavedCheckpoint {
     bool check_rows = true;
     // Only this table's files; empty: all.
     std::string table;
+    // By name, those of the directory that were opened already, with the same
+    // options, and that others may need; gets those that are opened. Null: none
+    // are kept.
+    Opened* opened = nullptr;
   };
 
   // The names of the checkpoints of `directory`, oldest first. kNotFound if it
@@ -76,14 +97,14 @@ class SavedCheckpoint {
 
   // Opens all that can be opened. `problems` gets what is wrong, each with the
   // path: of the manifest, then of each file, then of each table.
-  static std::unique_ptr<SavedCheckpoint> Examine(
+  static std::shared_ptr<const SavedCheckpoint> Examine(
       const std::string& directory, const std::string& name,
       const Options& options, std::vector<absl::Status>& problems);
   // The same; fails with the first problem.
-  static absl::StatusOr<std::unique_ptr<SavedCheckpoint>> Open(
+  static absl::StatusOr<std::shared_ptr<const SavedCheckpoint>> Open(
       const std::string& directory, const std::string& name,
       const Options& options);
-  static absl::StatusOr<std::unique_ptr<SavedCheckpoint>> Open(
+  static absl::StatusOr<std::shared_ptr<const SavedCheckpoint>> Open(
       const std::string& directory, const std::string& name) {
     return Open(directory, name, Options());
   }
@@ -95,6 +116,9 @@ class SavedCheckpoint {
   bool has_manifest() const { return has_manifest_; }
   const checkpoint::Manifest& manifest() const { return manifest_; }
   const std::vector<File>& files() const { return files_; }
+  // Since which it has what has changed; null: it has all, or that could not be
+  // found.
+  const SavedCheckpoint* parent() const { return parent_.get(); }
   const std::map<std::string, SavedTable>& tables() const { return tables_; }
   // kNotFound names the tables that there are.
   absl::StatusOr<const SavedTable*> Table(const std::string& table) const;
@@ -103,15 +127,21 @@ class SavedCheckpoint {
   SavedCheckpoint(const std::string& directory, const std::string& name)
       : directory_(directory), name_(name), path_(directory + "/" + name) {}
   absl::Status ReadManifest();
+  void ExamineAll(const Options& options, std::vector<absl::Status>& problems);
+  absl::Status OpenParent(const Options& options);
+  // Finds what the deltas of a table are of.
+  absl::Status JoinParent(SavedTable& table);
   absl::Status OpenFile(File& file, const Options& options);
   absl::Status AddToTable(const TableFile& file);
-  absl::Status CheckTable(const SavedTable& table, bool check_rows) const;
+  absl::Status CheckTable(SavedTable& table, bool check_rows) const;
 
   const std::string directory_;
   const std::string name_;
   const std::string path_;
   bool has_manifest_ = false;
   checkpoint::Manifest manifest_;
+  std::shared_ptr<const SavedCheckpoint> parent_;
+  std::vector<absl::Status> problems_;  // as Examine gave them
   std::vector<File> files_;
   std::map<std::string, SavedTable> tables_;
 };

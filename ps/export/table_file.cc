@@ -17,6 +17,9 @@ using checkpoint::SafetensorsHeader;
 using checkpoint::TensorEntry;
 
 constexpr char kPartition[] = "partition";
+constexpr char kDelta[] = "delta";
+constexpr char kRemovedKeys[] = "removed";
+constexpr char kRemovedRows[] = "removed_rows";
 
 const TensorEntry* FindEntry(const SafetensorsHeader& header,
                              absl::string_view name) {
@@ -60,12 +63,22 @@ absl::string_view TableFile::BytesOf(const Column& column, const Part& part) {
   } else if (column.of == Of::kLifeByte) {
     begin = part.life;
     items = part.life_bytes;
+  } else if (column.of == Of::kRemoved) {
+    begin = part.removed;
+    items = part.removed_rows;
   }
   return column.bytes.substr(begin * column.item_bytes,
                              items * column.item_bytes);
 }
 
+bool TableFile::IsOfDelta(absl::string_view column) {
+  return column == kDelta || column == kRemovedKeys || column == kRemovedRows;
+}
+
 TableFile::Of TableFile::UnitOf(absl::string_view name) const {
+  if (!base().empty() && IsOfDelta(name)) {
+    return name == kRemovedKeys ? Of::kRemoved : Of::kPartition;
+  }
   if (layout_->limits().any()) {
     if (name == "life") return Of::kLifeByte;
     if (name == "life_bytes") return Of::kPartition;
@@ -91,6 +104,8 @@ int64_t TableFile::CountOf(Of of) const {
       return partitions_;
     case Of::kLifeByte:
       return life_bytes_;
+    case Of::kRemoved:
+      return removed_;
   }
   return 0;
 }
@@ -120,6 +135,11 @@ absl::Status TableFile::Read(absl::string_view file,
     wanted.push_back({"life", DType::kU8, 1});
     wanted.push_back({"life_bytes", DType::kI64, 1});
   }
+  if (!base().empty()) {
+    wanted.push_back({kDelta, DType::kU8, 1});
+    wanted.push_back({kRemovedKeys, DType::kI64, 1});
+    wanted.push_back({kRemovedRows, DType::kI64, 1});
+  }
   for (const auto& [name, dtype, dims] : wanted) {
     const TensorEntry* const entry = FindEntry(header, name);
     if (entry == nullptr || entry->dtype != dtype ||
@@ -143,12 +163,14 @@ absl::Status TableFile::Read(absl::string_view file,
   elements_ = (weight.end - weight.begin) / ItemSize(DType::kF32);
   if (layout_->limits().any())
     life_bytes_ = FindEntry(header, "life")->shape[0];
+  if (!base().empty()) removed_ = FindEntry(header, kRemovedKeys)->shape[0];
   for (const TensorEntry& entry : header.entries) {
     WEFT_RETURN_IF_ERROR(AddColumn(file, header, entry));
   }
   WEFT_RETURN_IF_ERROR(ReadParts(
       file.substr(header.bytes + parts.begin, parts.end - parts.begin)));
-  return layout_->limits().any() ? ReadLife() : absl::OkStatus();
+  if (layout_->limits().any()) WEFT_RETURN_IF_ERROR(ReadLife());
+  return base().empty() ? absl::OkStatus() : ReadRemoved();
 }
 
 absl::Status TableFile::AddColumn(absl::string_view file,
@@ -174,6 +196,7 @@ absl::Status TableFile::AddColumn(absl::string_view file,
     column.item_bytes *= entry.shape[d];
   }
   if (entry.name == "key") keys_ = column.bytes;
+  if (column.of == Of::kRemoved) removed_keys_ = column.bytes;
   if (entry.name == "step") steps_ = column.bytes;
   if (entry.name == "weight") weights_ = column.bytes;
   columns_.push_back(std::move(column));
@@ -204,6 +227,31 @@ absl::Status TableFile::ReadLife() {
   if (at == life_bytes_) return absl::OkStatus();
   return Damaged(absl::StrCat("has ", life_bytes_ - at,
                               " bytes of life more than its partitions"));
+}
+
+absl::Status TableFile::ReadRemoved() {
+  const Column& deltas = *FindColumn(kDelta);
+  const Column& sizes = *FindColumn(kRemovedRows);
+  int64_t at = 0;
+  for (Part& part : parts_) {
+    const auto is_delta = static_cast<uint8_t>(deltas.bytes[part.index]);
+    part.is_delta = is_delta == 1;
+    part.removed = at;
+    part.removed_rows = static_cast<int64_t>(
+        LoadLittleEndian64(sizes.bytes.data() + 8 * part.index));
+    if (is_delta > 1 || part.removed_rows < 0 ||
+        part.removed_rows > removed_ - at ||
+        (!part.is_delta && part.removed_rows > 0)) {
+      return Damaged(absl::StrCat("partition ", part.partition, " has delta ",
+                                  is_delta, " and ", part.removed_rows,
+                                  " removed rows where ", removed_ - at,
+                                  " are left"));
+    }
+    at += part.removed_rows;
+  }
+  if (at == removed_) return absl::OkStatus();
+  return Damaged(absl::StrCat("has ", removed_ - at,
+                              " removed rows more than its partitions"));
 }
 
 absl::StatusOr<int64_t> TableFile::ElementsOf(const Part& part) const {
@@ -271,8 +319,26 @@ absl::Status TableFile::CheckRows(const Part& part) const {
                                   ", wanted 0 to 2^32 - 1"));
     }
   }
+  WEFT_RETURN_IF_ERROR(CheckRemoved(part));
   if (!layout_->limits().any()) return absl::OkStatus();
   return CheckLife(part);
+}
+
+absl::Status TableFile::CheckRemoved(const Part& part) const {
+  const Placement placement(spec().name(), spec().partitions(), 1);
+  int64_t row = part.row;
+  for (int64_t i = part.removed; i < part.removed + part.removed_rows; ++i) {
+    const uint64_t gone = removed_key(i);
+    while (row < part.row + part.rows && key(row) < gone) ++row;
+    const bool is_there = row < part.row + part.rows && key(row) == gone;
+    if (layout_->is_dense() || is_there ||
+        placement.PartitionOfKey(gone) != part.partition ||
+        (i > part.removed && gone <= removed_key(i - 1))) {
+      return Damaged(absl::StrCat("partition ", part.partition, ": row ", gone,
+                                  " is not one that can have gone"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status TableFile::CheckLife(const Part& part) const {

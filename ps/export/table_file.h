@@ -34,9 +34,12 @@ class TableFile {
     int64_t elements = 0;
     int64_t life = 0;  // the first byte, of a table with RowLife
     int64_t life_bytes = 0;
+    bool is_delta = false;    // only what has changed since base()
+    int64_t removed = 0;      // the first of the rows that went since
+    int64_t removed_rows = 0;
   };
   // What a column has a value, or some values, of.
-  enum class Of { kRow, kElement, kPartition, kLifeByte };
+  enum class Of { kRow, kElement, kPartition, kLifeByte, kRemoved };
   // A tensor of the file, but for `partition`.
   struct Column {
     std::string name;
@@ -60,7 +63,10 @@ class TableFile {
   int64_t version() const { return said_.image.version; }
   const RateChanges& rates() const { return said_.image.rates; }
   const checkpoint::Metadata& metadata() const { return metadata_; }
+  // The attempt since which parts have what has changed; empty: none has.
+  const std::string& base() const { return said_.image.base; }
   int64_t rows() const { return rows_; }
+  int64_t removed() const { return removed_; }
   const std::vector<Part>& parts() const { return parts_; }
   const std::vector<Column>& columns() const { return columns_; }
 
@@ -70,6 +76,12 @@ class TableFile {
   uint64_t key(int64_t row) const {
     return checkpoint::LoadLittleEndian64(keys_.data() + 8 * row);
   }
+  // The key of a row that went: of those of a part, which ascend.
+  uint64_t removed_key(int64_t i) const {
+    return checkpoint::LoadLittleEndian64(removed_keys_.data() + 8 * i);
+  }
+  // Whether a column tells of what has changed, not of what there is.
+  static bool IsOfDelta(absl::string_view column);
   // Weights [begin, begin + n), as bytes: they need not be aligned.
   absl::string_view weights(int64_t begin, int64_t n) const {
     return weights_.substr(4 * begin, 4 * n);
@@ -92,6 +104,8 @@ class TableFile {
                          const checkpoint::TensorEntry& entry);
   absl::Status ReadParts(absl::string_view partitions);
   absl::Status ReadLife();
+  absl::Status ReadRemoved();
+  absl::Status CheckRemoved(const Part& part) const;
   absl::Status CheckLife(const Part& part) const;
   absl::StatusOr<int64_t> ElementsOf(const Part& part) const;
   // As the table's layout wants it; of another name: of rows.
@@ -110,6 +124,8 @@ class TableFile {
   absl::string_view weights_;
   int64_t partitions_ = 0;
   int64_t life_bytes_ = 0;
+  int64_t removed_ = 0;
+  absl::string_view removed_keys_;
   std::vector<Column> columns_;
   std::vector<Part> parts_;
 };
