@@ -25,6 +25,9 @@ using checkpoint::CheckpointDirectory;
 // After so many files of a size they become twice as large.
 constexpr int kFilesOfASize = 100;
 
+// More than any name of an attempt has.
+constexpr size_t kMostAttemptBytes = 128;
+
 // Whoever waits for a partition's lock gets it in this time.
 constexpr absl::Duration kPause = absl::Microseconds(50);
 
@@ -32,7 +35,8 @@ int64_t BytesOf(const PartitionImage& image) {
   size_t values = image.weights.size();
   for (const std::vector<float>& slot : image.slots) values += slot.size();
   return static_cast<int64_t>(values * sizeof(float) +
-                              image.keys.size() * 2 * sizeof(uint64_t));
+                              image.keys.size() * 2 * sizeof(uint64_t) +
+                              image.removed.size() * sizeof(uint64_t));
 }
 
 // Writes the files of one server.
@@ -111,6 +115,14 @@ absl::StatusOr<Server::Frozen> Server::FreezeTables(
     const v1::SaveRequest& request) const {
   SavedAs as;
   if (request.may_be_base()) as = {request.attempt(), request.base()};
+  // Each partition keeps them.
+  if (as.id.size() > kMostAttemptBytes || as.base.size() > kMostAttemptBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "attempts of ", as.id.size(), " and ", as.base.size(),
+        " bytes: wanted names that CheckpointDirectory::Begin returns, of at "
+        "most ",
+        kMostAttemptBytes));
+  }
   std::map<std::string, FrozenTable> all;
   for (const auto& [name, shard] : Snapshot()) {
     all[name] = {nullptr, shard, shard->Freeze(copies_, as)};

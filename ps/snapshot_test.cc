@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -207,6 +208,110 @@ TEST(Snapshot, ShardsOfASyncTableThatDifferInVersionAreRefused) {
   EXPECT_THAT(
       AddShard(*ToShard(1, spec, other), "ps1", tables),
       StatusIs(absl::StatusCode::kDataLoss, "at version 10, elsewhere at 9"));
+}
+
+// Since attempt "a": partition 1 has another row and not that before, 3 all.
+TableShard::Image Changes() {
+  TableShard::Image image = Rows();
+  image.version = 12;
+  image.base = "a";
+  PartitionImage& first = image.partitions[0].second;
+  first.is_delta = true;
+  first.removed = {KeyOf(1)};
+  uint64_t key = KeyOf(1) + 1;
+  while (Placement("words", 4, 1).PartitionOfKey(key) != 1) ++key;
+  first.keys = {key};
+  return image;
+}
+
+std::map<std::string, LoadedTable> Loaded(const TableShard::Image& image,
+                                          v1::TableSpec spec = Sparse()) {
+  std::map<std::string, LoadedTable> tables;
+  TableShard::Image all = image;
+  for (const int partition : {0, 2}) {
+    PartitionImage rows;
+    rows.is_delta = !image.base.empty();
+    all.partitions.emplace_back(partition, rows);
+  }
+  const auto shard = ToShard(0, spec, all);
+  EXPECT_THAT(shard.status(), IsOk());
+  EXPECT_EQ(BaseOf(shard->metadata), image.base);
+  EXPECT_THAT(AddShard(*shard, "ps0", tables), IsOk());
+  return tables;
+}
+
+TEST(Snapshot, DeltaComesBackAndIsAppliedToItsBase) {
+  auto whole = Loaded(Rows());
+  ASSERT_THAT(ApplyTo({}, "", "first", whole), IsOk());
+  auto delta = Loaded(Changes());
+  ASSERT_THAT(ApplyTo(std::move(whole), "a", "second", delta), IsOk());
+  const TableShard::Image& image = delta.at("words").image;
+  EXPECT_EQ(image.version, 12);
+  EXPECT_EQ(image.base, "");
+  ASSERT_EQ(image.partitions.size(), 4u);
+  EXPECT_THAT(image.partitions[0].second.keys,
+              ElementsAre(Changes().partitions[0].second.keys[0]));
+  EXPECT_THAT(image.partitions[0].second.weights, ElementsAre(0.5f, -1.0f));
+  EXPECT_THAT(image.partitions[1].second.keys, ElementsAre(KeyOf(3)));
+  for (const auto& [partition, rows] : image.partitions) {
+    EXPECT_FALSE(rows.is_delta);
+    EXPECT_TRUE(rows.removed.empty());
+  }
+}
+
+TEST(Snapshot, DeltaThatDoesNotFitItsBaseIsRefused) {
+  const auto refused = [](std::map<std::string, LoadedTable> base,
+                          const std::string& attempt, const char* why) {
+    auto delta = Loaded(Changes());
+    EXPECT_THAT(ApplyTo(std::move(base), attempt, "second", delta),
+                StatusIs(absl::StatusCode::kDataLoss, why));
+  };
+  refused({}, "", "was written as ");
+  refused(Loaded(Rows()), "b", "since a, and its parent was written as b");
+  refused({}, "a", "which its parent has not");
+  v1::TableSpec other = Sparse();
+  other.mutable_rule()->mutable_sgd()->set_lr(0.7);
+  refused(Loaded(Rows(), other), "a", "another spec than in its parent");
+  auto lacks = Loaded(Rows());
+  lacks.at("words").image.partitions.erase(
+      lacks.at("words").image.partitions.begin());
+  refused(std::move(lacks), "a", "partition 1, which its parent has not");
+  auto unsorted = Loaded(Rows());
+  unsorted.at("words").image.partitions[0].second.keys = {KeyOf(2)};
+  refused(std::move(unsorted), "a", "of its parent: ");
+}
+
+TEST(Snapshot, DamagedDeltasAreRefused) {
+  const checkpoint::Safetensors good = *ToShard(0, Sparse(), Changes());
+  std::map<std::string, LoadedTable> tables;
+  ASSERT_THAT(AddShard(good, "ps0", tables), IsOk());
+  const auto refused = [&](const std::string& name, const Tensor& tensor) {
+    checkpoint::Safetensors damaged = good;
+    damaged.tensors[name] = tensor;
+    tables.clear();
+    EXPECT_THAT(AddShard(damaged, "ps0", tables),
+                StatusIs(absl::StatusCode::kDataLoss, "ps0"))
+        << name << " " << tensor.Describe();
+  };
+  refused("delta", Tensor::FromVector<uint8_t>({1}));
+  refused("delta", Tensor::FromVector<uint8_t>({2, 0}));
+  refused("delta", Tensor::FromVector<uint8_t>({0, 0}));
+  refused("removed", Tensor::FromVector<int64_t>({1, 2}));
+  refused("removed_rows", Tensor::FromVector<int64_t>({2, 0}));
+  refused("removed_rows", Tensor::FromVector<int64_t>({-1, 2}));
+  refused("removed_rows", Tensor::FromVector<int64_t>({0, 1}));
+  for (const char* name : {"delta", "removed", "removed_rows"}) {
+    checkpoint::Safetensors damaged = good;
+    damaged.tensors.erase(name);
+    tables.clear();
+    EXPECT_THAT(AddShard(damaged, "ps0", tables),
+                StatusIs(absl::StatusCode::kDataLoss, name));
+  }
+  checkpoint::Safetensors nameless = good;
+  nameless.metadata.erase("base");
+  tables.clear();
+  EXPECT_THAT(AddShard(nameless, "ps0", tables),
+              StatusIs(absl::StatusCode::kDataLoss, "names no base"));
 }
 
 }  // namespace

@@ -149,14 +149,19 @@ json CheckpointJson(const SavedCheckpoint& saved,
 }
 
 std::string RowsText(const json& table) {
-  std::string text;
-  if (!table["rows"].is_null()) {
-    text = absl::StrCat(table["rows"].get<int64_t>(), " rows");
+  const bool is_delta = table.contains("own_rows");
+  const std::string own =
+      is_delta ? absl::StrCat("saved here, ",
+                              table["removed_rows"].get<int64_t>(), " gone")
+               : "";
+  if (table["rows"].is_null()) {
+    return absl::StrCat(table["own_rows"].get<int64_t>(), " rows ", own);
   }
-  if (!table.contains("own_rows")) return text;
-  return absl::StrCat(text, text.empty() ? "" : ", of them ",
-                      table["own_rows"].get<int64_t>(), " saved here, ",
-                      table["removed_rows"].get<int64_t>(), " gone");
+  const std::string rows =
+      absl::StrCat(table["rows"].get<int64_t>(), " rows");
+  if (!is_delta) return rows;
+  return absl::StrCat(rows, ", ", table["own_rows"].get<int64_t>(),
+                      " of them ", own);
 }
 
 void PrintCheckpoint(const json& saved) {

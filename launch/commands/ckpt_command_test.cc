@@ -260,6 +260,7 @@ TEST_F(CkptCommand, CommandLinesThatMakeNoSenseAreUsageErrors) {
       {{"export", "a", "b", "--out=c"}, "--table=T --out=FILE"},
       {{"serve", "--listen=unix:/tmp/x"}, "wanted FILE..."},
       {{"serve", "f"}, "wanted --listen"},
+      {{"serve", "f", "--tables=a", "--listen=unix:/tmp/x"}, "wanted no --tables"},
       {{"serve", "f", "--listen=unix:/tmp/x", "--rank=1"}, "wanted no --rank"},
   };
   for (const auto& [words, wanted] : cases) {
@@ -267,6 +268,61 @@ TEST_F(CkptCommand, CommandLinesThatMakeNoSenseAreUsageErrors) {
     EXPECT_EQ(ended.code, kUsage) << ended.output;
     EXPECT_THAT(ended.output, HasSubstr(wanted));
   }
+}
+
+// Of what has changed since the one before: each verb shows what the table was.
+TEST_F(CkptCommand, ChainIsListedVerifiedComparedMergedAndExported) {
+  const std::vector<ps::TableContent> before = {ps::Words(50)};
+  std::vector<ps::TableContent> after = before;
+  after[0].rows.erase(ps::WordKey(3));
+  after[0].rows[ps::WordKey(4)] = {8, 8};
+  after[0].rows[ps::WordKey(99)] = {9, 9};
+  const std::string first = Save(before);
+  const std::string second = ps::SaveChanges(saved_, 2, before, after, 2);
+  const Ended listed = Ckpt({"list", saved_});
+  EXPECT_THAT(listed.output,
+              AllOf(HasSubstr(", changes since " + first + "\n"),
+                    HasSubstr("2 rows saved here, 1 gone, rule adagrad")));
+  const json all = json::parse(Ckpt({"list", saved_, "--json"}).output);
+  EXPECT_EQ(all["checkpoints"][1]["parent"], first);
+  EXPECT_EQ(all["checkpoints"][1]["links"], 1);
+  EXPECT_TRUE(all["checkpoints"][0]["parent"].is_null());
+  EXPECT_LT(all["checkpoints"][1]["bytes"], all["checkpoints"][0]["bytes"]);
+
+  const Ended verified = Ckpt({"verify", saved_});
+  EXPECT_EQ(verified.code, 0);
+  EXPECT_THAT(verified.output,
+              AllOf(HasSubstr("50 rows, 2 of them saved here, 1 gone"),
+                    HasSubstr("2 whole: ")));
+  const json difference =
+      json::parse(Ckpt({"diff", saved_, first, second, "--json"}).output);
+  EXPECT_EQ(difference["tables"][0]["added"], 1);
+  EXPECT_EQ(difference["tables"][0]["removed"], 1);
+  EXPECT_EQ(difference["tables"][0]["changed"], 1);
+
+  const Ended merged =
+      Ckpt({"merge", saved_, "latest", "--out=" + dir_.Path("merged")});
+  ASSERT_EQ(merged.code, 0) << merged.output;
+  const Ended exported = Ckpt({"export", saved_, "latest", "--table=words",
+                               "--out=" + dir_.Path("words")});
+  EXPECT_THAT(exported.output, HasSubstr("50 rows of dim 2"));
+
+  const std::string path = Damage(first, "shard-00000.safetensors");
+  for (const Words& words :
+       {Words{"verify", saved_, second}, Words{"diff", saved_, first, second},
+        Words{"merge", saved_, second, "--out=" + dir_.Path("other")},
+        Words{"export", saved_, second, "--table=words",
+              "--out=" + dir_.Path("words")}}) {
+    const Ended damaged = Ckpt(words);
+    EXPECT_NE(damaged.code, 0);
+    EXPECT_THAT(damaged.output, HasSubstr(path));
+  }
+  EXPECT_THAT(Ckpt({"verify", saved_}).output,
+              HasSubstr("2 damaged: " + first + ", " + second));
+  std::filesystem::remove_all(saved_ + "/" + first);
+  EXPECT_THAT(Ckpt({"verify", saved_}).output,
+              AllOf(HasSubstr(first + ", which is missing"),
+                    HasSubstr("1 damaged: " + second)));
 }
 
 // A process that serves words.safetensors, all of whose weights are the
@@ -373,6 +429,54 @@ TEST_F(CkptServe, EachAnswerIsOfOneFileWhileTheFileIsReplaced) {
   EXPECT_EQ(newest, 4);
   is_over = true;
   for (std::thread& reader : readers) reader.join();
+}
+
+// Rows of which (i + version) % 4 is 0 are not there.
+TEST_F(CkptServe, EachAnswerIsOfOneCheckpointWhileDeltasAreTakenIn) {
+  const auto words = [](int64_t version) {
+    ps::TableContent table = ps::Words(0);
+    table.version = version;
+    for (int i = 0; i < kRows; ++i) {
+      if ((i + version) % 4 == 0) continue;
+      table.rows[ps::WordKey(i)] = {1.0f * version, 1.0f * version};
+    }
+    return table;
+  };
+  Save({words(1)});
+  process_ = Start({"serve", "--follow=" + saved_, "--tables=words",
+                    "--listen=" + address_});
+  ASSERT_THAT(process_->WaitForOutput("serving at ", kLong), IsOk());
+  std::vector<int64_t> all;
+  for (int i = 0; i < kRows; ++i) {
+    all.push_back(static_cast<int64_t>(ps::WordKey(i)));
+  }
+  const Tensor keys = Tensor::FromVector(all);
+  const auto client = Connect();
+  for (int64_t version = 1; version < 5; ++version) {
+    if (version > 1) {
+      ps::SaveChanges(saved_, version, {words(version - 1)}, {words(version)},
+                      2);
+    }
+    int64_t seen = 0;
+    EXPECT_TRUE(testing::Becomes([&] {
+      const auto rows = rpc::Call(client->To(kLong), ps::LookUp,
+                                  std::string("words"), keys);
+      EXPECT_THAT(rows, IsOk());
+      if (!rows.ok()) return true;
+      seen = std::get<0>(*rows);
+      const std::vector<float> values = std::get<2>(*rows).ToVector<float>();
+      const std::vector<uint8_t> found =
+          std::get<3>(*rows).ToVector<uint8_t>();
+      for (int i = 0; i < kRows; ++i) {
+        EXPECT_EQ(found[i] != 0, (i + seen) % 4 != 0);
+        if (found[i] != 0) EXPECT_EQ(values[2 * i], seen);
+      }
+      return seen == version || HasFailure();
+    })) << process_->output();
+    EXPECT_EQ(seen, version);
+  }
+  process_->Signal(SIGTERM);
+  EXPECT_THAT(process_->Wait(kLong), IsOkAndHolds(0)) << process_->output();
 }
 
 TEST_F(CkptServe, ADamagedFileIsRefusedAtTheStart) {

@@ -164,8 +164,11 @@ class Saved {
   }
 
   const std::string& newest() const { return newest_; }
+  // A checkpoint, or what is none: only those are named that were committed.
   std::string Any() {
-    return absl::StrCat("attempt", 1 + random_() % (attempts_ + 1));
+    const std::string id =
+        absl::StrCat("attempt", 1 + random_() % (attempts_ + 1));
+    return checkpoints_.count(id) > 0 ? id : "another";
   }
   int deltas() const { return deltas_; }
   int64_t saved_rows() const { return saved_rows_; }
@@ -197,8 +200,7 @@ int CheckOne(uint64_t seed) {
         const std::string base = kind == 0   ? ""
                                  : kind == 1 ? saved.Any()
                                              : saved.newest();
-        saved.Save(base == saved.Any() ? "" : base, saved.Random(4) > 0,
-                   saved.Random(6) > 0);
+        saved.Save(base, saved.Random(4) > 0, saved.Random(6) > 0);
         break;
       }
       case 1:
