@@ -249,8 +249,7 @@ TEST_F(Chain, NothingIsRemovedThatOneThatStaysNeeds) {
     Open(keep_last, random() % 2 == 0 ? 0 : 7);
     const int full_every = 1 + static_cast<int>(random() % 6);
     for (int i = 0; i < 20; ++i) {
-      const std::string name =
-          SaveNext(random() % 5 == 0 ? 1 : full_every, i);
+      const std::string name = SaveNext(random() % 5 == 0 ? 1 : full_every, i);
       if (random() % 6 == 0) {
         ASSERT_THAT(directory_->SetName("best", name), IsOk());
       }
@@ -259,8 +258,7 @@ TEST_F(Chain, NothingIsRemovedThatOneThatStaysNeeds) {
         ASSERT_THAT(directory_->Verify(there), IsOk());
       }
       // The last ones, what they need, those of a name and of steps 0, 7, 14.
-      ASSERT_LE(static_cast<int>(names.size()),
-                keep_last + 5 * full_every);
+      ASSERT_LE(static_cast<int>(names.size()), keep_last + 5 * full_every);
     }
   }
 }

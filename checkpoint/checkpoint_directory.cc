@@ -306,9 +306,9 @@ CheckpointDirectory::Chain(const std::string& name) {
     }
     absl::StatusOr<Manifest> parent = ReadManifest(wanted.name);
     if (absl::IsNotFound(parent.status())) {
-      return damaged(absl::StrCat(
-          "which is missing; wanted it in ", options_.path,
-          ": bring it back, or use a checkpoint before it"));
+      return damaged(
+          absl::StrCat("which is missing; wanted it in ", options_.path,
+                       ": bring it back, or use a checkpoint before it"));
     }
     if (!parent.ok()) {
       return damaged(
@@ -539,9 +539,9 @@ absl::Status CheckpointDirectory::Verify(const std::string& name) {
     if (verified.ok()) continue;
     return &link == &chain.front()
                ? verified
-               : Explain(verified, absl::StrCat(PathOf(name), " needs ",
-                                                link.name,
-                                                ", which is damaged"));
+               : Explain(verified,
+                         absl::StrCat(PathOf(name), " needs ", link.name,
+                                      ", which is damaged"));
   }
   return absl::OkStatus();
 }

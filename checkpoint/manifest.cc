@@ -185,12 +185,12 @@ bool IsShardName(absl::string_view name) {
 absl::StatusOr<std::string> FormatManifest(const Manifest& manifest) {
   WEFT_RETURN_IF_ERROR(CheckFiles(manifest.files));
   WEFT_RETURN_IF_ERROR(CheckParent(manifest));
-  Json json = {{"format", std::string(kFormat)},
-               {"version",
-                manifest.parent.has_value() ? kVersionOfDelta : kVersion},
-               {"step", manifest.step},
-               {"metadata", manifest.metadata},
-               {"files", Json::array()}};
+  Json json = {
+      {"format", std::string(kFormat)},
+      {"version", manifest.parent.has_value() ? kVersionOfDelta : kVersion},
+      {"step", manifest.step},
+      {"metadata", manifest.metadata},
+      {"files", Json::array()}};
   for (const FileRecord& file : manifest.files) {
     json["files"].push_back({{"name", file.name},
                              {"writer", file.writer},

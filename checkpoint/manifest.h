@@ -55,7 +55,7 @@ struct Manifest {
   std::vector<FileRecord> files;
   std::string attempt = {};  // empty: of an older build
   std::optional<Parent> parent = std::nullopt;
-  int64_t links = 0;  // 0: it holds all
+  int64_t links = 0;          // 0: it holds all
   std::string checksum = {};  // set by ParseManifest
 };
 

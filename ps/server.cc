@@ -29,8 +29,7 @@ absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>> OpenDirectory(
 
 // What the files of one checkpoint of `directory` have of tables.
 absl::StatusOr<std::map<std::string, LoadedTable>> LoadFiles(
-    const CheckpointRoot& root,
-    checkpoint::CheckpointDirectory& checkpoints,
+    const CheckpointRoot& root, checkpoint::CheckpointDirectory& checkpoints,
     const checkpoint::CheckpointDirectory::Link& link) {
   const std::string path = absl::StrCat(checkpoints.path(), "/", link.name);
   // A link in the file system may lead elsewhere.

@@ -46,7 +46,7 @@ struct Columns {
   std::vector<uint8_t> life;
   std::vector<int64_t> life_bytes;  // [p]
   bool has_delta = false;
-  std::vector<uint8_t> delta;         // [p]
+  std::vector<uint8_t> delta;  // [p]
   std::vector<uint64_t> removed;
   std::vector<int64_t> removed_rows;  // [p]
 };
@@ -167,10 +167,10 @@ absl::Status CutDeltas(const Safetensors& content, const std::string& file,
     const uint8_t is_delta = deltas.data<uint8_t>()[i];
     const int64_t n = counts.data<int64_t>()[i];
     if (is_delta > 1 || n < 0 || n > left || (is_delta == 0 && n > 0)) {
-      return Damaged(file, absl::StrCat("partition ", image.partitions[i].first,
-                                        " has delta ", is_delta, " and ", n,
-                                        " removed rows where ", left,
-                                        " are left"));
+      return Damaged(file,
+                     absl::StrCat("partition ", image.partitions[i].first,
+                                  " has delta ", is_delta, " and ", n,
+                                  " removed rows where ", left, " are left"));
     }
     part.is_delta = is_delta == 1;
     part.removed.assign(at, at + n);
@@ -286,11 +286,11 @@ absl::Status Merge(const std::string& file, LoadedTable part,
   // A server of which nothing is a delta names none.
   if (whole.image.base.empty()) whole.image.base = part.image.base;
   if (!part.image.base.empty() && whole.image.base != part.image.base) {
-    return Damaged(file, absl::StrCat("table '", name,
-                                      "' has what has changed since ",
-                                      absl::CHexEscape(part.image.base),
-                                      ", elsewhere since ",
-                                      absl::CHexEscape(whole.image.base)));
+    return Damaged(
+        file,
+        absl::StrCat("table '", name, "' has what has changed since ",
+                     absl::CHexEscape(part.image.base), ", elsewhere since ",
+                     absl::CHexEscape(whole.image.base)));
   }
   // Those of asynchronous servers may differ by a change under way.
   const absl::Status merged = whole.image.rates.Merge(part.image.rates);
@@ -347,10 +347,9 @@ absl::Status ApplyTo(LoadedTable* base, const std::string& base_attempt,
   for (auto& [p, rows] : table.image.partitions) {
     if (!rows.is_delta) continue;
     if (table.image.base != base_attempt) {
-      return damaged("has what has changed since ",
-                     absl::CHexEscape(table.image.base),
-                     ", and its parent was written as ",
-                     absl::CHexEscape(base_attempt));
+      return damaged(
+          "has what has changed since ", absl::CHexEscape(table.image.base),
+          ", and its parent was written as ", absl::CHexEscape(base_attempt));
     }
     if (base == nullptr || before.count(p) == 0) {
       return damaged("has what has changed of partition ", p,

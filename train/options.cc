@@ -46,14 +46,15 @@ absl::Status CheckValues(const Options& options,
   }
   if (options.full_snapshot_every < 1 ||
       options.full_snapshot_every > checkpoint::kMaxLinks) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--full-snapshot-every=", options.full_snapshot_every, ": wanted 1 to ",
-        checkpoint::kMaxLinks));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--full-snapshot-every=", options.full_snapshot_every,
+                     ": wanted 1 to ", checkpoint::kMaxLinks));
   }
   if (options.full_snapshot_every > 1 &&
       options.snapshot_every <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError(
-        "--full-snapshot-every is of checkpoints while training goes on, wanted "
+        "--full-snapshot-every is of checkpoints while training goes on, "
+        "wanted "
         "--snapshot-every=TIME with it");
   }
   if (options.snapshot_every > absl::ZeroDuration()) {

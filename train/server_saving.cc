@@ -122,8 +122,8 @@ absl::Status ServerTraining::BeginSnapshot() {
   WEFT_ASSIGN_OR_RETURN(const CheckpointRun run, FindRun(*directory));
   ps::SaveAs as;
   if (options_.full_snapshot_every > 1) {
-    WEFT_ASSIGN_OR_RETURN(
-        as.parent, directory->FindParent(options_.full_snapshot_every));
+    WEFT_ASSIGN_OR_RETURN(as.parent,
+                          directory->FindParent(options_.full_snapshot_every));
     as.may_be_parent = true;
   }
   WEFT_ASSIGN_OR_RETURN(const std::string attempt, directory->Begin(step()));
@@ -131,8 +131,8 @@ absl::Status ServerTraining::BeginSnapshot() {
   // No round closes before this trainer gives its part of the next.
   const int64_t version = task_.is_sync ? table_->round() : -1;
   absl::StatusOr<Future<std::vector<checkpoint::FileRecord>>> written =
-      client_.Snapshot(options_.checkpoint_dir, attempt, version,
-                       kWriteTimeout, as);
+      client_.Snapshot(options_.checkpoint_dir, attempt, version, kWriteTimeout,
+                       as);
   if (!written.ok()) {
     directory->Abandon(attempt);
     return written.status();

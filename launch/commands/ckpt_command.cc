@@ -157,11 +157,10 @@ std::string RowsText(const json& table) {
   if (table["rows"].is_null()) {
     return absl::StrCat(table["own_rows"].get<int64_t>(), " rows ", own);
   }
-  const std::string rows =
-      absl::StrCat(table["rows"].get<int64_t>(), " rows");
+  const std::string rows = absl::StrCat(table["rows"].get<int64_t>(), " rows");
   if (!is_delta) return rows;
-  return absl::StrCat(rows, ", ", table["own_rows"].get<int64_t>(),
-                      " of them ", own);
+  return absl::StrCat(rows, ", ", table["own_rows"].get<int64_t>(), " of them ",
+                      own);
 }
 
 void PrintCheckpoint(const json& saved) {
@@ -182,14 +181,14 @@ void PrintCheckpoint(const json& saved) {
   }
   for (const json& table : saved["tables"]) {
     const bool is_dense = table["kind"] == "dense";
-    std::printf("  %s  %s %s %lld, %s, rule %s, version %lld\n",
-                table["name"].get<std::string>().c_str(),
-                table["kind"].get<std::string>().c_str(),
-                is_dense ? "elements" : "dim",
-                static_cast<long long>(
-                    table[is_dense ? "elements" : "dim"].get<int64_t>()),
-                RowsText(table).c_str(), table["rule"].get<std::string>().c_str(),
-                static_cast<long long>(table["version"].get<int64_t>()));
+    std::printf(
+        "  %s  %s %s %lld, %s, rule %s, version %lld\n",
+        table["name"].get<std::string>().c_str(),
+        table["kind"].get<std::string>().c_str(), is_dense ? "elements" : "dim",
+        static_cast<long long>(
+            table[is_dense ? "elements" : "dim"].get<int64_t>()),
+        RowsText(table).c_str(), table["rule"].get<std::string>().c_str(),
+        static_cast<long long>(table["version"].get<int64_t>()));
   }
   for (const json& problem : saved["problems"]) {
     std::printf("  DAMAGED: %s\n", problem.get<std::string>().c_str());

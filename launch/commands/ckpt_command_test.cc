@@ -260,7 +260,8 @@ TEST_F(CkptCommand, CommandLinesThatMakeNoSenseAreUsageErrors) {
       {{"export", "a", "b", "--out=c"}, "--table=T --out=FILE"},
       {{"serve", "--listen=unix:/tmp/x"}, "wanted FILE..."},
       {{"serve", "f"}, "wanted --listen"},
-      {{"serve", "f", "--tables=a", "--listen=unix:/tmp/x"}, "wanted no --tables"},
+      {{"serve", "f", "--tables=a", "--listen=unix:/tmp/x"},
+       "wanted no --tables"},
       {{"serve", "f", "--listen=unix:/tmp/x", "--rank=1"}, "wanted no --rank"},
   };
   for (const auto& [words, wanted] : cases) {
@@ -459,14 +460,13 @@ TEST_F(CkptServe, EachAnswerIsOfOneCheckpointWhileDeltasAreTakenIn) {
     }
     int64_t seen = 0;
     EXPECT_TRUE(testing::Becomes([&] {
-      const auto rows = rpc::Call(client->To(kLong), ps::LookUp,
-                                  std::string("words"), keys);
+      const auto rows =
+          rpc::Call(client->To(kLong), ps::LookUp, std::string("words"), keys);
       EXPECT_THAT(rows, IsOk());
       if (!rows.ok()) return true;
       seen = std::get<0>(*rows);
       const std::vector<float> values = std::get<2>(*rows).ToVector<float>();
-      const std::vector<uint8_t> found =
-          std::get<3>(*rows).ToVector<uint8_t>();
+      const std::vector<uint8_t> found = std::get<3>(*rows).ToVector<uint8_t>();
       for (int i = 0; i < kRows; ++i) {
         EXPECT_EQ(found[i] != 0, (i + seen) % 4 != 0);
         if (found[i] != 0) EXPECT_EQ(values[2 * i], seen);

@@ -32,7 +32,8 @@ constexpr char kAbout[] =
     "or the Python client. It is the only worker, ps0, of a job of its own. "
     "A file\nthat another takes the place of, as weft ckpt export does it, is "
     "served from within a second on.\n\n"
-    "  weft ckpt serve words.safetensors --listen=unix:$XDG_RUNTIME_DIR/words.sock\n"
+    "  weft ckpt serve words.safetensors "
+    "--listen=unix:$XDG_RUNTIME_DIR/words.sock\n"
     "  weft ckpt serve words.safetensors --listen=node1:7000 --job=mnist "
     "--certs=certs\n"
     "  weft ckpt serve --follow=ckpts --tables=words,users "
@@ -104,7 +105,8 @@ void Tell(const std::vector<ps::ServedExports::Change>& changes,
           telemetry::Telemetry& telemetry) {
   for (const ps::ServedExports::Change& change : changes) {
     if (change.status.ok()) {
-      WEFT_LOG(telemetry.logger(), Info, "another file, or checkpoint, is served")
+      WEFT_LOG(telemetry.logger(), Info,
+               "another file, or checkpoint, is served")
           .With("file", change.path)
           .With("table", change.table->name())
           .With("version", change.table->version())

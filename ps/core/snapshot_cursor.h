@@ -46,7 +46,7 @@ class SnapshotCursor {
   const int64_t rows_;
   int64_t next_ = 0;  // those before were copied
   int64_t left_;
-  RowSet taken_;                 // out of turn
+  RowSet taken_;                  // out of turn
   std::optional<RowSet> wanted_;  // of named rows: those that are left
 };
 

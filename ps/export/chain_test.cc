@@ -115,8 +115,8 @@ TEST(Chain, IsWhatAFullCheckpointOfThatMomentIs) {
     ExpectRows(**chain->Table("vector"), tables[1]);
 
     const std::string full = dir.Path("full");
-    const auto whole = Opened(
-        full, SaveTables(full, chain->manifest().step, tables, 2));
+    const auto whole =
+        Opened(full, SaveTables(full, chain->manifest().step, tables, 2));
     ASSERT_NE(whole, nullptr);
     const auto difference = DifferenceBetween(*chain, *whole);
     ASSERT_THAT(difference, IsOk());
@@ -177,10 +177,10 @@ TEST(Chain, TableLookedUpInItIsThatOfAFullExport) {
       const size_t n = keys.size() * static_cast<size_t>((*in_chain)->dim());
       std::vector<float> a(n), b(n);
       std::vector<uint8_t> found_a(keys.size()), found_b(keys.size());
-      const auto count_a = (*exported)->LookUp(keys, absl::MakeSpan(a),
-                                               absl::MakeSpan(found_a));
-      const auto count_b = (*in_chain)->LookUp(keys, absl::MakeSpan(b),
-                                               absl::MakeSpan(found_b));
+      const auto count_a =
+          (*exported)->LookUp(keys, absl::MakeSpan(a), absl::MakeSpan(found_a));
+      const auto count_b =
+          (*in_chain)->LookUp(keys, absl::MakeSpan(b), absl::MakeSpan(found_b));
       ASSERT_THAT(count_a, IsOk());
       ASSERT_THAT(count_b, IsOk());
       EXPECT_EQ(*count_a, *count_b);
@@ -223,8 +223,7 @@ TEST(Chain, ParentOfAnotherSpecOrWithoutTheTableIsRefused) {
       before.spec.set_name("other");
     }
     SaveTables(dir.path(), 1, {before}, 2);
-    const std::string name =
-        SaveChanges(dir.path(), 2, {before}, {after}, 2);
+    const std::string name = SaveChanges(dir.path(), 2, {before}, {after}, 2);
     EXPECT_THAT(SavedCheckpoint::Open(dir.path(), name),
                 StatusIs(absl::StatusCode::kDataLoss,
                          is_other_spec ? "another spec than in its parent"
@@ -286,9 +285,9 @@ std::vector<uint64_t> AllKeys() {
 void ExpectOneVersion(const ServedTable& table) {
   std::vector<float> values(400);
   std::vector<uint8_t> found(200);
-  ASSERT_THAT(table.LookUp(AllKeys(), absl::MakeSpan(values),
-                           absl::MakeSpan(found)),
-              IsOk());
+  ASSERT_THAT(
+      table.LookUp(AllKeys(), absl::MakeSpan(values), absl::MakeSpan(found)),
+      IsOk());
   for (int i = 0; i < 200; ++i) {
     const bool is_there = (i + table.version()) % 5 != 0;
     ASSERT_EQ(found[i] != 0, is_there) << i;

@@ -77,9 +77,7 @@ int64_t CheckpointTable::rows() const {
   return is_dense() ? table_.spec.elements() : table_.rows;
 }
 
-int64_t CheckpointTable::dim() const {
-  return is_dense() ? 1 : layout_->dim();
-}
+int64_t CheckpointTable::dim() const { return is_dense() ? 1 : layout_->dim(); }
 
 absl::Status CheckpointTable::CheckUnchanged() const {
   for (const checkpoint::MappedFile* file : files_) {

@@ -1,5 +1,5 @@
-// CheckpointTable: the rows of a table of a checkpoint, looked up where they lie
-// in its files; of one that has only what has changed, and in those that it
+// CheckpointTable: the rows of a table of a checkpoint, looked up where they
+// lie in its files; of one that has only what has changed, and in those that it
 // needs.
 //
 // A row is looked for in its partition by halves: in the newest file first,

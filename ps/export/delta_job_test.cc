@@ -49,8 +49,8 @@ class DeltaJob : public ::testing::Test {
   void Start(int servers, int replicas = 1) {
     table_ = nullptr;
     client_ = nullptr;
-    job_ = std::make_unique<TestJob>(servers, 1, nullptr, temp_.path(),
-                                     replicas);
+    job_ =
+        std::make_unique<TestJob>(servers, 1, nullptr, temp_.path(), replicas);
     if (replicas == 2) ASSERT_TRUE(job_->BecomesReplicated());
     client_ = job_->MakeClient(0);
   }
@@ -80,8 +80,7 @@ class DeltaJob : public ::testing::Test {
     if (!parent.ok()) return parent.status();
     const auto attempt = directory_->Begin(++steps_);
     if (!attempt.ok()) return attempt.status();
-    auto files =
-        client_->Save(path_, *attempt, -1, SaveAs::Delta(*parent));
+    auto files = client_->Save(path_, *attempt, -1, SaveAs::Delta(*parent));
     if (!files.ok()) {
       directory_->Abandon(*attempt);
       return files.status();
@@ -92,8 +91,8 @@ class DeltaJob : public ::testing::Test {
   void GiveUp(bool is_written) {
     const auto parent = *directory_->FindParent(100);
     const std::string attempt = *directory_->Begin(++steps_);
-    auto files = client_->Snapshot(path_, attempt, -1, kTimeout,
-                                   SaveAs::Delta(parent));
+    auto files =
+        client_->Snapshot(path_, attempt, -1, kTimeout, SaveAs::Delta(parent));
     if (is_written && files.ok()) {
       EXPECT_THAT(files->Wait(kTimeout), IsOk());
     }
@@ -222,8 +221,8 @@ TEST_F(DeltaJob, ServerThatDiesBetweenFreezeAndCommitLosesNoChange) {
   Push(50, 3000);
   const auto parent = *directory_->FindParent(100);
   const std::string attempt = *directory_->Begin(++steps_);
-  auto files = client_->Snapshot(path_, attempt, -1, kTimeout,
-                                 SaveAs::Delta(parent));
+  auto files =
+      client_->Snapshot(path_, attempt, -1, kTimeout, SaveAs::Delta(parent));
   ASSERT_THAT(files, IsOk());
   job_->RestartServer(1);
   (void)files->Wait(kTimeout);  // it may have written before it died

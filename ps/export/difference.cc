@@ -34,7 +34,8 @@ void Compare(absl::string_view a, absl::string_view b, Change& change) {
   }
 }
 
-void CompareRow(const RowWalk& a, const RowWalk& b, TableDifference& difference) {
+void CompareRow(const RowWalk& a, const RowWalk& b,
+                TableDifference& difference) {
   Change row;
   Compare<float>(a.weights(), b.weights(), row);
   if (row.elements == 0) {

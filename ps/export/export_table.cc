@@ -43,7 +43,8 @@ absl::Status InKeyOrder(const SavedTable& table, Visit visit) {
   std::priority_queue<Cursor, std::vector<Cursor>, std::greater<>> next;
   for (const SavedTable::Place& place : table.places) {
     walks.emplace_back(&place);
-    if (!walks.back().AtEnd()) next.emplace(walks.back().key(), walks.size() - 1);
+    if (!walks.back().AtEnd())
+      next.emplace(walks.back().key(), walks.size() - 1);
   }
   while (!next.empty()) {
     const auto [key, at] = next.top();

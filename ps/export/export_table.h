@@ -35,8 +35,8 @@ std::string ExportChecksum(const checkpoint::Metadata& metadata);
 // so that a reader has the old one or the new one. The rows of the partitions
 // are merged by their keys, twice (for the hash, then for the file), each time
 // for the keys and for the weights: time n log(partitions) comparisons, memory
-// 200 bytes for each partition and a buffer of 256 KiB. After an error `path` is
-// as it was.
+// 200 bytes for each partition and a buffer of 256 KiB. After an error `path`
+// is as it was.
 //   kNotFound  there is no such table, or no directory for the file
 //   kInvalidArgument  the file would lie in the checkpoint itself, or take the
 //                     place of what is no regular file

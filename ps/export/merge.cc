@@ -102,8 +102,7 @@ absl::Status WriteColumn(const SavedTable& table, const std::string& name,
     const TableFile::Column& column = *place.file->FindColumn(name);
     const bool is_of_row = column.of == Of::kRow || column.of == Of::kElement;
     if (place.older.empty() || !is_of_row) {
-      WEFT_RETURN_IF_ERROR(
-          file.Append(TableFile::BytesOf(column, place.part)));
+      WEFT_RETURN_IF_ERROR(file.Append(TableFile::BytesOf(column, place.part)));
       continue;
     }
     for (RowWalk walk(&place); !walk.AtEnd(); walk.Next()) {

@@ -193,10 +193,10 @@ absl::Status SavedCheckpoint::JoinParent(SavedTable& table) {
     }
     if (place_before == before->places.end() ||
         place_before->part.partition != place.part.partition) {
-      return damaged(place.file,
-                     absl::StrCat("has what has changed of partition ",
-                                  place.part.partition,
-                                  ", which its parent has not"));
+      return damaged(
+          place.file,
+          absl::StrCat("has what has changed of partition ",
+                       place.part.partition, ", which its parent has not"));
     }
     place.older.push_back(*place_before);
     place.older.insert(place.older.end(), place_before->older.begin(),

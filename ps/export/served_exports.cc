@@ -69,8 +69,8 @@ absl::StatusOr<std::vector<ServedExports::Table>> ServedExports::OpenCheckpoint(
   SavedCheckpoint::Options options;
   options.check_digests = options_.check_content;
   options.opened = &opened;
-  WEFT_ASSIGN_OR_RETURN(const auto saved, SavedCheckpoint::Open(
-                                              directory.path, name, options));
+  WEFT_ASSIGN_OR_RETURN(const auto saved,
+                        SavedCheckpoint::Open(directory.path, name, options));
   std::vector<std::string> names = directory.tables;
   if (names.empty()) {
     for (const auto& [table, content] : saved->tables()) {

@@ -1,7 +1,7 @@
 // ServedExports: tables by name that are only read: exports, each replaced once
 // another file has been renamed onto its own; and tables of a directory of
-// checkpoints, each replaced once a newer checkpoint is there. One that has only
-// what has changed is read itself, and nothing of those before it again.
+// checkpoints, each replaced once a newer checkpoint is there. One that has
+// only what has changed is read itself, and nothing of those before it again.
 //
 // Thread-safety: thread-safe, but for Poll, which one thread calls.
 

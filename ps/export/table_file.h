@@ -34,8 +34,8 @@ class TableFile {
     int64_t elements = 0;
     int64_t life = 0;  // the first byte, of a table with RowLife
     int64_t life_bytes = 0;
-    bool is_delta = false;    // only what has changed since base()
-    int64_t removed = 0;      // the first of the rows that went since
+    bool is_delta = false;  // only what has changed since base()
+    int64_t removed = 0;    // the first of the rows that went since
     int64_t removed_rows = 0;
   };
   // What a column has a value, or some values, of.
