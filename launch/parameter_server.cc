@@ -98,7 +98,7 @@ absl::Status Parse(int argc, char** argv, Settings& settings) {
   for (const char* name :
        {"data", "strategy", "epochs", "batch-size", "lr", "optimizer",
         "clip-value", "clip-norm", "push-dtype", "pull-dtype", "keep",
-        "keep-as", "snapshot-every", "loss-every"}) {
+        "keep-as", "snapshot-every", "full-snapshot-every", "loss-every"}) {
     flags.Add(name, &of_trainers, "of trainers; taken and not used");
   }
   return flags.Parse(argc, argv);

@@ -53,6 +53,8 @@ TEST_F(OptionsTest, WrongValueNamesTheFlagAndWhatIsWanted) {
            {{"--keep-as=../x", "--checkpoint-dir=c"},
             "--keep-as=../x: wanted a name of at most 63 of [a-z0-9-]"},
            {{"--snapshot-every=1s"}, "--snapshot-every needs --checkpoint-dir"},
+           {{"--full-snapshot-every=0"}, "wanted 1 to 1000"},
+           {{"--full-snapshot-every=9"}, "wanted --snapshot-every=TIME"},
            {{"--snapshot-every=1s", "--checkpoint-dir=c"},
             "--snapshot-every is of trainings with parameter servers"},
        }) {

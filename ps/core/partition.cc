@@ -300,7 +300,7 @@ void Partition::LetGo() {
     life_->LetGo(key);
     // The last one takes its place.
     if (!frozen_.empty()) BeforeChange({oldest, rows_.At(rows_.size() - 1)});
-    if (changes_ != nullptr) NoteRemoval(key);
+    if (changes_ != nullptr) NoteRemoval(oldest);
     rows_.Remove(key);
   }
 }
@@ -523,9 +523,10 @@ void Partition::NoteChanged(absl::Span<const Row> rows) {
   for (Row row : rows) changes_->Change(rows_.NumberOf(row));
 }
 
-void Partition::NoteRemoval(uint64_t key) {
-  const int64_t number = rows_.NumberOf(rows_.Find(key));
-  if (!changes_->Remove(number, rows_.size() - 1, key)) changes_ = nullptr;
+void Partition::NoteRemoval(Row row) {
+  const bool is_of_use = changes_->Remove(rows_.NumberOf(row), rows_.size() - 1,
+                                          RowStore::key(row));
+  if (!is_of_use) changes_ = nullptr;
 }
 
 void Partition::BeforeAllChange() {

@@ -192,11 +192,11 @@ class Partition {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // They are no changes that ChangedRows tells.
   void BeforeAllChange() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // For changes_, which is there: before rows are changed, and before the row
-  // of `key` is removed.
+  // For changes_, which is there: before rows are changed, and before one
+  // is removed.
   void NoteChanged(absl::Span<const Row> rows)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void NoteRemoval(uint64_t key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void NoteRemoval(Row row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const TableLayout& layout_;
   const bool is_dense_;

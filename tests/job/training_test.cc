@@ -387,27 +387,33 @@ TEST(MainJob, CheckpointsWhileTrainingGoesOnChangeNoBitAndAnyOfThemResumes) {
       job.Train({"--epochs=3", "--checkpoint-dir=" + job.Path("whole")})
           .checkpoint +
       kModel;
-  const std::string saved = job.Path("saved");
-  const TrainerResult often =
-      job.Train({"--epochs=3", "--snapshot-every=1us", "--keep=100",
-                 "--checkpoint-dir=" + saved});
-  EXPECT_EQ(ReadBytes(model), ReadBytes(often.checkpoint + kModel));
-  std::vector<std::string> names = Checkpoints(saved);
-  ASSERT_GT(names.size(), 3);  // those between two epochs
-  // One in the middle of an epoch becomes the newest.
-  const auto is_of_an_epoch = [](const std::string& name) {
-    return StepOf(name) % 8 == 0;
-  };
-  const auto last =
-      std::find_if_not(names.rbegin(), names.rend(), is_of_an_epoch);
-  ASSERT_TRUE(last != names.rend());
-  for (auto newer = names.rbegin(); newer != last; ++newer) {
-    std::filesystem::remove_all(saved + "/" + *newer);
+  // 4: as chains, where servers have what is no more than what has changed.
+  for (const int full_every : {1, 4}) {
+    SCOPED_TRACE(full_every);
+    job.servers = 2;
+    const std::string saved = job.Path(absl::StrCat("saved", full_every));
+    const TrainerResult often =
+        job.Train({"--epochs=3", "--snapshot-every=1us", "--keep=100",
+                   absl::StrCat("--full-snapshot-every=", full_every),
+                   "--checkpoint-dir=" + saved});
+    EXPECT_EQ(ReadBytes(model), ReadBytes(often.checkpoint + kModel));
+    std::vector<std::string> names = Checkpoints(saved);
+    ASSERT_GT(names.size(), 3);  // those between two epochs
+    // One in the middle of an epoch becomes the newest.
+    const auto is_of_an_epoch = [](const std::string& name) {
+      return StepOf(name) % 8 == 0;
+    };
+    const auto last =
+        std::find_if_not(names.rbegin(), names.rend(), is_of_an_epoch);
+    ASSERT_TRUE(last != names.rend());
+    for (auto newer = names.rbegin(); newer != last; ++newer) {
+      std::filesystem::remove_all(saved + "/" + *newer);
+    }
+    job.servers = 3;
+    const TrainerResult resumed =
+        job.Train({"--epochs=3", "--resume", "--checkpoint-dir=" + saved});
+    EXPECT_EQ(ReadBytes(model), ReadBytes(resumed.checkpoint + kModel));
   }
-  job.servers = 3;
-  const TrainerResult resumed =
-      job.Train({"--epochs=3", "--resume", "--checkpoint-dir=" + saved});
-  EXPECT_EQ(ReadBytes(model), ReadBytes(resumed.checkpoint + kModel));
 }
 
 TEST(MainJob, ResumesFromTheNewestCheckpointThatIsWhole) {
