@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <map>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/ps/core/placement.h"
@@ -312,6 +314,85 @@ TEST(Snapshot, DamagedDeltasAreRefused) {
   tables.clear();
   EXPECT_THAT(AddShard(nameless, "ps0", tables),
               StatusIs(absl::StatusCode::kDataLoss, "names no base"));
+}
+
+using Rows4 = std::map<uint64_t, float>;  // of the four partitions
+
+// What servers would save: all of some partitions, and of others what has
+// changed since `before`, with keys that have come and gone meanwhile.
+std::map<std::string, LoadedTable> AnyDelta(const Rows4& before,
+                                            const Rows4& after, int64_t version,
+                                            const std::string& base,
+                                            std::mt19937_64& random) {
+  const Placement placement("words", 4, 1);
+  TableShard::Image servers[2];
+  for (int p = 0; p < 4; ++p) {
+    PartitionImage rows;
+    rows.is_delta = !base.empty() && random() % 4 > 0;
+    const auto is_here = [&](uint64_t key) {
+      return placement.PartitionOfKey(key) == p;
+    };
+    for (const auto& [key, value] : after) {
+      const auto it = before.find(key);
+      const bool is_equal = it != before.end() && it->second == value;
+      if (!is_here(key) || (rows.is_delta && is_equal && random() % 8 > 0)) {
+        continue;
+      }
+      rows.keys.push_back(key);
+      rows.steps.push_back(version);
+      rows.weights.insert(rows.weights.end(), {value, -value});
+    }
+    for (uint64_t key = 0; rows.is_delta && key < 60; ++key) {
+      const bool was_there = before.count(key) > 0 || random() % 9 == 0;
+      if (is_here(key) && was_there && after.count(key) == 0) {
+        rows.removed.push_back(key);
+      }
+    }
+    servers[random() % 2].partitions.emplace_back(p, std::move(rows));
+  }
+  std::map<std::string, LoadedTable> tables;
+  for (int server = 0; server < 2; ++server) {
+    servers[server].version = version;
+    servers[server].base = base;
+    const auto shard = ToShard(server, Sparse(), servers[server]);
+    EXPECT_THAT(shard.status(), IsOk());
+    EXPECT_THAT(AddShard(*shard, absl::StrCat("ps", server), tables), IsOk());
+  }
+  return tables;
+}
+
+TEST(Snapshot, SumOfAnyChainIsTheTable) {
+  for (uint64_t seed = 1; seed <= 2000; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937_64 random(seed);
+    Rows4 rows;
+    std::map<std::string, LoadedTable> sum;
+    std::string attempt;
+    const int links = 1 + static_cast<int>(random() % 6);
+    for (int link = 0; link < links; ++link) {
+      const Rows4 before = rows;
+      for (int i = 0; i < 12; ++i) {
+        const uint64_t key = random() % 60;
+        if (random() % 3 == 0) {
+          rows.erase(key);
+        } else {
+          rows[key] = 1.0f * (random() % 100);
+        }
+      }
+      auto tables = AnyDelta(before, rows, link, attempt, random);
+      ASSERT_THAT(ApplyTo(std::move(sum), attempt, "link", tables), IsOk());
+      sum = std::move(tables);
+      attempt = absl::StrCat("attempt", link);
+    }
+    Rows4 found;
+    for (const auto& [p, image] : sum.at("words").image.partitions) {
+      for (size_t i = 0; i < image.keys.size(); ++i) {
+        found[image.keys[i]] = image.weights[2 * i];
+        ASSERT_EQ(image.weights[2 * i + 1], -image.weights[2 * i]);
+      }
+    }
+    ASSERT_EQ(found, rows);
+  }
 }
 
 }  // namespace

@@ -469,7 +469,9 @@ TEST_F(CkptServe, EachAnswerIsOfOneCheckpointWhileDeltasAreTakenIn) {
       const std::vector<uint8_t> found = std::get<3>(*rows).ToVector<uint8_t>();
       for (int i = 0; i < kRows; ++i) {
         EXPECT_EQ(found[i] != 0, (i + seen) % 4 != 0);
-        if (found[i] != 0) EXPECT_EQ(values[2 * i], seen);
+        if (found[i] != 0) {
+          EXPECT_EQ(values[2 * i], seen);
+        }
       }
       return seen == version || HasFailure();
     })) << process_->output();

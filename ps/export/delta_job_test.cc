@@ -51,7 +51,9 @@ class DeltaJob : public ::testing::Test {
     client_ = nullptr;
     job_ =
         std::make_unique<TestJob>(servers, 1, nullptr, temp_.path(), replicas);
-    if (replicas == 2) ASSERT_TRUE(job_->BecomesReplicated());
+    if (replicas == 2) {
+      ASSERT_TRUE(job_->BecomesReplicated());
+    }
     client_ = job_->MakeClient(0);
   }
   void Open(const v1::TableSpec& spec) {
