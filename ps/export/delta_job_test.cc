@@ -13,6 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/checkpoint/little_endian.h"
 #include "weft/ps/client.h"
 #include "weft/ps/export/merge.h"
 #include "weft/ps/export/saved_checkpoint.h"
@@ -38,6 +39,11 @@ v1::TableSpec BoundedSpec(v1::TableSpec::Mode mode) {
   spec.mutable_life()->set_max_rows(1600);
   spec.mutable_life()->set_drop_versions(3);
   return spec;
+}
+
+// A safetensors file without its header.
+std::string ElementsOf(const std::string& file) {
+  return file.substr(8 + checkpoint::LoadLittleEndian64(file.data()));
 }
 
 class DeltaJob : public ::testing::Test {
@@ -273,7 +279,8 @@ TEST_F(DeltaJob, ServersWithReplicasWriteWholeWhatTheyHaveTakenOver) {
   const std::string wanted = MergedNow();
   Start(2, /*replicas=*/2);
   ASSERT_THAT(client_->Restore(path_, *fourth), IsOk());
-  EXPECT_EQ(MergedNow(), wanted);
+  // Such servers count the pushes of an ASYNC table anew.
+  EXPECT_EQ(ElementsOf(MergedNow()), ElementsOf(wanted));
 }
 
 TEST_F(DeltaJob, BrokenChainIsNamedAndNothingIsRestored) {
