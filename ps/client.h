@@ -203,6 +203,10 @@ class SparseTable {
   ~SparseTable();
 
   int64_t dim() const;
+  // As it was opened, defaults filled in.
+  const v1::TableSpec& spec() const;
+  // OK, or why the table must be opened again.
+  absl::Status status() const;
 
   // The rows of `keys` i64 [n], which may repeat, as f32 [n, dim]. A row that
   // was never pushed to has its initial value.

@@ -359,6 +359,10 @@ SparseTable::~SparseTable() = default;
 
 int64_t SparseTable::dim() const { return table_->layout().dim(); }
 int64_t SparseTable::round() const { return table_->round(); }
+const v1::TableSpec& SparseTable::spec() const {
+  return table_->layout().spec();
+}
+absl::Status SparseTable::status() const { return table_->status(); }
 
 absl::Status SparseTable::CheckPush(const Tensor& keys,
                                     const Tensor& gradients) const {

@@ -1,0 +1,68 @@
+// Ahead: rows that were asked for before the pass that looks them up, and what
+// is known of how they change until then. It sends nothing.
+//
+// A part is what one pass looks up of one table. Its rows are valid, or stale
+// from a Commit on that may have changed any of them; of some keys newer rows
+// may lie upon the first ones.
+//
+// Thread-safety: one thread at a time.
+
+#ifndef WEFT_PS_EMBEDDING_AHEAD_H_
+#define WEFT_PS_EMBEDDING_AHEAD_H_
+
+#include <cstdint>
+#include <list>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "weft/base/future.h"
+#include "weft/ps/client.h"
+#include "weft/tensor/tensor.h"
+
+namespace weft::ps {
+
+// i64 [n], joined.
+Tensor JoinKeys(absl::Span<const Tensor> keys);
+// Those of `a` that are in `b`, each once, as they first come.
+Tensor KeysInBoth(const Tensor& a, const Tensor& b);
+// Writes row i of `new_rows` to each row whose key is new_keys[i].
+void PatchRows(const Tensor& keys, const Tensor& new_keys,
+               const Tensor& new_rows, Tensor& rows);
+
+class Ahead {
+ public:
+  struct Part {
+    SparseTable* table = nullptr;
+    int passes = 0;  // how many Commits from now it is looked up
+    Tensor keys;     // i64 [n], of its look-ups one after another
+    // Where each look-up's keys begin and end, until it takes them.
+    std::vector<std::pair<int64_t, int64_t>> look_ups;
+    std::optional<Future<Tensor>> rows;  // [n, dim]; nullopt: ask for them
+    // Keys and rows that are newer, in the order in which they lie upon it.
+    std::vector<std::pair<Tensor, Future<Tensor>>> patches;
+  };
+
+  // Adds a part for what the pass `passes` Commits from now looks up. Valid
+  // until the next Commit.
+  Part& Add(SparseTable* table, int passes, std::vector<Tensor> keys);
+
+  // The rows of a look-up in this pass, taken out: if they are here, and come.
+  std::optional<Tensor> Take(const SparseTable* table, const Tensor& keys,
+                             absl::Duration timeout);
+
+  // A Commit: drops what this pass has not taken.
+  void NextPass();
+
+  std::list<Part>& parts() { return parts_; }
+  void Clear() { parts_.clear(); }
+
+ private:
+  std::list<Part> parts_;
+};
+
+}  // namespace weft::ps
+
+#endif  // WEFT_PS_EMBEDDING_AHEAD_H_
