@@ -1,9 +1,7 @@
 // Ahead: rows that were asked for before the pass that looks them up, and what
 // is known of how they change until then. It sends nothing.
 //
-// A part is what one pass looks up of one table. Its rows are valid, or stale
-// from a Commit on that may have changed any of them; of some keys newer rows
-// may lie upon the first ones.
+// A part is what one pass looks up of one table.
 //
 // Thread-safety: one thread at a time.
 
@@ -26,7 +24,9 @@ namespace weft::ps {
 
 // i64 [n], joined.
 Tensor JoinKeys(absl::Span<const Tensor> keys);
-// Those of `a` that are in `b`, each once, as they first come.
+// f32 [n, dim], joined; one at least.
+Tensor JoinRows(absl::Span<const Tensor> rows);
+// Those of `a` that are in `b`, each once, as they first come in `a`.
 Tensor KeysInBoth(const Tensor& a, const Tensor& b);
 // Writes row i of `new_rows` to each row whose key is new_keys[i].
 void PatchRows(const Tensor& keys, const Tensor& new_keys,
@@ -49,7 +49,9 @@ class Ahead {
   // until the next Commit.
   Part& Add(SparseTable* table, int passes, std::vector<Tensor> keys);
 
-  // The rows of a look-up in this pass, taken out: if they are here, and come.
+  // The rows [n, dim] of a look-up in this pass, which nobody else has, and
+  // which are then forgotten here. nullopt: they were not asked for, or do not
+  // come.
   std::optional<Tensor> Take(const SparseTable* table, const Tensor& keys,
                              absl::Duration timeout);
 
@@ -57,9 +59,11 @@ class Ahead {
   void NextPass();
 
   std::list<Part>& parts() { return parts_; }
-  void Clear() { parts_.clear(); }
 
  private:
+  // With what lies upon them. nullopt: they do not come.
+  static std::optional<Tensor> RowsOf(Part& part, absl::Duration timeout);
+
   std::list<Part> parts_;
 };
 

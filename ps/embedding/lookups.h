@@ -136,7 +136,7 @@ class Lookups {
   int64_t asked() const { return asked_; }
 
  private:
-  absl::Status Register(SparseTable* table);
+  void Register(SparseTable* table);
   // The rows [n, dim] of each look-up.
   absl::StatusOr<std::vector<Tensor>> RowsOf(absl::Span<const LookUp> look_ups);
   // Until what was sent is there.

@@ -1,0 +1,335 @@
+#include "weft/ps/embedding/lookups.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "weft/base/catch_to_status.h"
+#include "weft/base/status_macros.h"
+#include "weft/ps/many.h"
+
+namespace weft::ps {
+namespace {
+
+bool IsSync(const SparseTable& table) {
+  return table.spec().mode() == v1::TableSpec::SYNC;
+}
+
+// Whether a row changes by a push that names it and by nothing else, and this
+// worker knows of each that counts: with rounds there is no other worker, and
+// without rounds nobody waits for others. Rows of a table with RowLife also go
+// by pushes of others.
+bool KnowsWhatChanges(const SparseTable& table) {
+  if (table.spec().has_life()) return false;
+  return !IsSync(table) || table.spec().shards() <= 1;
+}
+
+// What is asked of one table for some parts, and where it goes.
+struct Asked {
+  struct For {
+    Ahead::Part* part;
+    bool is_whole;  // else a patch
+    Tensor keys;
+  };
+  SparseTable* table;
+  std::vector<For> parts;
+
+  Tensor keys() const {
+    std::vector<Tensor> all;
+    for (const For& each : parts) all.push_back(each.keys);
+    return JoinKeys(all);
+  }
+
+  void Give(const Future<Tensor>& rows) const {
+    int64_t begin = 0;
+    for (const For& each : parts) {
+      const int64_t end = begin + each.keys.numel();
+      Future<Tensor> own = rows.Then([begin, end](const Tensor& all) {
+        return all.Slice(0, begin, end).Clone();
+      });
+      begin = end;
+      if (each.is_whole) {
+        each.part->rows = std::move(own);
+      } else {
+        each.part->patches.emplace_back(each.keys, std::move(own));
+      }
+    }
+  }
+};
+
+// What is to be asked once `pushes` have changed their tables.
+std::vector<Asked> AskedAfter(const std::vector<Push>& pushes, Ahead& ahead) {
+  std::vector<Asked> all;
+  for (const Push& push : pushes) {
+    Asked asked{push.table, {}};
+    for (Ahead::Part& part : ahead.parts()) {
+      if (part.table != push.table) continue;
+      if (part.rows.has_value()) {
+        Tensor changed = KeysInBoth(part.keys, push.keys);
+        if (changed.numel() > 0) {
+          asked.parts.push_back({&part, false, std::move(changed)});
+        }
+      } else if (part.passes == 0) {
+        asked.parts.push_back({&part, true, part.keys});
+      }
+    }
+    if (!asked.parts.empty()) all.push_back(std::move(asked));
+  }
+  return all;
+}
+
+// Each by its own operation on its table, all together.
+void Ask(const std::vector<Asked>& asked) {
+  std::vector<TableOperation> pulls;
+  for (const Asked& each : asked) {
+    pulls.push_back(PullOf{each.table, each.keys()});
+  }
+  const std::vector<Future<Tensor>> rows = ExchangeEach(std::move(pulls));
+  for (size_t i = 0; i < asked.size(); ++i) asked[i].Give(rows[i]);
+}
+
+}  // namespace
+
+Lookups::Lookups(Options options)
+    : options_(std::move(options)),
+      record_(std::make_unique<LookUpRecord>()) {
+  for (SparseTable* const table : options_.tables) Register(table);
+}
+
+Lookups::~Lookups() = default;
+
+void Lookups::Register(SparseTable* table) {
+  if (std::find(tables_.begin(), tables_.end(), table) == tables_.end()) {
+    tables_.push_back(table);
+  }
+}
+
+absl::StatusOr<Variable> Lookups::Embedding(SparseTable& table,
+                                            const Tensor& ids) {
+  const LookUp look_up{&table, ids};
+  WEFT_ASSIGN_OR_RETURN(const std::vector<Variable> all,
+                        Embeddings(absl::MakeConstSpan(&look_up, 1)));
+  return all[0];
+}
+
+absl::StatusOr<Variable> Lookups::EmbeddingBag(SparseTable& table,
+                                               const Tensor& ids,
+                                               BagMode mode) {
+  const LookUp look_up{&table, ids, mode};
+  WEFT_ASSIGN_OR_RETURN(const std::vector<Variable> all,
+                        Embeddings(absl::MakeConstSpan(&look_up, 1)));
+  return all[0];
+}
+
+absl::StatusOr<std::vector<Variable>> Lookups::Embeddings(
+    absl::Span<const LookUp> look_ups) {
+  for (const LookUp& look_up : look_ups) {
+    WEFT_RETURN_IF_ERROR(CheckLookUp(look_up));
+    WEFT_RETURN_IF_ERROR(look_up.table->status());
+  }
+  WEFT_RETURN_IF_ERROR(AwaitCommit());
+  WEFT_ASSIGN_OR_RETURN(std::vector<Tensor> rows, RowsOf(look_ups));
+  return CatchToStatus([&] {
+    std::vector<Variable> variables;
+    for (size_t i = 0; i < look_ups.size(); ++i) {
+      Register(look_ups[i].table);
+      variables.push_back(record_->Add(look_ups[i], std::move(rows[i])));
+    }
+    return variables;
+  });
+}
+
+absl::StatusOr<std::vector<Tensor>> Lookups::RowsOf(
+    absl::Span<const LookUp> look_ups) {
+  struct Pull {
+    std::vector<Tensor> keys;
+    std::vector<size_t> places;
+  };
+  std::vector<Tensor> rows(look_ups.size());
+  std::vector<SparseTable*> order;
+  absl::flat_hash_map<SparseTable*, Pull> pulls;
+  for (size_t i = 0; i < look_ups.size(); ++i) {
+    SparseTable* const table = look_ups[i].table;
+    Tensor keys = KeysOf(look_ups[i]);
+    if (keys.numel() == 0) {
+      rows[i] = Tensor::Empty({0, table->dim()});
+      continue;
+    }
+    std::optional<Tensor> taken = ahead_.Take(table, keys, options_.timeout);
+    if (taken.has_value()) {
+      ++prefetched_;
+      rows[i] = *std::move(taken);
+      continue;
+    }
+    const auto [pull, is_new] = pulls.try_emplace(table);
+    if (is_new) order.push_back(table);
+    pull->second.keys.push_back(std::move(keys));
+    pull->second.places.push_back(i);
+  }
+  std::vector<PullOf> operations;
+  for (SparseTable* const table : order) {
+    operations.push_back({table, JoinKeys(pulls[table].keys)});
+  }
+  WEFT_ASSIGN_OR_RETURN(
+      const std::vector<Tensor> pulled,
+      PullMany(std::move(operations)).Wait(options_.timeout));
+  for (size_t t = 0; t < order.size(); ++t) {
+    const Pull& pull = pulls[order[t]];
+    int64_t begin = 0;
+    for (size_t i = 0; i < pull.places.size(); ++i) {
+      const int64_t end = begin + pull.keys[i].numel();
+      // Not views of one memory, where a write to one would be one to all.
+      rows[pull.places[i]] = pull.places.size() == 1
+                                 ? pulled[t]
+                                 : pulled[t].Slice(0, begin, end).Clone();
+      begin = end;
+      ++asked_;
+    }
+  }
+  return rows;
+}
+
+absl::Status Lookups::Prefetch(absl::Span<const LookUp> look_ups,
+                               int passes_ahead) {
+  if (passes_ahead < 1 || passes_ahead > kMostPassesAhead) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Lookups::Prefetch: wanted a pass that is 1 to ", kMostPassesAhead,
+        " Commits ahead, found ", passes_ahead));
+  }
+  std::vector<SparseTable*> order;
+  absl::flat_hash_map<SparseTable*, std::vector<Tensor>> keys;
+  for (const LookUp& look_up : look_ups) {
+    WEFT_RETURN_IF_ERROR(CheckLookUp(look_up));
+    if (look_up.ids.numel() == 0) continue;
+    std::vector<Tensor>& of_table = keys[look_up.table];
+    if (of_table.empty()) order.push_back(look_up.table);
+    of_table.push_back(KeysOf(look_up).Clone());
+  }
+  std::vector<Asked> asked;
+  for (SparseTable* const table : order) {
+    Register(table);
+    Ahead::Part& part =
+        ahead_.Add(table, passes_ahead, std::move(keys[table]));
+    if (!KnowsWhatChanges(*table)) continue;
+    asked.push_back({table, {{&part, true, part.keys}}});
+  }
+  // Rows from before what the last Commit pushes are of no use.
+  if (asked.empty() || !AwaitCommit().ok()) return absl::OkStatus();
+  Ask(asked);
+  return absl::OkStatus();
+}
+
+absl::Status Lookups::AwaitCommit() {
+  if (!sent_.has_value()) return absl::OkStatus();
+  const absl::Status sent = sent_->Wait(options_.timeout);
+  if (sent_->IsReady()) sent_.reset();
+  return sent;
+}
+
+absl::StatusOr<std::vector<Push>> Lookups::Pushes() const {
+  if (record_->size() == 0) {
+    return absl::FailedPreconditionError(
+        "Lookups::Commit: nothing was looked up since the last Commit; a "
+        "worker without data for a pass calls CommitNothing");
+  }
+  for (const SparseTable* const table : tables_) {
+    WEFT_RETURN_IF_ERROR(table->status());
+  }
+  return record_->Pushes(tables_, [this](const Leaf& leaf) {
+    return record_->GradientOf(leaf);
+  });
+}
+
+absl::Status Lookups::Check() const { return Pushes().status(); }
+
+Future<void> Lookups::CommitAsync() {
+  const absl::Status last = AwaitCommit();
+  if (!last.ok()) return MakeReady<void>(last);
+  absl::StatusOr<std::vector<Push>> pushes = Pushes();
+  if (!pushes.ok()) return MakeReady<void>(pushes.status());
+  return Send(*std::move(pushes));
+}
+
+absl::Status Lookups::Commit() {
+  const Future<void> sent = CommitAsync();
+  const absl::Status status = sent.Wait(options_.timeout);
+  if (sent.IsReady()) sent_.reset();
+  return status;
+}
+
+absl::Status Lookups::CommitNothing() {
+  if (record_->size() > 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "Lookups::CommitNothing: ", record_->size(),
+        " look-ups since the last Commit: Commit or Abort them"));
+  }
+  WEFT_RETURN_IF_ERROR(AwaitCommit());
+  for (const SparseTable* const table : tables_) {
+    WEFT_RETURN_IF_ERROR(table->status());
+  }
+  WEFT_ASSIGN_OR_RETURN(
+      std::vector<Push> pushes,
+      record_->Pushes(tables_, [](const Leaf&) { return Gradient(); }));
+  const Future<void> sent = Send(std::move(pushes));
+  const absl::Status status = sent.Wait(options_.timeout);
+  if (sent.IsReady()) sent_.reset();
+  return status;
+}
+
+Future<void> Lookups::Send(std::vector<Push> pushes) {
+  BeginPass(absl::FailedPreconditionError(
+      "it was looked up in a pass that was committed: its gradient would be "
+      "lost; look it up again"));
+  ahead_.NextPass();
+  const std::vector<Asked> asked = AskedAfter(pushes, ahead_);
+  // A server answers once all of a message is done, and a pull of a SYNC table
+  // waits for its round: it follows in a message of its own. One of an ASYNC
+  // table sees its push only if it comes with it.
+  std::vector<Asked> later;
+  std::vector<TableOperation> operations;
+  std::vector<const Asked*> with;  // by operation
+  for (Push& push : pushes) {
+    const auto it =
+        std::find_if(asked.begin(), asked.end(), [&](const Asked& each) {
+          return each.table == push.table;
+        });
+    const bool is_sync = IsSync(*push.table);
+    const bool pushes_rows = push.keys.numel() > 0;
+    const bool pulls = it != asked.end() && !is_sync;
+    if (it != asked.end() && is_sync) later.push_back(*it);
+    if (!is_sync && !pushes_rows && !pulls) continue;
+    if (!pulls) {
+      operations.push_back(PushOf{push.table, push.keys, push.gradients});
+    } else if (pushes_rows) {
+      operations.push_back(
+          PushPullOf{push.table, push.keys, push.gradients, it->keys()});
+    } else {
+      operations.push_back(PullOf{push.table, it->keys()});
+    }
+    with.push_back(pulls ? &*it : nullptr);
+  }
+  const std::vector<Future<Tensor>> results =
+      ExchangeEach(std::move(operations));
+  std::vector<Future<void>> sent;
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (with[i] != nullptr) with[i]->Give(results[i]);
+    sent.push_back(results[i].Then([](const Tensor&) {}));
+  }
+  Ask(later);
+  sent_ = WhenAllOk(std::move(sent));
+  return *sent_;
+}
+
+void Lookups::BeginPass(const absl::Status& last) {
+  record_->End(last);
+  record_ = std::make_unique<LookUpRecord>();
+}
+
+void Lookups::Abort() {
+  BeginPass(absl::FailedPreconditionError(
+      "it was looked up in a pass that was aborted: its gradient would be "
+      "lost; look it up again"));
+}
+
+}  // namespace weft::ps
