@@ -227,21 +227,38 @@ absl::Status Lookups::AwaitCommit() {
   return sent;
 }
 
+absl::Status Lookups::Await(const Future<void>& sent) {
+  const absl::Status status = sent.Wait(options_.timeout);
+  if (sent.IsReady()) sent_.reset();
+  return status;
+}
+
+absl::Status Lookups::CheckTables() const {
+  for (const SparseTable* const table : tables_) {
+    WEFT_RETURN_IF_ERROR(table->status());
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<Push>> Lookups::Pushes() const {
   if (record_->size() == 0) {
     return absl::FailedPreconditionError(
         "Lookups::Commit: nothing was looked up since the last Commit; a "
         "worker without data for a pass calls CommitNothing");
   }
-  for (const SparseTable* const table : tables_) {
-    WEFT_RETURN_IF_ERROR(table->status());
-  }
-  return record_->Pushes(tables_, [this](const Leaf& leaf) {
-    return record_->GradientOf(leaf);
-  });
+  WEFT_RETURN_IF_ERROR(CheckTables());
+  return record_->Pushes(
+      tables_, [this](const Leaf& leaf) { return record_->GradientOf(leaf); });
 }
 
 absl::Status Lookups::Check() const { return Pushes().status(); }
+
+absl::Status Lookups::CheckNothing() const {
+  if (record_->size() == 0) return CheckTables();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "Lookups::CommitNothing: ", record_->size(),
+      " look-ups since the last Commit: Commit or Abort them"));
+}
 
 Future<void> Lookups::CommitAsync() {
   const absl::Status last = AwaitCommit();
@@ -251,30 +268,15 @@ Future<void> Lookups::CommitAsync() {
   return Send(*std::move(pushes));
 }
 
-absl::Status Lookups::Commit() {
-  const Future<void> sent = CommitAsync();
-  const absl::Status status = sent.Wait(options_.timeout);
-  if (sent.IsReady()) sent_.reset();
-  return status;
-}
+absl::Status Lookups::Commit() { return Await(CommitAsync()); }
 
 absl::Status Lookups::CommitNothing() {
-  if (record_->size() > 0) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "Lookups::CommitNothing: ", record_->size(),
-        " look-ups since the last Commit: Commit or Abort them"));
-  }
+  WEFT_RETURN_IF_ERROR(CheckNothing());
   WEFT_RETURN_IF_ERROR(AwaitCommit());
-  for (const SparseTable* const table : tables_) {
-    WEFT_RETURN_IF_ERROR(table->status());
-  }
   WEFT_ASSIGN_OR_RETURN(
       std::vector<Push> pushes,
       record_->Pushes(tables_, [](const Leaf&) { return Gradient(); }));
-  const Future<void> sent = Send(std::move(pushes));
-  const absl::Status status = sent.Wait(options_.timeout);
-  if (sent.IsReady()) sent_.reset();
-  return status;
+  return Await(Send(std::move(pushes)));
 }
 
 Future<void> Lookups::Send(std::vector<Push> pushes) {

@@ -104,8 +104,10 @@ class Lookups {
   absl::Status Prefetch(absl::Span<const LookUp> look_ups,
                         int passes_ahead = 1);
 
-  // Whether Commit would push: its errors before anything is sent.
+  // Whether Commit, and CommitNothing, would push: their errors before anything
+  // is sent.
   absl::Status Check() const;
+  absl::Status CheckNothing() const;
 
   // Pushes the gradients of all look-ups since the last Commit, and begins the
   // next pass. A look-up that no gradient came to has none: its rows do not
@@ -141,6 +143,8 @@ class Lookups {
   absl::StatusOr<std::vector<Tensor>> RowsOf(absl::Span<const LookUp> look_ups);
   // Until what was sent is there.
   absl::Status AwaitCommit();
+  absl::Status Await(const Future<void>& sent);
+  absl::Status CheckTables() const;
   absl::StatusOr<std::vector<Push>> Pushes() const;
   Future<void> Send(std::vector<Push> pushes);
   void BeginPass(const absl::Status& last);
