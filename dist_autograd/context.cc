@@ -1,6 +1,7 @@
 #include "weft/dist_autograd/context.h"
 
 #include <memory>
+#include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "weft/dist_autograd/receive_node.h"
@@ -117,6 +118,61 @@ std::set<WorkerKey> Context::Close() {
   MutexLock lock(mu_);
   is_closed_ = true;
   return peers_;
+}
+
+void Context::AddReached(const std::set<WorkerKey>& workers) {
+  MutexLock lock(mu_);
+  reached_.insert(workers.begin(), workers.end());
+}
+
+std::set<WorkerKey> Context::Others() const {
+  MutexLock lock(mu_);
+  std::set<WorkerKey> others = peers_;
+  others.insert(reached_.begin(), reached_.end());
+  others.erase(self_);
+  return others;
+}
+
+absl::Status Context::AddParticipant(std::shared_ptr<Participant> participant) {
+  MutexLock lock(mu_);
+  if (is_closed_) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        id_.ToString(), " was released: nothing more has part in its steps"));
+  }
+  participants_.push_back(std::move(participant));
+  return absl::OkStatus();
+}
+
+std::vector<std::shared_ptr<Participant>> Context::Participants() const {
+  MutexLock lock(mu_);
+  return participants_;
+}
+
+absl::StatusOr<int64_t> Context::PrepareParticipants() {
+  int64_t changes = 0;
+  for (const auto& participant : Participants()) {
+    const absl::StatusOr<bool> prepared = participant->Prepare();
+    if (!prepared.ok()) return prepared.status();
+    if (*prepared) ++changes;
+  }
+  return changes;
+}
+
+Future<void> Context::CommitParticipants() {
+  std::vector<Future<void>> commits;
+  for (const auto& participant : Participants()) {
+    commits.push_back(participant->Commit());
+  }
+  return WhenAllOk(std::move(commits));
+}
+
+void Context::AbortParticipants() {
+  std::vector<std::shared_ptr<Participant>> participants;
+  {
+    MutexLock lock(mu_);
+    participants.swap(participants_);
+  }
+  for (const auto& participant : participants) participant->Abort();
 }
 
 // Depth first and without recursion: a graph may be a chain of a million nodes.

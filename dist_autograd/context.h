@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <tuple>
@@ -21,8 +22,10 @@
 #include "weft/autograd/gradient.h"
 #include "weft/autograd/leaf.h"
 #include "weft/autograd/node.h"
+#include "weft/base/future.h"
 #include "weft/base/mutex.h"
 #include "weft/dist_autograd/core/message_set.h"
+#include "weft/dist_autograd/participant.h"
 #include "weft/tensor/dtype.h"
 #include "weft/tensor/shape.h"
 
@@ -112,6 +115,21 @@ class Context {
   // The context was released. Returns those that must be notified.
   std::set<WorkerKey> Close() ABSL_LOCKS_EXCLUDED(mu_);
 
+  // A pass came to these workers.
+  void AddReached(const std::set<WorkerKey>& workers) ABSL_LOCKS_EXCLUDED(mu_);
+  // The other workers that have part in the context, as far as this one knows:
+  // at its creator all that were called in it, and that passes came to.
+  std::set<WorkerKey> Others() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // `participant` has part in the steps of this context. kFailedPrecondition
+  // after Close.
+  absl::Status AddParticipant(std::shared_ptr<Participant> participant)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // How many of them have something to commit, or why one cannot.
+  absl::StatusOr<int64_t> PrepareParticipants() ABSL_LOCKS_EXCLUDED(mu_);
+  Future<void> CommitParticipants() ABSL_LOCKS_EXCLUDED(mu_);
+  void AbortParticipants() ABSL_LOCKS_EXCLUDED(mu_);
+
   // The messages from which a gradient of `edges` would go on, at any worker.
   // kFailedPrecondition if the graph reaches messages of another context.
   absl::StatusOr<MessageSet> LineageOf(absl::Span<const Edge> edges) const;
@@ -131,6 +149,9 @@ class Context {
     std::string consumed_by;     // the pass; "" until it is consumed
   };
 
+  std::vector<std::shared_ptr<Participant>> Participants() const
+      ABSL_LOCKS_EXCLUDED(mu_);
+
   const ContextId id_;
   const WorkerKey self_;
   const size_t most_intervals_;
@@ -138,6 +159,8 @@ class Context {
   uint64_t last_send_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<uint64_t, Send> sends_ ABSL_GUARDED_BY(mu_);
   std::set<WorkerKey> peers_ ABSL_GUARDED_BY(mu_);
+  std::set<WorkerKey> reached_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::shared_ptr<Participant>> participants_ ABSL_GUARDED_BY(mu_);
   bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
   LeafGradients gradients_ ABSL_GUARDED_BY(mu_);
 };

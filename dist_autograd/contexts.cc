@@ -6,6 +6,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/dist_autograd/pass_calls.h"
 #include "weft/dist_autograd/recording.h"
+#include "weft/rpc/function.h"
 
 namespace weft::dist_autograd {
 
@@ -83,7 +84,9 @@ void Contexts::OnPeerGone(const rpc::Agent::GonePeer& peer) {
 
 std::shared_ptr<Context> Contexts::EndHere(ContextId id) {
   std::shared_ptr<Context> context = table_->End(id);
-  if (context != nullptr) passes_->ContextEnded(id);
+  if (context == nullptr) return nullptr;
+  passes_->ContextEnded(id);
+  context->AbortParticipants();
   return context;
 }
 
@@ -180,5 +183,27 @@ absl::Status JoinContext(rpc::CallContext& context, ContextId id) {
 WEFT_RPC_IDEMPOTENT(JoinContext);
 
 }  // namespace internal
+
+absl::StatusOr<int64_t> PrepareParticipants(rpc::CallContext& call,
+                                            ContextId id) {
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Contexts> contexts,
+                        Contexts::Of(call.agent()));
+  const auto context = contexts->Find(id);
+  // A worker that no recorded call of the context came to has none.
+  if (absl::IsNotFound(context.status())) return 0;
+  WEFT_RETURN_IF_ERROR(context.status());
+  return (*context)->PrepareParticipants();
+}
+WEFT_RPC_IDEMPOTENT(PrepareParticipants);
+
+Future<void> CommitParticipants(rpc::CallContext& call, ContextId id) {
+  const auto contexts = Contexts::Of(call.agent());
+  if (!contexts.ok()) return MakeReady<void>(contexts.status());
+  const auto context = (*contexts)->Find(id);
+  if (absl::IsNotFound(context.status())) return MakeReady();
+  if (!context.ok()) return MakeReady<void>(context.status());
+  return (*context)->CommitParticipants();
+}
+WEFT_RPC_IDEMPOTENT(CommitParticipants);
 
 }  // namespace weft::dist_autograd

@@ -22,6 +22,7 @@
 #include "absl/time/time.h"
 #include "weft/base/bytes.h"
 #include "weft/base/executor.h"
+#include "weft/base/future.h"
 #include "weft/base/thread_pool.h"
 #include "weft/dist_autograd/context.h"
 #include "weft/dist_autograd/context_table.h"
@@ -30,6 +31,7 @@
 #include "weft/dist_autograd/recording.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/attachment.h"
+#include "weft/rpc/call_context.h"
 #include "weft/rpc/extension/library.h"
 #include "weft/telemetry/field.h"
 
@@ -121,6 +123,11 @@ class Contexts final : public rpc::extension::Library,
   const std::shared_ptr<ContextTable> table_;
   const std::shared_ptr<Passes> passes_;
 };
+
+// As those of Context, at the worker that is called, for who steps a context.
+absl::StatusOr<int64_t> PrepareParticipants(rpc::CallContext& call,
+                                            ContextId id);
+Future<void> CommitParticipants(rpc::CallContext& call, ContextId id);
 
 }  // namespace weft::dist_autograd
 

@@ -157,6 +157,7 @@ Future<PassReport> Passes::Begin(const std::shared_ptr<Context>& context,
     if (!contexts_->IsGone(worker)) continue;
     return MakeReady<PassReport>(GraphLost(context->id(), worker));
   }
+  context->AddReached(participants);
   const PassId pass{agent_->key(), ++last_pass_};
   absl::StatusOr<std::shared_ptr<Participation>> own =
       Join(context->id(), pass);

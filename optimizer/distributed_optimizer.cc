@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -31,6 +32,9 @@ WEFT_RPC_METHOD(OptimizerShard, StageState);
 WEFT_RPC_METHOD(OptimizerShard, LoadStaged);
 
 namespace {
+
+// Participants of a context have deadlines of their own, which come first.
+constexpr absl::Duration kCommitTimeout = absl::Minutes(10);
 
 constexpr int64_t kNoNorm = -1;
 constexpr int64_t kLastNorm = static_cast<int64_t>(Norm::kSum);
@@ -191,9 +195,11 @@ absl::StatusOr<OptimizerShard::Found> OptimizerShard::CheckIn(
     MutexLock lock(mu_);
     WEFT_RETURN_IF_ERROR(optimizer_->Check(gradient_of, Finite::kRequired));
   }
+  WEFT_ASSIGN_OR_RETURN(const int64_t prepared,
+                        (*context)->PrepareParticipants());
   const double found =
       norm == kNoNorm ? 0 : GradientNorm(present, static_cast<Norm>(norm));
-  return Found(static_cast<int64_t>(present.size()), found);
+  return Found(static_cast<int64_t>(present.size()) + prepared, found);
 }
 
 absl::Status OptimizerShard::ApplyIn(const dist_autograd::Contexts& contexts,
@@ -209,6 +215,8 @@ absl::Status OptimizerShard::ApplyIn(const dist_autograd::Contexts& contexts,
   const auto context = contexts.Find(id);
   if (absl::IsNotFound(context.status())) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(context.status());
+  // First what may fail.
+  WEFT_RETURN_IF_ERROR((*context)->CommitParticipants().Wait(kCommitTimeout));
   MutexLock weights(weights_->mu);
   MutexLock lock(mu_);
   WEFT_RETURN_IF_ERROR(optimizer_->SetLearningRateScale(learning_rate_scale));
@@ -384,6 +392,37 @@ absl::Duration DistributedOptimizer::timeout() const {
   return agent_.default_timeout() + absl::Seconds(1);
 }
 
+std::vector<rpc::WorkerKey> DistributedOptimizer::WithoutParameters(
+    const dist_autograd::Scope& pass) const {
+  const auto context = pass.contexts().Find(pass.id());
+  if (!context.ok()) return {};
+  std::set<rpc::WorkerKey> others = (*context)->Others();
+  for (const auto& shard : shards_) others.erase(shard.id().owner);
+  return {others.begin(), others.end()};
+}
+
+absl::StatusOr<OptimizerShard::Found> DistributedOptimizer::CheckHere(
+    const dist_autograd::Scope& pass, int64_t norm) {
+  if (local_ != nullptr) return local_->CheckIn(pass.contexts(), pass.id(), norm);
+  const auto context = pass.contexts().Find(pass.id());
+  if (!context.ok()) return OptimizerShard::Found(0, 0);
+  WEFT_ASSIGN_OR_RETURN(const int64_t prepared,
+                        (*context)->PrepareParticipants());
+  return OptimizerShard::Found(prepared, 0);
+}
+
+absl::Status DistributedOptimizer::ApplyHere(const dist_autograd::Scope& pass,
+                                             double rate_scale,
+                                             double gradient_scale) {
+  if (local_ != nullptr) {
+    return local_->ApplyIn(pass.contexts(), pass.id(), rate_scale,
+                           gradient_scale);
+  }
+  const auto context = pass.contexts().Find(pass.id());
+  if (!context.ok()) return absl::OkStatus();
+  return (*context)->CommitParticipants().Wait(kCommitTimeout);
+}
+
 absl::StatusOr<OptimizerShard::Found> DistributedOptimizer::CheckAll(
     const dist_autograd::Scope& pass, const StepOptions& options) {
   const dist_autograd::ContextId id = pass.id();
@@ -392,12 +431,22 @@ absl::StatusOr<OptimizerShard::Found> DistributedOptimizer::CheckAll(
   for (const auto& shard : shards_) {
     checks.push_back(rref::CallAsync(shard, &OptimizerShard::Check, id, norm));
   }
+  std::vector<std::pair<std::string, Future<int64_t>>> others;
+  for (const rpc::WorkerKey worker : WithoutParameters(pass)) {
+    const rpc::Target target = agent_.To(worker);
+    others.emplace_back(
+        target.name(),
+        rpc::CallAsync(target, &dist_autograd::PrepareParticipants, id));
+  }
   OptimizerShard::Found all(0, 0);
   OwnerErrors errors;
-  if (local_ != nullptr) {
-    const auto found = local_->CheckIn(pass.contexts(), id, norm);
-    errors.Note(agent_.name(), found.status());
-    if (found.ok()) all = *found;
+  const auto found = CheckHere(pass, norm);
+  errors.Note(agent_.name(), found.status());
+  if (found.ok()) all = *found;
+  for (const auto& [name, each] : others) {
+    const Result<int64_t> prepared = each.Wait(timeout());
+    errors.Note(name, prepared.status());
+    if (prepared.ok()) all = Join(all, {*prepared, 0}, norm);
   }
   for (size_t i = 0; i < checks.size(); ++i) {
     const Result<OptimizerShard::Found> found = checks[i].Wait(timeout());
@@ -417,10 +466,17 @@ absl::Status DistributedOptimizer::ApplyAll(const dist_autograd::Scope& pass,
     applies.push_back(rref::CallAsync(shard, &OptimizerShard::Apply, id,
                                       rate_scale, gradient_scale));
   }
+  std::vector<std::pair<std::string, Future<void>>> others;
+  for (const rpc::WorkerKey worker : WithoutParameters(pass)) {
+    const rpc::Target target = agent_.To(worker);
+    others.emplace_back(
+        target.name(),
+        rpc::CallAsync(target, &dist_autograd::CommitParticipants, id));
+  }
   OwnerErrors errors;
-  if (local_ != nullptr) {
-    errors.Note(agent_.name(), local_->ApplyIn(pass.contexts(), id, rate_scale,
-                                               gradient_scale));
+  errors.Note(agent_.name(), ApplyHere(pass, rate_scale, gradient_scale));
+  for (const auto& [name, each] : others) {
+    errors.Note(name, each.Wait(timeout()));
   }
   for (size_t i = 0; i < applies.size(); ++i) {
     errors.Note(shards_[i].owner().name(), applies[i].Wait(timeout()));
@@ -436,11 +492,9 @@ absl::StatusOr<OptimizerShard::Found> DistributedOptimizer::StepByOneCall(
   const std::string owner = shards_[0].owner().name();
   OptimizerShard::Found own(0, 0);
   OwnerErrors errors;
-  if (local_ != nullptr) {
-    const auto found = local_->CheckIn(pass.contexts(), id, norm);
-    errors.Note(agent_.name(), found.status());
-    if (found.ok()) own = *found;
-  }
+  const auto found = CheckHere(pass, norm);
+  errors.Note(agent_.name(), found.status());
+  if (found.ok()) own = *found;
   if (!errors.ok()) {
     // The other is asked all the same, so that the error names each.
     errors.Note(owner,
@@ -461,15 +515,14 @@ absl::StatusOr<OptimizerShard::Found> DistributedOptimizer::StepByOneCall(
                             "stepped but perhaps this one: "
                           : "");
   }
-  if (local_ == nullptr || std::get<0>(*all) == 0) return *all;
+  if (std::get<0>(*all) == 0) return *all;
   double factor = 1;
   if (norm != kNoNorm) {
     WEFT_ASSIGN_OR_RETURN(factor,
                           ClipFactor(std::get<1>(*all), *options.largest_norm));
   }
   errors.Note(agent_.name(),
-              local_->ApplyIn(pass.contexts(), id, options.learning_rate_scale,
-                              factor));
+              ApplyHere(pass, options.learning_rate_scale, factor));
   if (errors.ok()) return *all;
   return errors.Get(
       "after all owners had agreed, so that the others have stepped: ");
@@ -478,7 +531,8 @@ absl::StatusOr<OptimizerShard::Found> DistributedOptimizer::StepByOneCall(
 absl::StatusOr<StepReport> DistributedOptimizer::Step(
     const dist_autograd::Scope& pass, const StepOptions& options) {
   WEFT_RETURN_IF_ERROR(CheckOptions(options));
-  const bool by_one_call = shards_.size() == 1;
+  const bool by_one_call =
+      shards_.size() == 1 && WithoutParameters(pass).empty();
   WEFT_ASSIGN_OR_RETURN(const auto found, by_one_call
                                               ? StepByOneCall(pass, options)
                                               : CheckAll(pass, options));

@@ -19,6 +19,11 @@
 // that was released or an owner that is gone changes no weight anywhere. An
 // owner that dies between the phases leaves the others updated: Step says so.
 //
+// Participants of the context (dist_autograd/participant.h), such as look-ups in
+// tables, are prepared with the first phase and committed with the second, at
+// an owner before its parameters change. So they are at workers without
+// parameters that have part in the context, which makes two rounds of calls.
+//
 // A parameter without a gradient in the context does not change, as with
 // Optimizer. Each owner keeps the state of its parameters; it is the same as
 // that of a local Optimizer over them.
@@ -78,7 +83,8 @@ struct StepOptions {
 };
 
 struct StepReport {
-  int64_t updated = 0;       // parameters that had a gradient
+  // Parameters that had a gradient, and participants that had changes.
+  int64_t updated = 0;
   double gradient_norm = 0;  // before it was clipped; 0 without largest_norm
 };
 
@@ -178,7 +184,8 @@ class DistributedOptimizer {
   // kInvalidArgument names gradients that are not finite, or an invalid option;
   // then nothing has changed. An error that begins with "after all owners had
   // agreed" names the owners that did not step, or may not have. One round of
-  // calls if one other worker has parameters, two if several have.
+  // calls if one other worker has parameters and part in the context, two if
+  // several have.
   absl::StatusOr<StepReport> Step(const dist_autograd::Scope& pass,
                                   const StepOptions& options);
   absl::Status Step(const dist_autograd::Scope& pass) {
@@ -201,6 +208,15 @@ class DistributedOptimizer {
  private:
   explicit DistributedOptimizer(rpc::Agent& agent) : agent_(agent) {}
 
+  // The other workers that have part in the context, but no parameters: some of
+  // its participants may be there.
+  std::vector<rpc::WorkerKey> WithoutParameters(
+      const dist_autograd::Scope& pass) const;
+  // This worker's own part.
+  absl::StatusOr<OptimizerShard::Found> CheckHere(
+      const dist_autograd::Scope& pass, int64_t norm);
+  absl::Status ApplyHere(const dist_autograd::Scope& pass, double rate_scale,
+                         double gradient_scale);
   // How many parameters have gradients, and their norm.
   absl::StatusOr<OptimizerShard::Found> CheckAll(
       const dist_autograd::Scope& pass, const StepOptions& options);

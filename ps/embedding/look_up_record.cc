@@ -173,7 +173,7 @@ absl::Status CheckFinite(const SparseTable& table, const Tensor& keys,
 
 }  // namespace
 
-absl::StatusOr<std::vector<Push>> LookUpRecord::Pushes(
+absl::StatusOr<LookUpRecord::Found> LookUpRecord::Pushes(
     absl::Span<SparseTable* const> tables,
     absl::FunctionRef<Gradient(const Leaf&)> gradient_of) const {
   struct Parts {
@@ -182,35 +182,29 @@ absl::StatusOr<std::vector<Push>> LookUpRecord::Pushes(
   std::vector<SparseTable*> order(tables.begin(), tables.end());
   absl::flat_hash_map<const SparseTable*, Parts> by_table;
   for (SparseTable* const table : tables) by_table[table];
-  int64_t rows = 0, found = 0;
+  Found found;
   for (const Entry& entry : entries_) {
     const auto [parts, is_new] = by_table.try_emplace(entry.table);
     if (is_new) order.push_back(entry.table);
-    rows += entry.keys.numel();
     if (entry.keys.numel() == 0) continue;
+    ++found.with_rows;
     const Tensor gradient = gradient_of(*entry.leaf.leaf()).ToDense();
     if (!gradient.defined()) continue;
-    ++found;
+    ++found.with_gradient;
     const Tensor flat =
         gradient.Contiguous().View({entry.keys.numel(), entry.table->dim()});
     WEFT_RETURN_IF_ERROR(CheckFinite(*entry.table, entry.keys, flat));
     parts->second.keys.push_back(entry.keys);
     parts->second.gradients.push_back(flat);
   }
-  if (rows > 0 && found == 0) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "none of ", entries_.size(),
-        " look-ups has a gradient: call Backward before Commit, or Abort()"));
-  }
-  std::vector<Push> pushes;
   for (SparseTable* const table : order) {
     Parts& parts = by_table[table];
     Tensor gradients = parts.gradients.empty()
                            ? Tensor::Empty({0, table->dim()})
                            : JoinRows(parts.gradients);
-    pushes.push_back({table, JoinKeys(parts.keys), std::move(gradients)});
+    found.pushes.push_back({table, JoinKeys(parts.keys), std::move(gradients)});
   }
-  return pushes;
+  return found;
 }
 
 void LookUpRecord::End(const absl::Status& why) {

@@ -51,12 +51,16 @@ class LookUpRecord {
   // The gradient of a leaf that local backward passes have left here.
   Gradient GradientOf(const Leaf& leaf) const;
 
-  // One for each of `tables`, in their order, and for each other table that was
-  // looked up: look-ups with a gradient, in the order in which they were
-  // recorded.
-  //   kFailedPrecondition  no look-up of a row has a gradient
-  //   kInvalidArgument     one is not finite
-  absl::StatusOr<std::vector<Push>> Pushes(
+  struct Found {
+    // One for each of `tables`, in their order, and for each other table that
+    // was looked up: look-ups with a gradient, in the order in which they were
+    // recorded.
+    std::vector<Push> pushes;
+    int64_t with_rows = 0;  // look-ups
+    int64_t with_gradient = 0;
+  };
+  // kInvalidArgument: a gradient is not finite.
+  absl::StatusOr<Found> Pushes(
       absl::Span<SparseTable* const> tables,
       absl::FunctionRef<Gradient(const Leaf&)> gradient_of) const;
 

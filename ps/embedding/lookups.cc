@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/status_macros.h"
+#include "weft/ps/embedding/pull_rows.h"
 #include "weft/ps/many.h"
 
 namespace weft::ps {
@@ -142,50 +143,26 @@ absl::StatusOr<std::vector<Variable>> Lookups::Embeddings(
 
 absl::StatusOr<std::vector<Tensor>> Lookups::RowsOf(
     absl::Span<const LookUp> look_ups) {
-  struct Pull {
-    std::vector<Tensor> keys;
-    std::vector<size_t> places;
-  };
   std::vector<Tensor> rows(look_ups.size());
-  std::vector<SparseTable*> order;
-  absl::flat_hash_map<SparseTable*, Pull> pulls;
+  std::vector<LookUp> missing;
+  std::vector<size_t> places;
   for (size_t i = 0; i < look_ups.size(); ++i) {
-    SparseTable* const table = look_ups[i].table;
-    Tensor keys = KeysOf(look_ups[i]);
-    if (keys.numel() == 0) {
-      rows[i] = Tensor::Empty({0, table->dim()});
-      continue;
-    }
-    std::optional<Tensor> taken = ahead_.Take(table, keys, options_.timeout);
+    std::optional<Tensor> taken =
+        ahead_.Take(look_ups[i].table, KeysOf(look_ups[i]), options_.timeout);
     if (taken.has_value()) {
       ++prefetched_;
       rows[i] = *std::move(taken);
-      continue;
+    } else {
+      missing.push_back(look_ups[i]);
+      places.push_back(i);
     }
-    const auto [pull, is_new] = pulls.try_emplace(table);
-    if (is_new) order.push_back(table);
-    pull->second.keys.push_back(std::move(keys));
-    pull->second.places.push_back(i);
   }
-  std::vector<PullOf> operations;
-  for (SparseTable* const table : order) {
-    operations.push_back({table, JoinKeys(pulls[table].keys)});
-  }
-  WEFT_ASSIGN_OR_RETURN(
-      const std::vector<Tensor> pulled,
-      PullMany(std::move(operations)).Wait(options_.timeout));
-  for (size_t t = 0; t < order.size(); ++t) {
-    const Pull& pull = pulls[order[t]];
-    int64_t begin = 0;
-    for (size_t i = 0; i < pull.places.size(); ++i) {
-      const int64_t end = begin + pull.keys[i].numel();
-      // Not views of one memory, where a write to one would be one to all.
-      rows[pull.places[i]] = pull.places.size() == 1
-                                 ? pulled[t]
-                                 : pulled[t].Slice(0, begin, end).Clone();
-      begin = end;
-      ++asked_;
-    }
+  if (missing.empty()) return rows;
+  WEFT_ASSIGN_OR_RETURN(std::vector<Tensor> pulled,
+                        PullRows(missing).Wait(options_.timeout));
+  asked_ += static_cast<int64_t>(missing.size());
+  for (size_t i = 0; i < places.size(); ++i) {
+    rows[places[i]] = std::move(pulled[i]);
   }
   return rows;
 }
@@ -247,8 +224,17 @@ absl::StatusOr<std::vector<Push>> Lookups::Pushes() const {
         "worker without data for a pass calls CommitNothing");
   }
   WEFT_RETURN_IF_ERROR(CheckTables());
-  return record_->Pushes(
-      tables_, [this](const Leaf& leaf) { return record_->GradientOf(leaf); });
+  WEFT_ASSIGN_OR_RETURN(
+      LookUpRecord::Found found,
+      record_->Pushes(tables_, [this](const Leaf& leaf) {
+        return record_->GradientOf(leaf);
+      }));
+  if (found.with_rows > 0 && found.with_gradient == 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "Lookups::Commit: none of ", found.with_rows,
+        " look-ups has a gradient: call Backward before, or Abort()"));
+  }
+  return std::move(found.pushes);
 }
 
 absl::Status Lookups::Check() const { return Pushes().status(); }
@@ -274,9 +260,9 @@ absl::Status Lookups::CommitNothing() {
   WEFT_RETURN_IF_ERROR(CheckNothing());
   WEFT_RETURN_IF_ERROR(AwaitCommit());
   WEFT_ASSIGN_OR_RETURN(
-      std::vector<Push> pushes,
+      LookUpRecord::Found found,
       record_->Pushes(tables_, [](const Leaf&) { return Gradient(); }));
-  return Await(Send(std::move(pushes)));
+  return Await(Send(std::move(found.pushes)));
 }
 
 Future<void> Lookups::Send(std::vector<Push> pushes) {
