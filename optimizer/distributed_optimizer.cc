@@ -403,7 +403,8 @@ std::vector<rpc::WorkerKey> DistributedOptimizer::WithoutParameters(
 
 absl::StatusOr<OptimizerShard::Found> DistributedOptimizer::CheckHere(
     const dist_autograd::Scope& pass, int64_t norm) {
-  if (local_ != nullptr) return local_->CheckIn(pass.contexts(), pass.id(), norm);
+  if (local_ != nullptr)
+    return local_->CheckIn(pass.contexts(), pass.id(), norm);
   const auto context = pass.contexts().Find(pass.id());
   if (!context.ok()) return OptimizerShard::Found(0, 0);
   WEFT_ASSIGN_OR_RETURN(const int64_t prepared,

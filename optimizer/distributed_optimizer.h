@@ -19,9 +19,9 @@
 // that was released or an owner that is gone changes no weight anywhere. An
 // owner that dies between the phases leaves the others updated: Step says so.
 //
-// Participants of the context (dist_autograd/participant.h), such as look-ups in
-// tables, are prepared with the first phase and committed with the second, at
-// an owner before its parameters change. So they are at workers without
+// Participants of the context (dist_autograd/participant.h), such as look-ups
+// in tables, are prepared with the first phase and committed with the second,
+// at an owner before its parameters change. So they are at workers without
 // parameters that have part in the context, which makes two rounds of calls.
 //
 // A parameter without a gradient in the context does not change, as with

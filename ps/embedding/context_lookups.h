@@ -2,7 +2,8 @@
 //
 //   Variable Embed(rpc::CallContext& call, const Tensor& ids) {   // recorded
 //     const auto scope = dist_autograd::Scope::Within(call).value();
-//     return call.Local<Model>()->lookups->Embedding(scope, *users, ids).value();
+//     return call.Local<Model>()->lookups->Embedding(scope, *users,
+//     ids).value();
 //   }
 //
 // A look-up belongs to the context of its scope, at this worker. Backward

@@ -68,7 +68,8 @@ absl::Status HybridStep::Agree(const absl::Status& own) const {
   if (!all.ok()) return Prefixed("agreeing on a step: ", all.status());
   for (size_t rank = 0; rank < all->size(); ++rank) {
     const absl::Status status = Decode((*all)[rank]);
-    if (!status.ok()) return Prefixed(absl::StrCat("rank ", rank, ": "), status);
+    if (!status.ok())
+      return Prefixed(absl::StrCat("rank ", rank, ": "), status);
   }
   return absl::OkStatus();
 }
@@ -81,8 +82,7 @@ absl::Status HybridStep::Run(const absl::Status& backward, bool has_data) {
     if (ready.ok()) {
       ready = has_data ? lookups.Check() : lookups.CheckNothing();
     }
-    WEFT_RETURN_IF_ERROR(
-        Prefixed("no rank has stepped: ", Agree(ready)));
+    WEFT_RETURN_IF_ERROR(Prefixed("no rank has stepped: ", Agree(ready)));
     WEFT_RETURN_IF_ERROR(
         Prefixed("tables may have changed, and no dense parameter has: ",
                  Agree(has_data ? lookups.Commit() : lookups.CommitNothing())));

@@ -65,16 +65,16 @@ class Trainer {
     made->client = job.MakeClient(rank);
     WEFT_ASSIGN_OR_RETURN(made->table,
                           made->client->Sparse(TableOf(ranks, mode)));
-    made->lookups =
-        std::make_unique<Lookups>(LookupsOptions{kTimeout, {made->table.get()}});
+    made->lookups = std::make_unique<Lookups>(
+        LookupsOptions{kTimeout, {made->table.get()}});
     if (group != nullptr) {
-      WEFT_ASSIGN_OR_RETURN(made->ddp, ddp::DistributedDataParallel::Create(
-                                           made->model, *group));
+      WEFT_ASSIGN_OR_RETURN(
+          made->ddp, ddp::DistributedDataParallel::Create(made->model, *group));
     }
     WEFT_ASSIGN_OR_RETURN(
         made->optimizer,
-        optimizer::Optimizer::Create({{optimizer::AdamOptions{0.05},
-                                       made->model.NamedParameters()}}));
+        optimizer::Optimizer::Create(
+            {{optimizer::AdamOptions{0.05}, made->model.NamedParameters()}}));
     made->hybrid = std::make_unique<HybridStep>(HybridParts{
         made->ddp.get(), group, made->optimizer.get(), made->lookups.get()});
     return made;
@@ -110,9 +110,7 @@ class Trainer {
     return all;
   }
   std::vector<float> Rows() {
-    return table->Pull(Tensor::Arange(kKeys))
-        .Wait(kTimeout)
-        ->ToVector<float>();
+    return table->Pull(Tensor::Arange(kKeys)).Wait(kTimeout)->ToVector<float>();
   }
 
   std::unique_ptr<Client> client;
@@ -127,9 +125,9 @@ class Trainer {
 
 using Body = std::function<absl::Status(int rank, Trainer&)>;
 
-std::vector<absl::Status> RunTrainers(TestJob& job, int ranks, const Body& body,
-                                      v1::TableSpec::Mode mode =
-                                          v1::TableSpec::SYNC) {
+std::vector<absl::Status> RunTrainers(
+    TestJob& job, int ranks, const Body& body,
+    v1::TableSpec::Mode mode = v1::TableSpec::SYNC) {
   collectives::LocalWorld world(ranks);
   return RunRanks(ranks, [&](int rank) -> absl::Status {
     collectives::GroupOptions options;
@@ -155,21 +153,20 @@ TEST(HybridStep, TwoRanksTrainAsOneDoesWithTheJoinedBatch) {
   const std::vector<float> dense = (*alone)->Dense();
   const std::vector<float> rows = (*alone)->Rows();
   std::vector<std::vector<float>> both(2), both_rows(2);
-  EXPECT_THAT(
-      RunTrainers(two, 2,
-                  [&](int rank, Trainer& trainer) -> absl::Status {
-                    for (int step = 0; step < kSteps; ++step) {
-                      WEFT_ASSIGN_OR_RETURN(
-                          const Variable loss,
-                          trainer.Loss(step, rank * kBatch / 2,
-                                       (rank + 1) * kBatch / 2));
-                      WEFT_RETURN_IF_ERROR(trainer.hybrid->Step(loss));
-                    }
-                    both[rank] = trainer.Dense();
-                    both_rows[rank] = trainer.Rows();
-                    return absl::OkStatus();
-                  }),
-      Each(IsOk()));
+  EXPECT_THAT(RunTrainers(two, 2,
+                          [&](int rank, Trainer& trainer) -> absl::Status {
+                            for (int step = 0; step < kSteps; ++step) {
+                              WEFT_ASSIGN_OR_RETURN(
+                                  const Variable loss,
+                                  trainer.Loss(step, rank * kBatch / 2,
+                                               (rank + 1) * kBatch / 2));
+                              WEFT_RETURN_IF_ERROR(trainer.hybrid->Step(loss));
+                            }
+                            both[rank] = trainer.Dense();
+                            both_rows[rank] = trainer.Rows();
+                            return absl::OkStatus();
+                          }),
+              Each(IsOk()));
   // Sums of the same numbers in another order, over 25 steps.
   EXPECT_EQ(both[0], both[1]);
   EXPECT_EQ(both_rows[0], both_rows[1]);
@@ -194,18 +191,16 @@ TEST(HybridStep, AGradientThatIsNotFiniteOnOneRankChangesNothingOnAny) {
               // Only the look-up's gradient: the model's is whole.
               WEFT_ASSIGN_OR_RETURN(
                   const Variable more,
-                  trainer.lookups->Embedding(
-                      *trainer.table, Tensor::FromVector<int64_t>({2})));
+                  trainer.lookups->Embedding(*trainer.table,
+                                             Tensor::FromVector<int64_t>({2})));
               const float factor =
                   rank == 1 ? std::numeric_limits<float>::infinity() : 1;
               const absl::Status refused =
                   trainer.hybrid->Step(loss + Sum(more) * factor);
-              EXPECT_THAT(refused,
-                          StatusIs(absl::StatusCode::kInvalidArgument,
-                                   "no rank has stepped"));
-              EXPECT_THAT(refused,
-                          StatusIs(absl::StatusCode::kInvalidArgument,
-                                   "the gradient of row 2"));
+              EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument,
+                                            "no rank has stepped"));
+              EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument,
+                                            "the gradient of row 2"));
               EXPECT_EQ(trainer.Dense(), dense);
               EXPECT_EQ(trainer.Rows(), rows);
               EXPECT_EQ(trainer.lookups->recorded(), 0);
@@ -225,18 +220,17 @@ TEST(HybridStep, AGradientThatIsNotFiniteOnOneRankChangesNothingOnAny) {
 TEST(HybridStep, APushThatFailsOnOneRankLeavesTheDenseParametersOfAll) {
   TestJob job(2, 2, nullptr, "", 1, /*table_memory=*/256 << 10);
   std::vector<std::vector<float>> before(2), after(2);
-  const auto statuses = RunTrainers(
-      job, 2, [&](int rank, Trainer& trainer) -> absl::Status {
+  const auto statuses =
+      RunTrainers(job, 2, [&](int rank, Trainer& trainer) -> absl::Status {
         WEFT_ASSIGN_OR_RETURN(const Variable first, trainer.Loss(0, 0, kBatch));
         WEFT_RETURN_IF_ERROR(trainer.hybrid->Step(first));
         before[rank] = trainer.Dense();
         WEFT_ASSIGN_OR_RETURN(Variable loss, trainer.Loss(0, 0, kBatch));
         if (rank == 1) {
           // More rows than the servers have room for: they refuse the push.
-          WEFT_ASSIGN_OR_RETURN(
-              const Variable many,
-              trainer.lookups->Embedding(*trainer.table,
-                                         Tensor::Arange(30000)));
+          WEFT_ASSIGN_OR_RETURN(const Variable many,
+                                trainer.lookups->Embedding(
+                                    *trainer.table, Tensor::Arange(30000)));
           loss = loss + Sum(many);
         }
         const absl::Status failed = trainer.hybrid->Step(loss);
@@ -260,8 +254,8 @@ TEST(HybridStep, APushThatFailsOnOneRankLeavesTheDenseParametersOfAll) {
 TEST(HybridStep, ABackwardPassThatFailsOnOneRankChangesNothingOnAny) {
   TestJob job(2, 2);
   std::vector<std::vector<float>> before(2), after(2), rows(2);
-  const auto statuses = RunTrainers(
-      job, 2, [&](int rank, Trainer& trainer) -> absl::Status {
+  const auto statuses =
+      RunTrainers(job, 2, [&](int rank, Trainer& trainer) -> absl::Status {
         before[rank] = trainer.Dense();
         WEFT_ASSIGN_OR_RETURN(Variable loss, trainer.Loss(0, 0, kBatch));
         if (rank == 0) {
@@ -274,24 +268,22 @@ TEST(HybridStep, ABackwardPassThatFailsOnOneRankChangesNothingOnAny) {
         rows[rank] = trainer.Rows();
         return failed;
       });
-  EXPECT_THAT(statuses[0],
-              StatusIs(absl::StatusCode::kDataLoss, "on purpose"));
+  EXPECT_THAT(statuses[0], StatusIs(absl::StatusCode::kDataLoss, "on purpose"));
   EXPECT_THAT(statuses[1], ::testing::Not(IsOk()));
   EXPECT_EQ(before, after);
   TestJob fresh(1, 1);
-  const auto table = fresh.MakeClient(0)->Sparse(
-      TableOf(2, v1::TableSpec::SYNC));
-  EXPECT_EQ(rows[0], (*table)
-                         ->Pull(Tensor::Arange(kKeys))
-                         .Wait(kTimeout)
-                         ->ToVector<float>());
+  const auto table =
+      fresh.MakeClient(0)->Sparse(TableOf(2, v1::TableSpec::SYNC));
+  EXPECT_EQ(
+      rows[0],
+      (*table)->Pull(Tensor::Arange(kKeys)).Wait(kTimeout)->ToVector<float>());
 }
 
 TEST(HybridStep, ARankWithoutDataTakesPart) {
   TestJob job(2, 2);
   std::vector<std::vector<float>> dense(2), rows(2);
-  EXPECT_THAT(RunTrainers(
-                  job, 2,
+  EXPECT_THAT(
+      RunTrainers(job, 2,
                   [&](int rank, Trainer& trainer) -> absl::Status {
                     for (int step = 0; step < 6; ++step) {
                       if (rank == 1 && step >= 3) {
@@ -308,7 +300,7 @@ TEST(HybridStep, ARankWithoutDataTakesPart) {
                     EXPECT_EQ(trainer.table->round(), 6);
                     return absl::OkStatus();
                   }),
-              Each(IsOk()));
+      Each(IsOk()));
   EXPECT_EQ(dense[0], dense[1]);
   EXPECT_EQ(rows[0], rows[1]);
 }

@@ -93,8 +93,7 @@ void Ask(const std::vector<Asked>& asked) {
 }  // namespace
 
 Lookups::Lookups(Options options)
-    : options_(std::move(options)),
-      record_(std::make_unique<LookUpRecord>()) {
+    : options_(std::move(options)), record_(std::make_unique<LookUpRecord>()) {
   for (SparseTable* const table : options_.tables) Register(table);
 }
 
@@ -170,9 +169,9 @@ absl::StatusOr<std::vector<Tensor>> Lookups::RowsOf(
 absl::Status Lookups::Prefetch(absl::Span<const LookUp> look_ups,
                                int passes_ahead) {
   if (passes_ahead < 1 || passes_ahead > kMostPassesAhead) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "Lookups::Prefetch: wanted a pass that is 1 to ", kMostPassesAhead,
-        " Commits ahead, found ", passes_ahead));
+    return absl::InvalidArgumentError(
+        absl::StrCat("Lookups::Prefetch: wanted a pass that is 1 to ",
+                     kMostPassesAhead, " Commits ahead, found ", passes_ahead));
   }
   std::vector<SparseTable*> order;
   absl::flat_hash_map<SparseTable*, std::vector<Tensor>> keys;
@@ -186,8 +185,7 @@ absl::Status Lookups::Prefetch(absl::Span<const LookUp> look_ups,
   std::vector<Asked> asked;
   for (SparseTable* const table : order) {
     Register(table);
-    Ahead::Part& part =
-        ahead_.Add(table, passes_ahead, std::move(keys[table]));
+    Ahead::Part& part = ahead_.Add(table, passes_ahead, std::move(keys[table]));
     if (!KnowsWhatChanges(*table)) continue;
     asked.push_back({table, {{&part, true, part.keys}}});
   }
@@ -224,11 +222,10 @@ absl::StatusOr<std::vector<Push>> Lookups::Pushes() const {
         "worker without data for a pass calls CommitNothing");
   }
   WEFT_RETURN_IF_ERROR(CheckTables());
-  WEFT_ASSIGN_OR_RETURN(
-      LookUpRecord::Found found,
-      record_->Pushes(tables_, [this](const Leaf& leaf) {
-        return record_->GradientOf(leaf);
-      }));
+  WEFT_ASSIGN_OR_RETURN(LookUpRecord::Found found,
+                        record_->Pushes(tables_, [this](const Leaf& leaf) {
+                          return record_->GradientOf(leaf);
+                        }));
   if (found.with_rows > 0 && found.with_gradient == 0) {
     return absl::FailedPreconditionError(absl::StrCat(
         "Lookups::Commit: none of ", found.with_rows,
@@ -241,9 +238,9 @@ absl::Status Lookups::Check() const { return Pushes().status(); }
 
 absl::Status Lookups::CheckNothing() const {
   if (record_->size() == 0) return CheckTables();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "Lookups::CommitNothing: ", record_->size(),
-      " look-ups since the last Commit: Commit or Abort them"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("Lookups::CommitNothing: ", record_->size(),
+                   " look-ups since the last Commit: Commit or Abort them"));
 }
 
 Future<void> Lookups::CommitAsync() {
@@ -278,10 +275,9 @@ Future<void> Lookups::Send(std::vector<Push> pushes) {
   std::vector<TableOperation> operations;
   std::vector<const Asked*> with;  // by operation
   for (Push& push : pushes) {
-    const auto it =
-        std::find_if(asked.begin(), asked.end(), [&](const Asked& each) {
-          return each.table == push.table;
-        });
+    const auto it = std::find_if(
+        asked.begin(), asked.end(),
+        [&](const Asked& each) { return each.table == push.table; });
     const bool is_sync = IsSync(*push.table);
     const bool pushes_rows = push.keys.numel() > 0;
     const bool pulls = it != asked.end() && !is_sync;

@@ -16,6 +16,8 @@
 #include "weft/autograd/ops/shape.h"
 #include "weft/autograd/variable.h"
 #include "weft/base/catch_to_status.h"
+#include "weft/base/error.h"
+#include "weft/base/status_macros.h"
 #include "weft/ps/client.h"
 #include "weft/ps/service.h"
 #include "weft/ps/test_job.h"
@@ -78,8 +80,7 @@ TEST_P(LookupsTest, GradientsOfALookUpAddUpByRow) {
       {1, 10, 2, 20, 3, 30, 4, 40, 5, 50, 6, 60}, {2, 3, 2});
   Sum(*e * Variable(weights)).Backward();
   ASSERT_THAT(lookups.Commit(), IsOk());
-  EXPECT_THAT(Rows(*users_, {3, 7, 9}),
-              ElementsAre(-8, -80, -9, -90, -4, -40));
+  EXPECT_THAT(Rows(*users_, {3, 7, 9}), ElementsAre(-8, -80, -9, -90, -4, -40));
 }
 
 TEST_P(LookupsTest, ManyTablesAndATableTwiceArePushedTogether) {
@@ -96,11 +97,11 @@ TEST_P(LookupsTest, ManyTablesAndATableTwiceArePushedTogether) {
 }
 
 TEST_P(LookupsTest, BagsAreSumsAndMeansOfRows) {
-  ASSERT_THAT(
-      users_
-          ->Push(Ids({1, 2}), Tensor::FromVector<float>({-1, -2, -3, -4}, {2, 2}))
-          .Wait(kTimeout),
-      IsOk());
+  ASSERT_THAT(users_
+                  ->Push(Ids({1, 2}),
+                         Tensor::FromVector<float>({-1, -2, -3, -4}, {2, 2}))
+                  .Wait(kTimeout),
+              IsOk());
   Lookups lookups;
   const auto sum =
       lookups.EmbeddingBag(*users_, Ids({1, 2, 2, 2}, {2, 2}), BagMode::kSum);
@@ -140,9 +141,8 @@ TEST_P(LookupsTest, OfAnAbortedPassNothingIsEverSeen) {
   (Sum(*next) * 2.0).Backward();
   ASSERT_THAT(lookups.Commit(), IsOk());
   EXPECT_THAT(Rows(*users_, {1, 2}), ElementsAre(0, 0, -2, -2));
-  EXPECT_THAT(
-      CatchToStatus([&] { Sum(*e).Backward(); }),
-      StatusIs(absl::StatusCode::kFailedPrecondition, "was aborted"));
+  EXPECT_THAT(CatchToStatus([&] { Sum(*e).Backward(); }),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "was aborted"));
 }
 
 TEST_P(LookupsTest, ABackwardPassThatFailsLeavesNoGradient) {
@@ -184,9 +184,8 @@ TEST_P(LookupsTest, ABackwardPassAfterItsCommitIsRefused) {
   retain.retain_graph = true;
   loss.Backward(retain);
   ASSERT_THAT(lookups.Commit(), IsOk());
-  EXPECT_THAT(
-      CatchToStatus([&] { loss.Backward(); }),
-      StatusIs(absl::StatusCode::kFailedPrecondition, "was committed"));
+  EXPECT_THAT(CatchToStatus([&] { loss.Backward(); }),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "was committed"));
 }
 
 TEST_P(LookupsTest, ABackwardPassAfterTheEndOfLookupsIsRefused) {
@@ -218,13 +217,12 @@ TEST_P(LookupsTest, EmptyIdsAreNoRows) {
   const auto bags =
       lookups.EmbeddingBag(*users_, Ids({}, {3, 0}), BagMode::kSum);
   ASSERT_THAT(bags.status(), IsOk());
-  EXPECT_THAT(bags->value().ToVector<float>(),
-              ElementsAre(0, 0, 0, 0, 0, 0));
+  EXPECT_THAT(bags->value().ToVector<float>(), ElementsAre(0, 0, 0, 0, 0, 0));
   // There is no row whose gradient would be missed.
   EXPECT_THAT(lookups.Commit(), IsOk());
-  EXPECT_THAT(lookups.EmbeddingBag(*users_, Ids({}, {3, 0}), BagMode::kMean)
-                  .status(),
-              StatusIs(absl::StatusCode::kInvalidArgument, "a row at least"));
+  EXPECT_THAT(
+      lookups.EmbeddingBag(*users_, Ids({}, {3, 0}), BagMode::kMean).status(),
+      StatusIs(absl::StatusCode::kInvalidArgument, "a row at least"));
 }
 
 TEST_P(LookupsTest, IdsThatDoNotFitAreRefusedAndNothingIsRecorded) {
@@ -255,21 +253,20 @@ TEST_P(LookupsTest, IdsThatDoNotFitAreRefusedAndNothingIsRecorded) {
 
 TEST_P(LookupsTest, CommitWithoutALookUpOrTwiceIsRefused) {
   Lookups lookups;
-  EXPECT_THAT(lookups.Commit(), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                         "CommitNothing"));
+  EXPECT_THAT(lookups.Commit(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "CommitNothing"));
   const auto e = lookups.Embedding(*users_, Ids({1}));
   ASSERT_THAT(e.status(), IsOk());
-  EXPECT_THAT(lookups.Commit(),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       "none of 1 look-ups has a gradient"));
+  EXPECT_THAT(lookups.Commit(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                         "none of 1 look-ups has a gradient"));
   EXPECT_THAT(
       lookups.CommitNothing(),
       StatusIs(absl::StatusCode::kFailedPrecondition, "Commit or Abort them"));
   Sum(*e).Backward();
   const int64_t round = users_->round();
   ASSERT_THAT(lookups.Commit(), IsOk());
-  EXPECT_THAT(lookups.Commit(), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                         "CommitNothing"));
+  EXPECT_THAT(lookups.Commit(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "CommitNothing"));
   EXPECT_EQ(users_->round() - round, GetParam() == kSync ? 1 : 0);
   ASSERT_THAT(lookups.CommitNothing(), IsOk());
   EXPECT_EQ(users_->round() - round, GetParam() == kSync ? 2 : 0);
@@ -284,8 +281,9 @@ TEST_P(LookupsTest, AGradientThatIsNotFiniteIsRefusedBeforeAnythingIsSent) {
   const Variable factors(Tensor::FromVector<float>(
       {1, 1, 1, std::numeric_limits<float>::infinity()}, {2, 2}));
   (Sum((*all)[0]) + Sum((*all)[1] * factors)).Backward();
-  EXPECT_THAT(lookups.Check(), StatusIs(absl::StatusCode::kInvalidArgument,
-                                        "table 'items': the gradient of row 5"));
+  EXPECT_THAT(lookups.Check(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "table 'items': the gradient of row 5"));
   const int64_t round = users_->round();
   EXPECT_THAT(lookups.Commit(),
               StatusIs(absl::StatusCode::kInvalidArgument, "in column 1"));
@@ -298,15 +296,13 @@ TEST_P(LookupsTest, AGradientThatIsNotFiniteIsRefusedBeforeAnythingIsSent) {
 
 TEST_P(LookupsTest, TablesOfTwoClientsAreRefusedTogetherAndNothingIsSent) {
   const auto other = job_.MakeClient(0);
-  const auto theirs =
-      other->Sparse(Named("theirs", SparseSpec(GetParam(), 1)));
+  const auto theirs = other->Sparse(Named("theirs", SparseSpec(GetParam(), 1)));
   ASSERT_THAT(theirs.status(), IsOk());
   Lookups lookups;
-  EXPECT_THAT(lookups
-                  .Embeddings({{users_.get(), Ids({1})},
-                               {theirs->get(), Ids({1})}})
-                  .status(),
-              StatusIs(absl::StatusCode::kInvalidArgument, "two clients"));
+  EXPECT_THAT(
+      lookups.Embeddings({{users_.get(), Ids({1})}, {theirs->get(), Ids({1})}})
+          .status(),
+      StatusIs(absl::StatusCode::kInvalidArgument, "two clients"));
   EXPECT_EQ(lookups.recorded(), 0);
 }
 
@@ -322,6 +318,29 @@ TEST_P(LookupsTest, ATableWhoseServerEndedIsRefusedAndNothingIsRecorded) {
   EXPECT_THAT(lookups.Embedding(*users_, Ids({1})).status(),
               StatusIs(absl::StatusCode::kUnavailable, "ps0"));
   EXPECT_EQ(lookups.recorded(), 0);
+}
+
+// The example of docs/parameter_server.md, "Embedding", line by line.
+absl::Status Example(SparseTable* users, SparseTable* items) {
+  const Tensor user_ids = Ids({1, 2}), next_user_ids = Ids({2, 3});
+  const Tensor item_ids = Ids({1, 2, 2, 3}, {2, 2}), next_item_ids = item_ids;
+
+  ps::Lookups lookups;
+  WEFT_ASSIGN_OR_RETURN(
+      const std::vector<Variable> e,
+      lookups.Embeddings(
+          {{users, user_ids}, {items, item_ids, BagMode::kMean}}));
+  WEFT_RETURN_IF_ERROR(lookups.Prefetch(
+      {{users, next_user_ids}, {items, next_item_ids}}));  // of the next pass
+  Sum(e[0] + e[1]).Backward();
+  WEFT_RETURN_IF_ERROR(lookups.Commit());
+  return absl::OkStatus();
+}
+
+TEST_P(LookupsTest, TheExampleOfTheDocumentation) {
+  ASSERT_THAT(Example(users_.get(), items_.get()), IsOk());
+  EXPECT_THAT(Rows(*users_, {1, 2, 3}), ElementsAre(-1, -1, -1, -1, 0, 0));
+  EXPECT_THAT(Rows(*items_, {1, 2}), ElementsAre(-0.5, -0.5, -1, -1));
 }
 
 // Each trainer has a part in each round of each table that it knows.

@@ -132,8 +132,8 @@ std::vector<float> Train(TestJob& job, const Plan& plan, uint64_t seed,
       }
       if (pass % 6 == 0) {
         EXPECT_THAT(
-            lookups.Prefetch({{users->get(), Tensor::FromVector<int64_t>(
-                                                 {1, 2, 3, pass})}}),
+            lookups.Prefetch(
+                {{users->get(), Tensor::FromVector<int64_t>({1, 2, 3, pass})}}),
             IsOk());
       }
     }
@@ -175,8 +175,8 @@ std::vector<std::vector<float>> TrainAll(const Plan& plan, uint64_t seed,
 }
 
 std::string NameOf(const Plan& plan) {
-  return absl::StrCat(v1::TableSpec::Mode_Name(plan.mode), " of ",
-                      plan.workers, plan.evicts ? " with eviction" : "");
+  return absl::StrCat(v1::TableSpec::Mode_Name(plan.mode), " of ", plan.workers,
+                      plan.evicts ? " with eviction" : "");
 }
 
 TEST(Prefetch, HasTheBitsOfLookUpsWithoutIt) {
