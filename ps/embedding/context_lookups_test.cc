@@ -223,8 +223,7 @@ TEST_P(ContextLookupsTest, AnInfiniteGradientOfARowStepsNobody) {
   const float infinite = std::numeric_limits<float>::infinity();
   ASSERT_THAT(pass.Backward(Sum(*scaled) + Sum(*rows * infinite)), IsOk());
   EXPECT_THAT(optimizer_->Step(pass, {}).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       "trainer1: weft::dist_autograd::PrepareParticipants"));
+              StatusIs(absl::StatusCode::kInvalidArgument, "trainer1"));
   EXPECT_EQ(Scaled(), 3.0);
   EXPECT_EQ(embedder_->table->round(), 0);
   EXPECT_THAT(other_->Pull(Ids({4})).Wait(kTimeout)->ToVector<float>(),
