@@ -15,6 +15,7 @@ PARSERS = {
     "collectives/backends/nccl/nccl_meeting.cc": "Decode|Encode",
     "collectives/core/group_core.cc": "Receive|4TakeE|TakeAnnouncement|TakeLeave|TakeAck|Record",
     "collectives/core/inbox.cc": "Add",
+    "input/criteo.cc": "^(?!.*Dataset)",
     "input/csv.cc": "^(?!.*Dataset)",
     "input/idx.cc": "^(?!.*(Dataset|ReadIdx|CheckPair))",
     "input/libsvm.cc": "^(?!.*Dataset)",
