@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# run.sh: trains the recommender twice, on two servers with two copies of each row. In the first run a server is killed
+# (kill -9) every few seconds while the tables are saved, exported and read; nobody touches the second. Both end with the
+# same bits, and the reader finds no answer that is not wholly of one version. About 3 minutes on 2 cores.
+#
+#   examples/ctr/run.sh [--rows=N] [--criteo=FILE] [--kill-every=SECONDS] [--snapshot-every=SECONDS] [--trainers=N]
+#
+# Exit status 0 only if all of that held.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+rows=256000 criteo='' kill_every=5 snapshot_every=10 trainers=2
+for arg in "$@"; do
+  case "$arg" in
+    --rows=*) rows=${arg#*=} ;;
+    --criteo=*) criteo=$(realpath "${arg#*=}") ;;
+    --kill-every=*) kill_every=${arg#*=} ;;
+    --snapshot-every=*) snapshot_every=${arg#*=} ;;
+    --trainers=*) trainers=${arg#*=} ;;
+    *) echo "run.sh: unknown argument '$arg'; known: --rows=, --criteo=, --kill-every=, --snapshot-every=, --trainers=" >&2
+       exit 2 ;;
+  esac
+done
+
+bazel build --noshow_progress //launch:weft //launch:parameter_server //examples/ctr:recommender //examples/ctr:reader
+weft=bazel-bin/launch/weft
+work=$(mktemp -d)
+background=()
+trap 'kill "${background[@]}" 2>/dev/null || true; wait; rm -rf "$work"' EXIT
+
+# train NAME FLAGS...: a job of that name, in the background; what it says, saves and reports is in $work/NAME.
+train() {
+  local name=$1 dir=$work/$1
+  shift
+  mkdir -p "$dir/saved"
+  "$weft" run --job="$name" --coordinator="unix:$dir/socket" --replicas=2 --events="$dir/events" \
+    --role ps=2:"bazel-bin/launch/parameter_server --checkpoint-dir=$dir/saved" \
+    --role trainer="$trainers:bazel-bin/examples/ctr/recommender --checkpoint-dir=$dir/saved --rows=$rows \
+      --criteo=$criteo $*" >"$dir/log" 2>&1 &
+  training=$!
+  background+=("$training")
+}
+
+# finish NAME: waits for the job; its result is in `result` then.
+finish() {
+  wait "$training" || { tail -n 40 "$work/$1/log"; echo "run.sh: the training '$1' has failed" >&2; exit 1; }
+  result=$(sed -n 's/^\[trainer0\] \({"auc".*}\)$/\1/p' "$work/$1/log")
+}
+
+# field NAME: of a JSON object on standard input.
+field() { sed -n "s/.*\"$1\":\"\{0,1\}\([^,\"}]*\).*/\1/p"; }
+
+progress() { grep -o '{"second".*}' "$work/killed/log" | tail -n 1 | field "$1"; }
+
+# kill -9 of one server after the other while rounds go on, each once all rows have two copies again.
+kill_servers() {
+  local victim=0 pid
+  while sleep "$kill_every"; do
+    until "$weft" servers list --json --job=killed --coordinator="unix:$work/killed/socket" 2>/dev/null |
+      grep -q '"lost":0.*"single":0'; do
+      kill -0 "$training" 2>/dev/null || return 0
+      sleep 0.2
+    done
+    # The end of a training is not what this shows: no server is killed that nobody needs any more.
+    local round=$(progress round) of=$(((rows + 1023) / 1024))
+    [ "${round:-0}" -lt $((of * 9 / 10)) ] || return 0
+    pid=$(sed -n "s/.*started\",\"rank\":\"ps$victim\",\"pid\":\([0-9]*\).*/\1/p" "$work/killed/events" | tail -n 1)
+    echo "round ${round:-0} of $of, $(progress rows_per_s) rows/s: kill -9 of ps$victim (pid $pid)"
+    kill -9 "$pid"
+    echo "$pid" >>"$work/kills"
+    victim=$((1 - victim))
+  done
+}
+
+# Exports two tables of the newest checkpoint, unless they are there.
+export_newest() {
+  local newest
+  newest=$(cat "$work/killed/saved/LATEST" 2>/dev/null) || return 1
+  [ "$newest" != "$(cat "$work/exports/newest" 2>/dev/null)" ] || return 0
+  for table in ledger embedding0; do
+    # One that is older than the last three may be gone meanwhile.
+    "$weft" ckpt export "$work/killed/saved" "$newest" --table=$table --out="$work/exports/$table.safetensors" \
+      >>"$work/exports/log" 2>&1 || return 1
+  done
+  echo "$newest" >"$work/exports/newest"
+  echo "exported $newest"
+}
+export_checkpoints() {
+  until export_newest; do sleep 0.2; done
+  "$weft" ckpt serve "$work/exports/ledger.safetensors" "$work/exports/embedding0.safetensors" \
+    --listen="unix:$work/exports/socket" >>"$work/exports/log" 2>&1 &
+  local server=$!
+  trap 'kill "$server"' EXIT
+  until [ -S "$work/exports/socket" ]; do sleep 0.1; done
+  bazel-bin/examples/ctr/reader "unix:$work/exports/socket" --until=$(((rows + 1023) / 1024)) >"$work/read" 2>&1 &
+  local reader=$!
+  while kill -0 "$reader" 2>/dev/null; do
+    export_newest || true
+    sleep 0.2
+  done
+  wait "$reader"
+}
+
+# state NAME: a hash of all that the newest checkpoint has of the tables: rows, slots, and what is known of their life.
+state() {
+  "$weft" ckpt merge "$work/$1/saved" latest --out="$work/$1/merged" >/dev/null
+  sha256sum "$work/$1/merged"/ckpt-*/shard-*.safetensors | cut -d ' ' -f 1 | sha256sum | cut -c 1-16
+}
+
+mkdir "$work/exports"
+touch "$work/kills"
+train killed --snapshot-every="$snapshot_every"
+export_checkpoints &
+exports=$!
+background+=("$exports")
+kill_servers &
+killer=$!
+background+=("$killer")
+finish killed
+killed=$result
+wait "$killer" || true
+wait "$exports" || { cat "$work/read" "$work/exports/log"; echo "run.sh: the reader has failed" >&2; exit 1; }
+
+train undisturbed --snapshot-every=0
+finish undisturbed
+undisturbed=$result
+
+for name in killed undisturbed; do
+  printf '%-11s  AUC %.6f  %6.0f rows/s  state %s\n' "$name" "$(field auc <<<"${!name}")" \
+    "$(field rows_per_s <<<"${!name}")" "$(state "$name")" | tee "$work/$name/line"
+done
+echo "servers killed: $(wc -l <"$work/kills"); snapshots while training: $(grep -c '"\?snapshot: ckpt' "$work/killed/log" ||
+  true); read: $(cat "$work/read")"
+if [ "$(awk '{print $3, $NF}' "$work/killed/line")" != "$(awk '{print $3, $NF}' "$work/undisturbed/line")" ]; then
+  echo 'run.sh: wanted the same state and AUC in both runs' >&2
+  exit 1
+fi
