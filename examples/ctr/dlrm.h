@@ -2,9 +2,10 @@
 // Recommendation Model for Personalization and Recommendation Systems", 2019.
 //
 // A bottom MLP makes a vector of the dense inputs; the products of each two of
-// that vector and the embeddings, and the vector, go through a top MLP. To its
-// logit the products of the vector with each embedding are added as they are:
-// what one category alone says need not be learned through two layers.
+// that vector and the embeddings, and the vector, go through a top MLP. Beside
+// that the first number of each embedding counts as a weight of its category,
+// as in a logistic regression: what one category says by itself need not be
+// learned through products (Cheng and others, "Wide & Deep Learning", 2016).
 
 #ifndef WEFT_EXAMPLES_CTR_DLRM_H_
 #define WEFT_EXAMPLES_CTR_DLRM_H_
@@ -26,6 +27,7 @@ class Dlrm : public weft::nn::Module {
     bottom_.Add<weft::nn::Linear>(kDense, 32, random);
     bottom_.Add<weft::nn::Relu>();
     bottom_.Add<weft::nn::Linear>(32, kDim, random);
+    bottom_.Add<weft::nn::Relu>();
     top_.Add<weft::nn::Linear>(kDim + kPairs, 64, random);
     top_.Add<weft::nn::Relu>();
     top_.Add<weft::nn::Linear>(64, 1, random);
@@ -50,10 +52,10 @@ class Dlrm : public weft::nn::Module {
     const weft::Variable products = MatMul(all, Transpose(all, 1, 2));
     const weft::Variable pairs =
         IndexSelect(Reshape(products, {n, kVectors * kVectors}), 1, pairs_);
-    const weft::Variable top =
+    const weft::Variable deep =
         Reshape(top_.Forward(weft::Concat({x, pairs}, 1)), {n});
-    // The first pairs are those of `x`.
-    return top + Sum(Slice(pairs, 1, 0, kFields), {1});
+    const weft::Variable wide = Sum(Select(embeddings, 2, 0), {1});
+    return deep + wide;
   }
 
  private:

@@ -131,7 +131,7 @@ class Reader {
 };
 
 absl::Status Run(int argc, char** argv) {
-  int64_t until = 0;
+  int64_t until = 1;
   std::string embedding = "embedding0";
   absl::Duration timeout = absl::Minutes(5);
   weft::worker::Flags flags("reader", "Checks exported tables.");
@@ -149,7 +149,7 @@ absl::Status Run(int argc, char** argv) {
                         weft::rpc::Client::Connect(flags.positional()[0]));
   Reader reader(*client);
   const absl::Time end = absl::Now() + timeout;
-  do {
+  while (reader.wrong() == 0 && reader.newest() < until) {
     if (absl::Now() > end) {
       reader.Print();
       return absl::DeadlineExceededError(absl::StrCat(
@@ -159,7 +159,7 @@ absl::Status Run(int argc, char** argv) {
     WEFT_RETURN_IF_ERROR(reader.ReadLedger());
     WEFT_RETURN_IF_ERROR(reader.ReadEmbedding(embedding));
     absl::SleepFor(absl::Milliseconds(50));
-  } while (reader.newest() < until);
+  }
   reader.Print();
   if (reader.wrong() == 0) return absl::OkStatus();
   return absl::DataLossError(
