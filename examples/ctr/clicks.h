@@ -4,6 +4,7 @@
 #ifndef WEFT_EXAMPLES_CTR_CLICKS_H_
 #define WEFT_EXAMPLES_CTR_CLICKS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <memory>

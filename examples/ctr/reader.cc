@@ -8,6 +8,7 @@
 // Prints what it has found as one JSON object; exit code 1 if an answer is
 // wrong.
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <set>
