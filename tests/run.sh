@@ -72,6 +72,7 @@ step banned tests/banned/run.sh
 step features tests/features/run.sh
 step quickstart tests/examples/quickstart.sh
 step ctr tests/examples/ctr.sh
+step ctr_recommender tests/examples/ctr_recommender.sh
 step remote_layers tests/examples/remote_layers.sh
 step dist_autograd tests/examples/dist_autograd.sh
 step ddp tests/examples/ddp.sh

@@ -48,13 +48,19 @@ class ServedModel {
     // Each trainer proposes the same.
     WEFT_RETURN_IF_ERROR(
         model->mlp_->Initialize(model->parameters_.Values()).Wait(kTimeout));
+    WEFT_ASSIGN_OR_RETURN(weft::Tensor values,
+                          model->mlp_->Pull().Wait(kTimeout));
+    WEFT_RETURN_IF_ERROR(model->parameters_.AdoptValues(std::move(values)));
     return model;
   }
 
   // The round that the next step belongs to.
   int64_t round() const { return mlp_->round(); }
 
-  // Gives this trainer's part of a round: rows {keys, dense, label}.
+  // Gives this trainer's part of a round: rows {keys, dense, label}. Once it
+  // returns, the round is closed, of all tables: the MLPs' part goes last, when
+  // the servers have this trainer's others, and is answered once they have that
+  // of each trainer.
   absl::Status Step(const weft::input::Example& rows) {
     WEFT_ASSIGN_OR_RETURN(const Pulled pulled, Pull(rows));
     const weft::Variable loss = BceWithLogits(Logits(rows, pulled.weights),
@@ -69,8 +75,10 @@ class ServedModel {
     const ledger::Part entries =
         ledger::PartOf(round(), options_.rank, options_.trainers);
     pushes.push_back({ledger_.get(), entries.keys, entries.gradients});
-    pushes.push_back({mlp_.get(), {}, parameters_.TakeGradient()});
-    return Await(weft::ps::PushMany(std::move(pushes)));
+    WEFT_RETURN_IF_ERROR(Await(weft::ps::PushMany(std::move(pushes))));
+    WEFT_ASSIGN_OR_RETURN(weft::Tensor values,
+                          Await(mlp_->PushPull(parameters_.TakeGradient())));
+    return parameters_.AdoptValues(std::move(values));
   }
 
   // On the test rows, `batch` * 4 of them at a time.
@@ -122,10 +130,10 @@ class ServedModel {
     spec.mutable_initializer()->set_kind(weft::ps::v1::Initializer::NORMAL);
     spec.mutable_initializer()->set_scale(0.001);
     auto* adagrad = spec.mutable_rule()->mutable_adagrad();
-    adagrad->set_lr(0.05);
-    // 1 for gradients of a sum over the batch; these are those of its mean.
+    adagrad->set_lr(0.07);
+    // 4 for gradients of a sum over the batch; these are those of its mean.
     const auto batch = static_cast<double>(options_.batch);
-    adagrad->set_initial_accumulator(1 / (batch * batch));
+    adagrad->set_initial_accumulator(4 / (batch * batch));
     adagrad->set_epsilon(0);
     return spec;
   }
@@ -137,8 +145,7 @@ class ServedModel {
     return spec;
   }
 
-  // What a batch needs, after all rounds that this trainer has given parts of,
-  // in one message to each server.
+  // The embeddings of a batch, in one message to each server.
   absl::StatusOr<Pulled> Pull(const weft::input::Example& rows) {
     Pulled pulled;
     std::vector<weft::ps::PullOf> pulls;
@@ -148,11 +155,8 @@ class ServedModel {
       pulled.keys.push_back(keys.Contiguous().Reshape({-1}));
       pulls.push_back({embeddings_[t].get(), pulled.keys.back()});
     }
-    pulls.push_back({mlp_.get()});
-    WEFT_ASSIGN_OR_RETURN(std::vector<weft::Tensor> values,
+    WEFT_ASSIGN_OR_RETURN(const std::vector<weft::Tensor> values,
                           Await(weft::ps::PullMany(std::move(pulls))));
-    WEFT_RETURN_IF_ERROR(parameters_.AdoptValues(std::move(values.back())));
-    values.pop_back();
     for (const weft::Tensor& weights : values) {
       pulled.weights.emplace_back(weights, /*requires_grad=*/true);
     }
