@@ -41,31 +41,33 @@ train() {
   background+=("$training")
 }
 
-# finish NAME: waits for the job; its result is in `result` then.
+# finish NAME: waits for the job; its result is in result[NAME] then.
+declare -A result
 finish() {
   wait "$training" || { tail -n 40 "$work/$1/log"; echo "run.sh: the training '$1' has failed" >&2; exit 1; }
-  result=$(sed -n 's/^\[trainer0\] \({"auc".*}\)$/\1/p' "$work/$1/log")
+  result[$1]=$(sed -n 's/^\[trainer0\] \({"auc".*}\)$/\1/p' "$work/$1/log")
 }
 
 # field NAME: of a JSON object on standard input.
 field() { sed -n "s/.*\"$1\":\"\{0,1\}\([^,\"}]*\).*/\1/p"; }
 
-progress() { grep -o '{"second".*}' "$work/killed/log" | tail -n 1 | field "$1"; }
+# progress NAME: of the last line that the trainer has said of its pace.
+progress() { { grep -o '{"second".*}' "$work/killed/log" || echo '{"round":0,"rows_per_s":0}'; } | tail -n 1 | field "$1"; }
 
 # kill -9 of one server after the other while rounds go on, each once all rows have two copies again.
 kill_servers() {
-  local victim=0 pid
+  local victim=0 rounds=$(((rows + 1023) / 1024)) round pid
   while sleep "$kill_every"; do
     until "$weft" servers list --json --job=killed --coordinator="unix:$work/killed/socket" 2>/dev/null |
-      grep -q '"lost":0.*"single":0'; do
+      grep '"lost":0.*"single":0' >/dev/null; do
       kill -0 "$training" 2>/dev/null || return 0
       sleep 0.2
     done
     # The end of a training is not what this shows: no server is killed that nobody needs any more.
-    local round=$(progress round) of=$(((rows + 1023) / 1024))
-    [ "${round:-0}" -lt $((of * 9 / 10)) ] || return 0
+    round=$(progress round)
+    [ "$round" -lt $((rounds * 9 / 10)) ] || return 0
     pid=$(sed -n "s/.*started\",\"rank\":\"ps$victim\",\"pid\":\([0-9]*\).*/\1/p" "$work/killed/events" | tail -n 1)
-    echo "round ${round:-0} of $of, $(progress rows_per_s) rows/s: kill -9 of ps$victim (pid $pid)"
+    echo "round $round of $rounds, $(progress rows_per_s) rows/s: kill -9 of ps$victim (pid $pid)"
     kill -9 "$pid"
     echo "$pid" >>"$work/kills"
     victim=$((1 - victim))
@@ -117,17 +119,15 @@ kill_servers &
 killer=$!
 background+=("$killer")
 finish killed
-killed=$result
 wait "$killer" || true
 wait "$exports" || { cat "$work/read" "$work/exports/log"; echo "run.sh: the reader has failed" >&2; exit 1; }
 
 train undisturbed --snapshot-every=0
 finish undisturbed
-undisturbed=$result
 
 for name in killed undisturbed; do
-  printf '%-11s  AUC %.6f  %6.0f rows/s  state %s\n' "$name" "$(field auc <<<"${!name}")" \
-    "$(field rows_per_s <<<"${!name}")" "$(state "$name")" | tee "$work/$name/line"
+  printf '%-11s  AUC %.6f  %6.0f rows/s  state %s\n' "$name" "$(field auc <<<"${result[$name]}")" \
+    "$(field rows_per_s <<<"${result[$name]}")" "$(state "$name")" | tee "$work/$name/line"
 done
 echo "servers killed: $(wc -l <"$work/kills"); snapshots while training: $(grep -c '"\?snapshot: ckpt' "$work/killed/log" ||
   true); read: $(cat "$work/read")"
