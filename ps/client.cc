@@ -165,8 +165,43 @@ absl::StatusOr<std::unique_ptr<TableClient>> Client::Open(v1::TableSpec spec) {
     WEFT_RETURN_IF_ERROR(CheckWire(layout->spec(), s));
     version = std::max(version, s.version());
   }
-  return std::make_unique<TableClient>(options_, servers_, std::move(layout),
-                                       identity, version);
+  std::optional<int64_t> clock;
+  if (layout->spec().has_staleness() && options_.rank >= 0) {
+    WEFT_ASSIGN_OR_RETURN(clock, JoinClocks(*layout, identity));
+  }
+  auto table = std::make_unique<TableClient>(
+      options_, servers_, std::move(layout), identity, version);
+  if (clock.has_value()) table->BeginClock(*clock);
+  return table;
+}
+
+absl::StatusOr<int64_t> Client::JoinClocks(const TableLayout& layout,
+                                           uint64_t identity) {
+  v1::ClockRequest request;
+  request.set_table(layout.spec().name());
+  request.set_client(identity);
+  request.set_rank(options_.rank);
+  const std::vector<int> servers = internal::ServersWithRows(
+      layout, Placement(layout.spec().name(), layout.spec().partitions(),
+                        static_cast<int>(options_.servers.size())));
+  // The lowest clocks of servers may differ by what is under way. From the
+  // first answers on none of them passes this one, so the second are equal.
+  for (int i = 0; i < 2; ++i) {
+    WEFT_ASSIGN_OR_RETURN(
+        const std::vector<v1::ClockReply> replies,
+        OnEach<std::vector<v1::ClockReply>>(servers_, [&](const auto& all) {
+          std::vector<Future<v1::ClockReply>> calls;
+          for (const int server : servers) {
+            calls.push_back(
+                rpc::CallAsync(all[server], &ps::JoinClocks, request));
+          }
+          return WhenAllOk(std::move(calls));
+        }));
+    for (const v1::ClockReply& reply : replies) {
+      request.set_at(std::max(request.at(), reply.clock()));
+    }
+  }
+  return request.at();
 }
 
 absl::StatusOr<std::unique_ptr<DenseTable>> Client::Dense(v1::TableSpec spec) {

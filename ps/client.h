@@ -64,8 +64,9 @@ struct ClientOptions {
   // Unique among the clients of this worker.
   uint64_t client = 0;
   // For synchronous tables: the rank of this client, and the shard of the data
-  // whose gradients Push and PushPull push. Of a worker with a certificate, its
-  // own rank.
+  // whose gradients Push and PushPull push. With TableSpec.staleness: whose
+  // clock it ticks; negative: it has none, and its pulls wait for nobody. Of a
+  // worker with a certificate, its own rank.
   int rank = 0;
   absl::Duration timeout = absl::Seconds(60);  // of each operation
   // Of each partition of the tables, 1 or 2: as the servers have it. With 2 the
@@ -115,6 +116,13 @@ struct RoundPart {
   // which has died or left. If false, kFailedPrecondition if another rank
   // serves the shard.
   bool take_over = false;
+};
+
+// With TableSpec.quorum: how often the servers have said that a part came late.
+// A part that is late at several servers counts for each of them.
+struct LateParts {
+  int64_t folded = 0;   // it counts in a later round
+  int64_t dropped = 0;  // it does not count
 };
 
 // A dense table: a vector of floats, all of which each worker pushes and pulls.
@@ -170,8 +178,32 @@ class DenseTable {
       double scale, std::optional<int64_t> from_round = std::nullopt);
 
   // SYNC: the round that the next push belongs to. After a restore it is the
-  // table's version.
+  // table's version. With a quorum, once a push has come late: the first round
+  // that is not closed on all servers.
   int64_t round() const;
+
+  // SYNC with a quorum: of the pushes that have ended. A push that came late
+  // ends well, and so does its pull, which sees the table as it is now.
+  LateParts late_parts() const;
+
+  // ASYNC with TableSpec.staleness: the worker's step ends with what it has
+  // pushed, and its clock is one more. Sent once all pushes under way have
+  // ended; further pulls wait, at the servers, until no worker's clock is more
+  // than the staleness below. A PushPull ends the step by itself, in one
+  // message, and first waits for pushes that are under way.
+  //
+  // A pull whose time runs out ends with kDeadlineExceeded, which names the
+  // slowest worker and its clock. One that dies, leaves or closes the table is
+  // waited for no longer.
+  //   kFailedPrecondition  the table has no staleness, the client no rank, or
+  //                        it has left
+  Future<void> Tick();
+  // Nobody waits for this worker any more, and it for nobody: after its last
+  // step. The end of the table does it too.
+  Future<void> LeaveClock();
+  // How many steps this worker has ended, from the lowest clock of the others
+  // on when it opened the table.
+  int64_t clock() const;
 
  private:
   friend class Client;
@@ -228,6 +260,10 @@ class SparseTable {
   Future<void> SetLearningRateScale(
       double scale, std::optional<int64_t> from_round = std::nullopt);
   int64_t round() const;
+  LateParts late_parts() const;
+  Future<void> Tick();
+  Future<void> LeaveClock();
+  int64_t clock() const;
 
  private:
   friend class Client;
@@ -313,6 +349,10 @@ class Client {
       absl::FunctionRef<Future<T>(const std::vector<rpc::Target>&)> call);
   absl::StatusOr<std::unique_ptr<internal::TableClient>> Open(
       v1::TableSpec spec);
+  // With a staleness: makes the client one of the workers that have a clock;
+  // where that begins.
+  absl::StatusOr<int64_t> JoinClocks(const TableLayout& layout,
+                                     uint64_t identity);
   absl::StatusOr<std::unique_ptr<internal::TableClient>> OpenReplicated(
       std::unique_ptr<TableLayout> layout, uint64_t identity);
 

@@ -165,9 +165,10 @@ absl::StatusOr<Tensor> Assemble(const std::vector<DensePart>& cut,
 
 // What was sent, of a push or not, as it ends.
 Future<Replies> Finish(const std::shared_ptr<TableClient>& table, bool push,
-                       std::vector<Future<ExchangeReply>> calls) {
+                       bool pull, std::vector<Future<ExchangeReply>> calls) {
   Future<Replies> replies = table->Watch(WhenAllOk(std::move(calls)));
   if (!push) return replies;
+  if (pull) table->EndStep();
   table->Sent(replies);
   table->EndRound();
   WatchPush(replies, table);
@@ -180,7 +181,12 @@ DenseTable::DenseTable(std::unique_ptr<TableClient> table)
     : table_(std::move(table)),
       cut_(std::make_shared<const std::vector<DensePart>>(
           CutDense(table_->layout(), table_->placement()))) {}
-DenseTable::~DenseTable() = default;
+DenseTable::~DenseTable() { (void)LeaveClock(); }
+
+LateParts DenseTable::late_parts() const { return table_->late_parts(); }
+Future<void> DenseTable::Tick() { return internal::Tick(table_); }
+Future<void> DenseTable::LeaveClock() { return internal::LeaveClock(table_); }
+int64_t DenseTable::clock() const { return table_->clock(); }
 
 int64_t DenseTable::elements() const {
   return table_->layout().spec().elements();
@@ -227,7 +233,7 @@ std::vector<internal::Message> DenseTable::MessagesOf(
     if (part.groups.empty()) continue;
     Message& message = messages.emplace_back();
     message.server = server;
-    message.request = table_->NewRequest(push, pull, of);
+    message.request = table_->NewRequest(push, pull, of, push && pull);
     if (push) {
       for (const DensePart::Group& group : part.groups) {
         table_->AddSpan(message.request, group.partition, group.slices.size());
@@ -262,7 +268,7 @@ internal::Prepared DenseTable::Prepare(std::optional<Tensor> gradient,
   prepared.messages = MessagesOf(std::move(gradient), pull, table_->OwnPart());
   prepared.finish = [table = table_, cut = cut_, push,
                      pull](std::vector<Future<ExchangeReply>> calls) {
-    return Finish(table, push, std::move(calls))
+    return Finish(table, push, pull, std::move(calls))
         .Then([cut, table,
                pull](const Replies& replies) -> absl::StatusOr<Tensor> {
           if (!pull) return Tensor();
@@ -276,9 +282,9 @@ Future<Replies> DenseTable::Exchange(std::optional<Tensor> gradient,
                                      bool pull) {
   const bool push = gradient.has_value();
   absl::Status fit = Check(push ? &*gradient : nullptr);
-  if (fit.ok() && push) fit = table_->AwaitRoom();
+  if (fit.ok() && push) fit = table_->AwaitRoom(pull && table_->has_clock());
   if (!fit.ok()) return MakeReady<Replies>(fit);
-  return Finish(table_, push,
+  return Finish(table_, push, pull,
                 Send(std::move(gradient), pull, table_->OwnPart()));
 }
 
@@ -293,7 +299,9 @@ Future<void> DenseTable::PushShard(const RoundPart& part, Tensor gradient) {
   }
   return table_
       ->Watch(WhenAllOk(Send(std::move(gradient), /*pull=*/false, part)))
-      .Then([](const Replies&) {});
+      .Then([table = table_](const Replies& replies) {
+        table->NoteLate(replies);
+      });
 }
 
 Future<void> DenseTable::SetLearningRateScale(

@@ -53,7 +53,8 @@ class TablesTogether {
     return std::visit(
         [&](const auto* table) {
           return table->table_->AwaitRoom(
-              std::max(give_up - SteadyClock().Now(), absl::ZeroDuration()));
+              std::max(give_up - SteadyClock().Now(), absl::ZeroDuration()),
+              of.pull_keys.has_value() && table->table_->has_clock());
         },
         of.table);
   }

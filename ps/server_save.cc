@@ -145,7 +145,9 @@ absl::StatusOr<Server::Frozen> Server::FreezeTables(
   frozen.map_epoch = request.map_epoch();
   for (auto& [name, table] : all) {
     if (table.rows->size() == 0) continue;  // all slices are elsewhere
-    const bool is_sync = table.rows->spec().mode() == v1::TableSpec::SYNC;
+    // With a quorum a server closes rounds without the one that saves.
+    const bool is_sync = table.rows->spec().mode() == v1::TableSpec::SYNC &&
+                         !table.rows->spec().has_quorum();
     const int64_t version = table.rows->moment().version;
     if (is_sync && request.version() >= 0 && version != request.version()) {
       return absl::FailedPreconditionError(absl::StrCat(

@@ -78,6 +78,17 @@ absl::Status Initialize(rpc::CallContext& context, const std::string& table,
 }
 WEFT_RPC(Initialize);
 
+absl::StatusOr<v1::ClockReply> JoinClocks(rpc::CallContext& context,
+                                          const v1::ClockRequest& request) {
+  WEFT_RETURN_IF_ERROR(CheckRank(context.peer(), request.rank()));
+  v1::ClockRequest wanted = request;
+  uint64_t client = request.client();
+  WEFT_ASSIGN_OR_RETURN(auto shard, OpenedBy(context, request.table(), client));
+  wanted.set_client(client);
+  return shard->JoinClocks(CallerOf(context), wanted);
+}
+WEFT_RPC(JoinClocks);
+
 absl::Status SetLearningRateScale(rpc::CallContext& context,
                                   const v1::LearningRate& rate) {
   uint64_t client = rate.client();
@@ -97,9 +108,9 @@ absl::Status Find(rpc::CallContext& context, ShardRequest& one) {
       one.shard, OpenedBy(context, one.request.table(), one.request.pull(),
                           one.request.push(), client));
   one.request.set_client(client);
-  if (!one.request.push() || one.shard->spec().mode() != v1::TableSpec::SYNC) {
-    return absl::OkStatus();
-  }
+  const bool is_part =
+      one.request.push() && one.shard->spec().mode() == v1::TableSpec::SYNC;
+  if (!is_part && !one.request.has_clock()) return absl::OkStatus();
   return CheckRank(context.peer(), one.request.rank());
 }
 

@@ -39,6 +39,10 @@ absl::StatusOr<v1::TableStats> OpenTable(rpc::CallContext& context,
 absl::Status Initialize(rpc::CallContext& context, const std::string& table,
                         uint64_t client, const Tensor& values);
 
+// TableShard::JoinClocks.
+absl::StatusOr<v1::ClockReply> JoinClocks(rpc::CallContext& context,
+                                          const v1::ClockRequest& request);
+
 // TableShard::SetLearningRateScale.
 absl::Status SetLearningRateScale(rpc::CallContext& context,
                                   const v1::LearningRate& rate);
@@ -51,7 +55,8 @@ struct Pulled {
 
 // TableShard::Handle: a push, a pull or both. The tensors that proto/ps.proto
 // names, as far as the request has them. A caller that proves its name, such as
-// trainer1, gives parts of rounds as that rank only: else kPermissionDenied.
+// trainer1, gives parts of rounds, and ticks, as that rank only: else
+// kPermissionDenied.
 using ExchangeReply = std::tuple<v1::Reply, std::optional<Pulled>>;
 Future<ExchangeReply> Exchange(rpc::CallContext& context, v1::Request request,
                                const std::optional<Tensor>& push_keys,

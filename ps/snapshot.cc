@@ -277,7 +277,13 @@ absl::Status Merge(const std::string& file, LoadedTable part,
                                       "' has another spec than in another "
                                       "file of the checkpoint"));
   }
-  const bool is_sync = part.spec.mode() == v1::TableSpec::SYNC;
+  // With a quorum servers close a round each for itself. All go on at the last
+  // one: nobody would give parts of those before.
+  const bool is_sync =
+      part.spec.mode() == v1::TableSpec::SYNC && !part.spec.has_quorum();
+  whole.image.version = part.spec.has_quorum()
+                            ? std::max(whole.image.version, part.image.version)
+                            : whole.image.version;
   if (is_sync && whole.image.version != part.image.version) {
     return Damaged(file, absl::StrCat("table '", name, "' is at version ",
                                       part.image.version, ", elsewhere at ",

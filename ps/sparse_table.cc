@@ -101,17 +101,19 @@ std::vector<Message> MessagesOf(TableClient& table, const SparseCut* pushed,
                                 const Tensor& gradients,
                                 const SparseCut* pulled, const RoundPart& of) {
   std::vector<Message> messages;
+  const bool step = pushed != nullptr && pulled != nullptr && table.has_clock();
   for (int server = 0; server < table.servers(); ++server) {
-    // A synchronous round needs a part of each shard at every server.
+    // A synchronous round needs a part of each shard at every server, and the
+    // end of a step is for all.
     const bool push_here =
         pushed != nullptr &&
         (table.is_sync() || pushed->parts[server].size() > 0);
     const bool pull_here =
         pulled != nullptr && pulled->parts[server].size() > 0;
-    if (!push_here && !pull_here) continue;
+    if (!push_here && !pull_here && !step) continue;
     Message& message = messages.emplace_back();
     message.server = server;
-    message.request = table.NewRequest(push_here, pull_here, of);
+    message.request = table.NewRequest(push_here, pull_here, of, step);
     if (push_here) {
       const SparsePart& part = pushed->parts[server];
       for (const SparsePart::Group& group : part.groups) {
@@ -264,6 +266,7 @@ Future<Tensor> Finish(const std::shared_ptr<TableClient>& table, bool push,
     Future<Replies> all = table->Watch(WhenAllOk(std::move(replies)));
     table->Sent(all);
     table->EndRound();
+    if (pulled != nullptr) table->EndStep();
     WatchPush(all, table);
     if (pulled == nullptr) {
       return std::move(all).Then([](const Replies&) { return Tensor(); });
@@ -355,7 +358,14 @@ Pieces SparseKeys(const SparseCut& cut) {
 
 SparseTable::SparseTable(std::unique_ptr<TableClient> table)
     : table_(std::move(table)) {}
-SparseTable::~SparseTable() = default;
+SparseTable::~SparseTable() {
+  if (table_ != nullptr) (void)LeaveClock();  // it was not moved from
+}
+
+LateParts SparseTable::late_parts() const { return table_->late_parts(); }
+Future<void> SparseTable::Tick() { return internal::Tick(table_); }
+Future<void> SparseTable::LeaveClock() { return internal::LeaveClock(table_); }
+int64_t SparseTable::clock() const { return table_->clock(); }
 
 int64_t SparseTable::dim() const { return table_->layout().dim(); }
 int64_t SparseTable::round() const { return table_->round(); }
@@ -461,7 +471,7 @@ Future<Tensor> SparseTable::Exchange(const Tensor* push_keys,
   const bool push = push_keys != nullptr;
   const bool pull = pull_keys != nullptr;
   absl::Status fit = Check(push_keys, gradients, pull_keys);
-  if (fit.ok() && push) fit = table_->AwaitRoom();
+  if (fit.ok() && push) fit = table_->AwaitRoom(pull && table_->has_clock());
   if (!fit.ok()) return MakeReady<Tensor>(fit);
   if (table_->is_sync() || push == pull) {
     internal::Prepared all = Prepare(push_keys, gradients, pull_keys);
@@ -499,8 +509,8 @@ Future<void> SparseTable::PushShard(const RoundPart& part, const Tensor& keys,
     const rpc::Target to = table_->To(message.server);
     replies.push_back(internal::Send(to, std::move(message)));
   }
-  return table_->Watch(WhenAllOk(std::move(replies))).Then([](const Replies&) {
-  });
+  return table_->Watch(WhenAllOk(std::move(replies)))
+      .Then([table = table_](const Replies& all) { table->NoteLate(all); });
 }
 
 Future<void> SparseTable::SetLearningRateScale(

@@ -1,6 +1,8 @@
 #include "weft/ps/table_client.h"
 
 #include <cmath>
+#include <functional>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
@@ -35,7 +37,7 @@ Future<std::vector<Bytes>> TableClient::PullPieces(
     const std::optional<Future<void>>& pushed,
     std::vector<ReplicatedTableClient::Piece> pieces) const {
   if (!pushed.has_value() || is_sync()) {
-    return replicated_->Pull(round_, std::move(pieces));
+    return replicated_->Pull(round(), std::move(pieces));
   }
   // It is to see the push.
   auto [promise, future] = MakePromise<std::vector<Bytes>>();
@@ -55,8 +57,8 @@ Future<std::vector<Bytes>> TableClient::PullPieces(
   return std::move(future);
 }
 
-v1::Request TableClient::NewRequest(bool push, bool pull,
-                                    const RoundPart& part) const {
+v1::Request TableClient::NewRequest(bool push, bool pull, const RoundPart& part,
+                                    bool step) const {
   v1::Request request;
   request.set_table(layout_->spec().name());
   request.set_client(identity_);
@@ -67,6 +69,10 @@ v1::Request TableClient::NewRequest(bool push, bool pull,
   if (push) {
     request.set_shard(part.shard);
     request.set_take_over(part.take_over);
+  }
+  if (has_clock() && (pull || step)) {
+    request.set_clock(clock() + (step ? 1 : 0));
+    request.set_tick(step);
   }
   return request;
 }
@@ -103,14 +109,145 @@ Future<void> TableClient::SetLearningRateScale(
   return Watch(WhenAllOk(std::move(calls)));
 }
 
-absl::Status TableClient::AwaitRoom(absl::Duration timeout) {
+absl::Status TableClient::AwaitRoom(absl::Duration timeout, bool all) {
   while (!under_way_.empty() && under_way_.front().IsReady()) {
     under_way_.pop_front();
   }
-  if (under_way_.size() < SequenceWindow::kWidth) return absl::OkStatus();
-  const absl::Status oldest = under_way_.front().Wait(timeout);
-  if (oldest.ok()) under_way_.pop_front();
-  return oldest;
+  while (all ? !under_way_.empty()
+             : under_way_.size() >= SequenceWindow::kWidth) {
+    WEFT_RETURN_IF_ERROR(under_way_.front().Wait(timeout));
+    under_way_.pop_front();
+  }
+  return absl::OkStatus();
+}
+
+Future<void> TableClient::UnderWay() const {
+  return WhenAllOk(
+      std::vector<Future<void>>(under_way_.begin(), under_way_.end()));
+}
+
+absl::Status TableClient::CheckHasClock() const {
+  if (has_clock()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "table '", layout_->spec().name(),
+      "': wanted a clock to tick, found none: ",
+      layout_->spec().has_staleness()
+          ? "the client has left, or its rank is negative; open the table "
+            "again "
+            "with a rank"
+          : "the table has no staleness; set TableSpec.staleness of an ASYNC "
+            "table"));
+}
+
+void TableClient::NoteLate(const std::vector<ExchangeReply>& replies) {
+  if (!layout_->spec().has_quorum() || replies.empty()) return;
+  LateParts late;
+  int64_t closed = std::numeric_limits<int64_t>::max();
+  for (const ExchangeReply& reply : replies) {
+    const v1::Reply& said = std::get<0>(reply);
+    late.folded += said.late() == v1::Reply::FOLDED ? 1 : 0;
+    late.dropped += said.late() == v1::Reply::DROPPED ? 1 : 0;
+    closed = std::min(closed, said.version());
+  }
+  if (late.folded + late.dropped == 0) return;
+  // A server that has not closed a round may need this client's part of it.
+  int64_t behind = behind_.load();
+  while (behind < closed && !behind_.compare_exchange_weak(behind, closed)) {
+  }
+  MutexLock lock(mu_);
+  late_.folded += late.folded;
+  late_.dropped += late.dropped;
+}
+
+namespace {
+
+// Has `send` called once all that is under way has ended well.
+Future<void> AfterAll(const std::shared_ptr<TableClient>& table,
+                      std::function<Future<void>()> send) {
+  const Future<void> before = table->UnderWay();
+  if (before.IsReady()) {
+    const absl::Status ended = before.Wait(absl::ZeroDuration());
+    return ended.ok() ? send() : MakeReady<void>(ended);
+  }
+  auto [promise, future] = MakePromise<void>();
+  before.OnReady([send = std::move(send), promise = std::move(promise)](
+                     const absl::Status& status) mutable {
+    if (!status.ok()) {
+      promise.Set(status);
+      return;
+    }
+    send().OnReady(
+        [promise = std::move(promise)](const absl::Status& sent) mutable {
+          promise.Set(sent);
+        });
+  });
+  return std::move(future);
+}
+
+}  // namespace
+
+Future<void> Tick(const std::shared_ptr<TableClient>& table) {
+  absl::Status fit = table->status();
+  if (fit.ok()) fit = table->CheckHasClock();
+  if (fit.ok()) fit = table->AwaitRoom();
+  if (!fit.ok()) return MakeReady<void>(fit);
+  const v1::Request request = table->NewRequest(
+      /*push=*/false, /*pull=*/false, table->OwnPart(), /*step=*/true);
+  table->EndStep();
+  Future<void> ticked = AfterAll(table, [table, request] {
+    std::vector<Future<ExchangeReply>> calls;
+    for (const int server :
+         ServersWithRows(table->layout(), table->placement())) {
+      Message message;
+      message.request = request;
+      calls.push_back(Send(table->To(server), std::move(message)));
+    }
+    return table->Watch(WhenAllOk(std::move(calls)))
+        .Then([](const std::vector<ExchangeReply>&) {});
+  });
+  table->Ticks(ticked);
+  ticked.OnReady([table](const absl::Status& status) {
+    if (!status.ok()) table->Fail(status);
+  });
+  return ticked;
+}
+
+Future<void> LeaveClock(const std::shared_ptr<TableClient>& table) {
+  if (!table->has_clock()) return MakeReady<void>(absl::OkStatus());
+  v1::ClockRequest request;
+  const v1::Request mine =
+      table->NewRequest(/*push=*/false, /*pull=*/false, table->OwnPart());
+  request.set_table(mine.table());
+  request.set_client(mine.client());
+  request.set_rank(mine.rank());
+  request.set_leave(true);
+  table->EndClock();
+  const auto leave = [table, request] {
+    std::vector<Future<v1::ClockReply>> calls;
+    for (const int server :
+         ServersWithRows(table->layout(), table->placement())) {
+      calls.push_back(
+          rpc::CallAsync(table->To(server), &ps::JoinClocks, request));
+    }
+    return table->Watch(WhenAllOk(std::move(calls)))
+        .Then([](const std::vector<v1::ClockReply>&) {});
+  };
+  // Whatever became of its pushes.
+  if (!table->status().ok()) return leave();
+  return AfterAll(table, leave);
+}
+
+std::vector<int> ServersWithRows(const TableLayout& layout,
+                                 const Placement& placement) {
+  std::vector<int> servers;
+  const std::vector<DensePart> cut = layout.is_dense()
+                                         ? CutDense(layout, placement)
+                                         : std::vector<DensePart>();
+  for (int server = 0; server < placement.servers(); ++server) {
+    if (layout.is_dense() && cut[server].groups.empty()) continue;
+    servers.push_back(server);
+  }
+  return servers;
 }
 
 std::shared_ptr<const SparseCut> TableClient::Cut(
@@ -167,7 +304,11 @@ void WatchPush(const Future<std::vector<ExchangeReply>>& replies,
                const std::shared_ptr<TableClient>& table) {
   replies.OnReady(
       [table](const absl::StatusOr<std::vector<ExchangeReply>>& result) {
-        if (!result.ok()) table->Fail(result.status());
+        if (!result.ok()) {
+          table->Fail(result.status());
+        } else {
+          table->NoteLate(*result);
+        }
       });
 }
 

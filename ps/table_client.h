@@ -7,6 +7,8 @@
 #ifndef WEFT_PS_TABLE_CLIENT_H_
 #define WEFT_PS_TABLE_CLIENT_H_
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -96,7 +98,7 @@ class TableClient {
   const Placement& placement() const { return placement_; }
   int servers() const { return placement_.servers(); }
   uint64_t identity() const { return identity_; }
-  int64_t round() const { return round_; }
+  int64_t round() const { return std::max(round_, behind_.load()); }
   bool is_sync() const { return layout_->spec().mode() == v1::TableSpec::SYNC; }
 
   rpc::Target To(int server) const {
@@ -116,9 +118,11 @@ class TableClient {
 
   // The part of this worker's own shard in the round that is its next. A worker
   // that was thought dead, or came back, takes its shard back.
-  RoundPart OwnPart() const { return {options_.rank, round_, true}; }
+  RoundPart OwnPart() const { return {options_.rank, round(), true}; }
 
-  v1::Request NewRequest(bool push, bool pull, const RoundPart& part) const;
+  // `step`: it ends one, of a table with clocks.
+  v1::Request NewRequest(bool push, bool pull, const RoundPart& part,
+                         bool step = false) const;
 
   void AddSpan(v1::Request& request, int partition, int64_t rows) {
     request.add_partitions(partition);
@@ -127,8 +131,29 @@ class TableClient {
   }
 
   void EndRound() {
-    if (is_sync()) ++round_;
+    if (is_sync()) round_ = round() + 1;
   }
+
+  // With a quorum: what the servers said of a part.
+  void NoteLate(const std::vector<ExchangeReply>& replies)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  LateParts late_parts() const ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return late_;
+  }
+
+  // Whether the client has a clock of the table: it has joined, and not left.
+  bool has_clock() const { return clock_.has_value(); }
+  int64_t clock() const { return clock_.value_or(0); }
+  void BeginClock(int64_t at) { clock_ = at; }
+  void EndStep() {
+    if (clock_.has_value()) ++*clock_;
+  }
+  void EndClock() { clock_.reset(); }
+  // kFailedPrecondition unless it has a clock.
+  absl::Status CheckHasClock() const;
+  // All pushes under way.
+  Future<void> UnderWay() const;
 
   // To every server: all must know it.
   Future<void> SetLearningRateScale(double scale,
@@ -137,8 +162,12 @@ class TableClient {
   // ASYNC: no partition takes a push that is more than SequenceWindow::kWidth
   // after one that it has not applied. So waits for the oldest push that is
   // under way, if as many are; its error, which has closed the table.
-  absl::Status AwaitRoom() { return AwaitRoom(options_.timeout); }
-  absl::Status AwaitRoom(absl::Duration timeout);
+  // `all`: for all of them, since what follows says that they are applied.
+  absl::Status AwaitRoom(bool all = false) {
+    return AwaitRoom(options_.timeout, all);
+  }
+  absl::Status AwaitRoom(absl::Duration timeout, bool all);
+  void Ticks(const Future<void>& tick) { under_way_.push_back(tick); }
   void Sent(const Future<std::vector<ExchangeReply>>& push) {
     if (is_sync()) return;
     // Without what it pulls, which nobody else is to hold.
@@ -189,6 +218,9 @@ class TableClient {
   PushEncoder encoder_;
   const uint64_t identity_;
   int64_t round_;
+  // With a quorum: the rounds before are closed on all servers.
+  std::atomic<int64_t> behind_{0};
+  std::optional<int64_t> clock_;
   std::vector<uint64_t> pushed_;  // by partition: the last number given
   // ASYNC: pushes, in the order in which they were sent.
   std::deque<Future<void>> under_way_;
@@ -198,7 +230,16 @@ class TableClient {
 
   mutable Mutex mu_;
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
+  LateParts late_ ABSL_GUARDED_BY(mu_);
 };
+
+// DenseTable::Tick and LeaveClock.
+Future<void> Tick(const std::shared_ptr<TableClient>& table);
+Future<void> LeaveClock(const std::shared_ptr<TableClient>& table);
+
+// Those that hold rows of the table.
+std::vector<int> ServersWithRows(const TableLayout& layout,
+                                 const Placement& placement);
 
 // Remembers the failure of a push, on whichever thread it shows.
 void WatchPush(const Future<std::vector<ExchangeReply>>& replies,

@@ -42,7 +42,8 @@ TableShard::TableShard(std::unique_ptr<TableLayout> layout, int server,
                                  : DensePart{}),
       dense_group_(layout_->is_dense() ? spec().partitions() : 0, -1),
       load_(spec().partitions(), server, servers),
-      gate_(MakeGate(spec(), 0)) {
+      gate_(MakeGate(spec(), 0)),
+      clocks_(spec().staleness()) {
   for (size_t i = 0; i < dense_.groups.size(); ++i) {
     dense_group_[dense_.groups[i].partition] = static_cast<int>(i);
   }
@@ -76,7 +77,7 @@ RoundGate<TableShard::Part> TableShard::MakeGate(const v1::TableSpec& spec,
   return RoundGate<Part>(
       shards,
       spec.orphans() == v1::TableSpec::WAIT ? Orphans::kWait : Orphans::kRetire,
-      open);
+      open, Quorum{spec.quorum(), spec.late() == v1::TableSpec::FOLD});
 }
 
 void TableShard::Open(const Caller& caller, uint64_t client) {
@@ -98,8 +99,14 @@ absl::StatusOr<uint64_t> TableShard::NumberOf(const Caller& caller,
 }
 
 void TableShard::Forget(WorkerKey worker) {
-  MutexLock lock(mu_);
-  openings_.Forget(worker);
+  std::vector<Parked> readable;
+  {
+    MutexLock lock(mu_);
+    openings_.Forget(worker);
+    clocks_.Forget(worker);
+    readable = TakeReadable();
+  }
+  AnswerReadable(std::move(readable));
 }
 
 absl::Status TableShard::SetLearningRateScale(double scale,
@@ -189,6 +196,7 @@ Future<ShardReply> TableShard::Handle(const v1::Request& request,
   absl::Status checked;
   if (request.push()) checked = CheckPush(request, push_keys, push_values);
   if (checked.ok() && request.pull()) checked = CheckPull(pull_keys);
+  if (checked.ok()) checked = CheckClock(request);
   if (!checked.ok()) return MakeReady<ShardReply>(checked);
   Part part;
   part.client = request.client();
@@ -208,12 +216,13 @@ Future<ShardReply> TableShard::Handle(const v1::Request& request,
   part.keys = std::move(push_keys);
   return is_sync()
              ? HandleInRound(request, std::move(part), pull_keys, deadline)
-             : HandleAtOnce(request, part, pull_keys);
+             : HandleAtOnce(request, part, pull_keys, deadline);
 }
 
 Future<ShardReply> TableShard::HandleAtOnce(const v1::Request& request,
                                             const Part& part,
-                                            const Tensor& pull_keys) {
+                                            const Tensor& pull_keys,
+                                            Instant deadline) {
   double lr_scale = 1;
   {
     MutexLock lock(mu_);
@@ -227,6 +236,9 @@ Future<ShardReply> TableShard::HandleAtOnce(const v1::Request& request,
     if (!rows.ok()) return MakeReady<ShardReply>(rows.status());
     const absl::Status pushed = PushNow(request, part, lr_scale, reply);
     if (!pushed.ok()) return MakeReady<ShardReply>(pushed);
+  }
+  if (request.has_clock()) {
+    return HandleAtClock(request, pull_keys, std::move(reply), deadline);
   }
   return AnswerNow(request, pull_keys, std::move(reply));
 }
@@ -391,30 +403,30 @@ int64_t TableShard::VersionLocked() const {
 
 void TableShard::Expire(Instant now) {
   load_.Advance(now);
-  std::vector<Parked> expired;
+  std::vector<Parked> expired, readable;
   std::vector<uint64_t> closed;
   std::string missing;
-  int64_t open = 0;
   {
     MutexLock lock(mu_);
+    closed = openings_.TakeClosed();
+    if (!closed.empty()) clocks_.Close(closed);
+    if (!is_sync()) readable = TakeReadable();
     const auto alive = std::partition(
         parked_.begin(), parked_.end(),
         [now](const Parked& parked) { return now < parked.deadline; });
     std::move(alive, parked_.end(), std::back_inserter(expired));
     parked_.erase(alive, parked_.end());
-    if (!expired.empty()) missing = MissingParts();
-    open = gate_.open();
-    closed = openings_.TakeClosed();
+    if (!expired.empty()) missing = WaitsFor();
   }
+  AnswerReadable(std::move(readable));
   for (const auto& partition : partitions_) {
     if (closed.empty() || is_sync()) break;  // there are no windows
     if (partition != nullptr) partition->Forget(closed);
   }
   for (Parked& parked : expired) {
-    parked.promise.Set(absl::DeadlineExceededError(
-        absl::StrCat("table '", spec().name(), "' on server ", server_,
-                     " did not reach version ", parked.version, ": round ",
-                     open, " waits for ", missing)));
+    parked.promise.Set(absl::DeadlineExceededError(absl::StrCat(
+        "table '", spec().name(), "' on server ", server_, " did not reach ",
+        is_sync() ? "version " : "clock ", parked.version, ": ", missing)));
   }
 }
 
@@ -444,6 +456,17 @@ v1::TableStats TableShard::Stats() const {
   stats.set_version(VersionLocked());
   stats.set_learning_rate_scale(rates_.At(is_sync() ? gate_.open() : 0));
   stats.set_initialized(initialized_ || !layout_->is_dense());
+  stats.set_waiting_pulls(static_cast<int64_t>(parked_.size()));
+  stats.set_late_folded(late_folded_);
+  stats.set_late_dropped(late_dropped_);
+  if (!spec().has_staleness()) return stats;
+  stats.set_clocks(static_cast<int32_t>(clocks_.size()));
+  stats.set_least_clock(clocks_.least());
+  stats.set_most_clock(clocks_.most());
+  stats.set_slowest_rank(clocks_.slowest());
+  if (const ClockGate::Clock* slowest = clocks_.Find(clocks_.slowest())) {
+    stats.set_slowest_worker(slowest->holder.name);
+  }
   return stats;
 }
 

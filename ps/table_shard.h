@@ -6,8 +6,11 @@
 // as one step. A pull waits, as a parked Future and not a thread, for the
 // version it names. A part is known by (shard, round), so that sending it again
 // is harmless, also where another rank serves the shard by then.
+// With a quorum a round closes without the slowest shards, whose late parts are
+// dropped or folded (round_gate.h).
 // ASYNC: a push is applied as it comes; each of its spans is known by (client,
-// partition, sequence).
+// partition, sequence). With a staleness a pull waits, parked as well, for the
+// clocks of the slowest workers (clock_gate.h).
 //
 // Each client opens the table first, and pushes and pulls by the number that it
 // gets (openings.h).
@@ -20,8 +23,9 @@
 // Errors:
 //   kInvalidArgument     the message does not fit the table; nothing changed
 //   kFailedPrecondition  a dense table without first values; a sequence, a
-//                        round or a version too far ahead; a round closed
-//                        without this shard; another rank serves it
+//                        round, a version or a clock too far ahead; a round
+//                        closed without this shard; another rank serves it; a
+//                        clock that goes back, or is another client's
 //   kResourceExhausted   the budget is used up, or kMostParked pulls wait, or
 //                        the push could make more rows than there is memory for
 //   kDeadlineExceeded    the version was not reached in time; names who is
@@ -49,6 +53,7 @@
 #include "weft/base/mutex.h"
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/core/byte_budget.h"
+#include "weft/ps/core/clock_gate.h"
 #include "weft/ps/core/cut.h"
 #include "weft/ps/core/openings.h"
 #include "weft/ps/core/partition.h"
@@ -106,6 +111,18 @@ class TableShard {
 
   // Of the values that a pull of these keys gets.
   int64_t PulledBytes(const Tensor& pull_keys) const;
+
+  // With a staleness: the caller's client has the clock of that rank from now
+  // on, and pulls of others wait for it; `leave`: not any more.
+  // request.client() is what NumberOf() returns. A worker that is forgotten has
+  // none.
+  //   kInvalidArgument     no such rank, or `at` is no clock
+  //   kFailedPrecondition  the table has no staleness; another worker, which
+  //                        lives, has the clock
+  //   kResourceExhausted   there are too many
+  absl::StatusOr<v1::ClockReply> JoinClocks(const Caller& caller,
+                                            const v1::ClockRequest& request)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   // SYNC: `rank` gives no parts any more, or does again. What becomes of the
   // shards that it served: round_gate.h.
@@ -167,7 +184,8 @@ class TableShard {
     ByteBudget::Hold rows;  // that it could make
   };
   struct Parked {
-    int64_t version = 0;
+    int64_t version = 0;  // ASYNC: that all clocks are to reach
+    uint64_t client = 0;
     Instant deadline;
     Tensor keys;
     Promise<ShardReply> promise;
@@ -208,8 +226,24 @@ class TableShard {
       ABSL_LOCKS_EXCLUDED(mu_);
   // ASYNC: applies the part and reads.
   Future<ShardReply> HandleAtOnce(const v1::Request& request, const Part& part,
-                                  const Tensor& pull_keys)
+                                  const Tensor& pull_keys, Instant deadline)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // With a staleness, of a request with a clock, once its push is applied:
+  // ticks, and reads once the clocks let it.
+  Future<ShardReply> HandleAtClock(const v1::Request& request,
+                                   const Tensor& pull_keys, v1::Reply reply,
+                                   Instant deadline) ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether the clock of a request is one that the table can do with.
+  absl::Status CheckClock(const v1::Request& request) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status CheckClockLocked(const v1::Request& request) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status WhyNotClock(ClockGate::Answer answer, int rank,
+                           int64_t clock) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Takes out the pulls that the clocks let read, and answers them.
+  std::vector<Parked> TakeReadable() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AnswerReadable(std::vector<Parked> readable) ABSL_LOCKS_EXCLUDED(mu_);
   // Adds version and values to `reply`.
   Future<ShardReply> AnswerNow(const v1::Request& request,
                                const Tensor& pull_keys, v1::Reply reply)
@@ -219,13 +253,17 @@ class TableShard {
   absl::Status PushNow(const v1::Request& request, const Part& part,
                        double lr_scale, v1::Reply& reply)
       ABSL_LOCKS_EXCLUDED(mu_);
-  absl::Status GivePart(const v1::Request& request, Part part)
+  // Says in `reply` whether it came late.
+  absl::Status GivePart(const v1::Request& request, Part part, v1::Reply& reply)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // In the load of its partitions; how long it takes is added later.
   void CountPush(const Part& part, const Tensor& keys, const Tensor& values);
-  // A pull that waits for version `wanted`.
-  absl::StatusOr<Future<ShardReply>> Park(int64_t wanted, Instant deadline,
-                                          const Tensor& keys)
+  // SYNC: a pull that waits for version `wanted`.
+  absl::StatusOr<Future<ShardReply>> ParkForRound(int64_t wanted,
+                                                  Instant deadline,
+                                                  const Tensor& keys)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<Future<ShardReply>> Park(Parked waiting)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `bytes` of the budget, of which `most` may be held with them.
   absl::StatusOr<ByteBudget::Hold> Hold(int64_t bytes, int64_t most,
@@ -248,6 +286,9 @@ class TableShard {
   std::vector<PushSpan> SpansOf(const Part& part) const;
   int64_t VersionLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::string MissingParts() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What parked pulls wait for.
+  std::string WaitsFor() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::string SlowestClock() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool is_sync() const { return spec().mode() == v1::TableSpec::SYNC; }
   bool Owns(uint32_t partition) const;
   // Null if there is none.
@@ -270,10 +311,13 @@ class TableShard {
 
   mutable Mutex mu_;
   RoundGate<Part> gate_ ABSL_GUARDED_BY(mu_);
+  ClockGate clocks_ ABSL_GUARDED_BY(mu_);  // ASYNC
   std::vector<Parked> parked_ ABSL_GUARDED_BY(mu_);
   Openings openings_ ABSL_GUARDED_BY(mu_);
   RateChanges rates_ ABSL_GUARDED_BY(mu_);
-  int64_t pushes_ ABSL_GUARDED_BY(mu_) = 0;  // ASYNC
+  int64_t pushes_ ABSL_GUARDED_BY(mu_) = 0;       // ASYNC
+  int64_t late_folded_ ABSL_GUARDED_BY(mu_) = 0;  // parts
+  int64_t late_dropped_ ABSL_GUARDED_BY(mu_) = 0;
   bool initialized_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status shut_down_ ABSL_GUARDED_BY(mu_);
 };

@@ -22,6 +22,7 @@ Future<ShardReply> TableShard::HandleInRound(const v1::Request& request,
                                              Part part, const Tensor& pull_keys,
                                              Instant deadline) {
   int64_t wanted = request.round();
+  v1::Reply reply;
   Closed closed;
   std::optional<Future<ShardReply>> parked;
   {
@@ -29,14 +30,14 @@ Future<ShardReply> TableShard::HandleInRound(const v1::Request& request,
     const absl::Status serving = CheckServing();
     if (!serving.ok()) return MakeReady<ShardReply>(serving);
     if (request.push()) {
-      const absl::Status given = GivePart(request, std::move(part));
+      const absl::Status given = GivePart(request, std::move(part), reply);
       if (!given.ok()) return MakeReady<ShardReply>(given);
       closed = CloseRounds(request.pull());
       ++wanted;
     }
     if (request.pull() && gate_.open() < wanted) {
       absl::StatusOr<Future<ShardReply>> waits =
-          Park(wanted, deadline, pull_keys);
+          ParkForRound(wanted, deadline, pull_keys);
       parked = waits.ok() ? *std::move(waits)
                           : MakeReady<ShardReply>(waits.status());
     }
@@ -46,12 +47,11 @@ Future<ShardReply> TableShard::HandleInRound(const v1::Request& request,
   if (own.has_value() && request.pull()) {
     return MakeReady<ShardReply>(Pulled(pull_keys, *std::move(own)));
   }
-  return AnswerNow(request, pull_keys, v1::Reply());
+  return AnswerNow(request, pull_keys, std::move(reply));
 }
 
-absl::StatusOr<Future<ShardReply>> TableShard::Park(int64_t wanted,
-                                                    Instant deadline,
-                                                    const Tensor& keys) {
+absl::StatusOr<Future<ShardReply>> TableShard::ParkForRound(
+    int64_t wanted, Instant deadline, const Tensor& keys) {
   // Whoever has pushed to as many rounds as are kept waits for the last of
   // them.
   constexpr int64_t kFarthest = RoundGate<Part>::kLookahead + 1;
@@ -62,23 +62,32 @@ absl::StatusOr<Future<ShardReply>> TableShard::Park(int64_t wanted,
                      gate_.open(), " is open, and at most ", kFarthest,
                      " rounds are waited for; open the table again"));
   }
+  Parked waiting;
+  waiting.version = wanted;
+  waiting.deadline = deadline;
+  waiting.keys = keys;
+  return Park(std::move(waiting));
+}
+
+absl::StatusOr<Future<ShardReply>> TableShard::Park(Parked waiting) {
   if (parked_.size() >= kMostParked) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "pull from table '", spec().name(), "' on server ", server_, ": ",
-        parked_.size(), " pulls wait already for round ", gate_.open(),
-        ", which waits for ", MissingParts(), "; pull again later"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("pull from table '", spec().name(), "' on server ",
+                     server_, ": ", parked_.size(), " pulls wait already; ",
+                     WaitsFor(), "; pull again later"));
   }
   WEFT_ASSIGN_OR_RETURN(
-      ByteBudget::Hold hold,
-      Hold(BytesOf(keys), budget_ == nullptr ? 0 : budget_->most(),
+      waiting.hold,
+      Hold(BytesOf(waiting.keys), budget_ == nullptr ? 0 : budget_->most(),
            "the keys of a pull"));
   auto [promise, future] = MakePromise<ShardReply>();
-  parked_.push_back(
-      {wanted, deadline, keys, std::move(promise), std::move(hold)});
+  waiting.promise = std::move(promise);
+  parked_.push_back(std::move(waiting));
   return std::move(future);
 }
 
-absl::Status TableShard::GivePart(const v1::Request& request, Part part) {
+absl::Status TableShard::GivePart(const v1::Request& request, Part part,
+                                  v1::Reply& reply) {
   using Answer = RoundGate<Part>::Answer;
   const auto refuse = [&](const auto&... why) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -95,8 +104,11 @@ absl::Status TableShard::GivePart(const v1::Request& request, Part part) {
                                       : "a part of the open round"));
   // Before it is taken: its round waits for it, and no server applies the round
   // of its partitions without it. One that was taken is sent again in vain.
-  if (request.round() >= gate_.open() &&
-      gate_.Find(request.shard(), request.round()) == nullptr) {
+  const bool is_new =
+      request.round() >= gate_.open()
+          ? gate_.Find(request.shard(), request.round()) == nullptr
+          : gate_.WouldFold(request.shard(), request.round());
+  if (is_new) {
     WEFT_ASSIGN_OR_RETURN(part.rows, HoldRows(part));
   }
   switch (gate_.Give(request.shard(), request.rank(), request.round(),
@@ -104,6 +116,14 @@ absl::Status TableShard::GivePart(const v1::Request& request, Part part) {
     case Answer::kKept:
     case Answer::kInherited:
     case Answer::kApplied:
+      return absl::OkStatus();
+    case Answer::kFolded:
+      ++late_folded_;
+      reply.set_late(v1::Reply::FOLDED);
+      return absl::OkStatus();
+    case Answer::kDropped:
+      ++late_dropped_;
+      reply.set_late(v1::Reply::DROPPED);
       return absl::OkStatus();
     case Answer::kDuplicate:
       if (gate_.Find(request.shard(), request.round())->client ==
@@ -217,7 +237,11 @@ std::string TableShard::MissingParts() const {
   std::vector<int> missing = gate_.Missing();
   const size_t more = missing.size() - std::min(missing.size(), kShown);
   missing.resize(missing.size() - more);
-  std::string text = absl::StrJoin(
+  std::string text;
+  if (spec().has_quorum()) {
+    absl::StrAppend(&text, gate_.Needed(), " more of ");
+  }
+  text += absl::StrJoin(
       missing, ", ",
       [this](std::string* out, int shard) ABSL_NO_THREAD_SAFETY_ANALYSIS {
         const int owner = gate_.OwnerOf(shard);
@@ -227,6 +251,11 @@ std::string TableShard::MissingParts() const {
       });
   if (more > 0) absl::StrAppend(&text, " and ", more, " more");
   return text;
+}
+
+std::string TableShard::WaitsFor() const {
+  if (!is_sync()) return SlowestClock();
+  return absl::StrCat("round ", gate_.open(), " waits for ", MissingParts());
 }
 
 void TableShard::DeclareDead(int rank) {

@@ -17,11 +17,19 @@
 // Orphans::kRetire: the rounds go on without the shards of a dead rank until it
 // is admitted again. Orphans::kWait: they wait for another owner.
 //
+// Quorum: a round closes once so many shards have given their part, or all that
+// count if they are fewer. A part that comes later is late: it is dropped, or
+// folded, that is, counts in the open round beside that round's own part of its
+// shard, unless it is more than kMostLate rounds late. Either way a part counts
+// once or not at all, whatever is sent again; of the last kRemembered rounds
+// the gate knows which.
+//
 // Pure: no threads, clocks or I/O. Thread-safety: one thread at a time.
 
 #ifndef WEFT_PS_CORE_ROUND_GATE_H_
 #define WEFT_PS_CORE_ROUND_GATE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -33,19 +41,32 @@ namespace weft::ps {
 
 enum class Orphans { kRetire, kWait };
 
+// When a round closes, and what becomes of parts that come after that.
+struct Quorum {
+  int parts = 0;  // 0: those of all shards
+  bool folds = false;
+};
+
 template <typename Part>
 class RoundGate {
  public:
   // A shard may be at most this many rounds ahead of the open one, which bounds
   // the parts that are kept.
   static constexpr int64_t kLookahead = 4;
+  // So many rounds late a part may be to be folded, and of so many closed
+  // rounds it is known which parts they had.
+  static constexpr int64_t kMostLate = 4;
+  static constexpr int64_t kRemembered = 64;
 
   enum class Answer {
     kKept,       // the part belongs to an open round and is kept
     kDuplicate,  // the owner had given this part to this open round before
     kInherited,  // a former owner had; its part stays, this one is dropped
-    kApplied,    // the round is closed, and had a part of this shard
-    kMissed,     // the round was closed without this shard
+    kApplied,    // the round is closed, and had a part of this shard; or it
+                 // was folded
+    kMissed,     // the round was closed without this shard, which was retired
+    kFolded,     // the quorum had closed the round: it counts in the open one
+    kDropped,    // the same, and it does not count
     kTooFar,     // more than kLookahead rounds ahead
     kNotOwner,   // the shard has another owner, and this one takes not over
     kUnknown,    // no such shard, or a rank that was declared dead
@@ -53,8 +74,8 @@ class RoundGate {
 
   // Of shard s the first part is expected of rank s; another may give it.
   explicit RoundGate(int shards, Orphans orphans = Orphans::kRetire,
-                     int64_t open = 0)
-      : orphans_(orphans), open_(open), shards_(shards) {
+                     int64_t open = 0, Quorum quorum = {})
+      : orphans_(orphans), quorum_(quorum), open_(open), shards_(shards) {
     for (int shard = 0; shard < shards; ++shard) shards_[shard].owner = shard;
   }
 
@@ -65,7 +86,9 @@ class RoundGate {
     Shard& s = shards_[shard];
     if (round < open_) {
       const bool counted = round >= s.since && round < s.until;
-      return counted ? Answer::kApplied : Answer::kMissed;
+      if (!counted) return Answer::kMissed;
+      if (quorum_.parts == 0) return Answer::kApplied;
+      return GiveLate(shard, rank, round, std::move(part), take_over);
     }
     if (dead_.count(rank) != 0 || s.until != kForEver) return Answer::kUnknown;
     if (round - open_ > kLookahead) return Answer::kTooFar;
@@ -84,16 +107,32 @@ class RoundGate {
     return part == parts->second.end() ? nullptr : &part->second.part;
   }
 
+  // Whether such a part would be folded, were it given now.
+  bool WouldFold(int shard, int64_t round) const {
+    return IsShard(shard) && quorum_.folds && round >= 0 && round < open_ &&
+           open_ - round <= kMostLate && !Counted(shard, round);
+  }
+
   // The parts of the open round in the order of the shards if it may close,
-  // which it then does; else nothing. Call it until it gives nothing.
+  // which it then does; else nothing. Of a shard those that were folded come
+  // first, in the order of their rounds. Call it until it gives nothing.
   std::vector<Part> Close() {
     std::vector<Part> parts;
-    if (counted() == 0 || !Missing().empty()) return parts;
-    const auto it = rounds_.find(open_);
-    for (auto& [shard, given] : it->second) {
-      parts.push_back(std::move(given.part));
+    if (!MayClose()) return parts;
+    auto& given = rounds_[open_];
+    auto folded = folded_.begin();
+    for (int shard = 0; shard < shards(); ++shard) {
+      for (; folded != folded_.end() && folded->first.first == shard;
+           ++folded) {
+        parts.push_back(std::move(folded->second));
+      }
+      const auto own = given.find(shard);
+      if (own != given.end()) parts.push_back(std::move(own->second.part));
+      Shard& s = shards_[shard];
+      s.history = s.history << 1 | (own != given.end() ? 1 : 0);
     }
-    rounds_.erase(it);
+    folded_.clear();
+    rounds_.erase(open_);
     ++open_;
     return parts;
   }
@@ -136,7 +175,20 @@ class RoundGate {
   // negative: nobody, its owner died.
   int OwnerOf(int shard) const { return shards_[shard].owner; }
 
-  // The shards without which the open round cannot close.
+  // How many more parts the open round needs to close.
+  int Needed() const {
+    const auto it = rounds_.find(open_);
+    const int given =
+        it == rounds_.end() ? 0 : static_cast<int>(it->second.size());
+    int count = 0;
+    for (const Shard& shard : shards_) count += shard.until > open_ ? 1 : 0;
+    const int wanted =
+        quorum_.parts == 0 ? count : std::min(quorum_.parts, count);
+    return std::max(wanted - given, 0);
+  }
+
+  // The shards of which the open round has no part: all of them must give one,
+  // or with a quorum Needed() of them.
   std::vector<int> Missing() const {
     std::vector<int> missing;
     const auto it = rounds_.find(open_);
@@ -159,6 +211,7 @@ class RoundGate {
     int retired_with = kNobody;
     int64_t since = 0;  // the rounds that it counts in: [since, until)
     int64_t until = kForEver;
+    uint64_t history = 0;  // bit i: round open_ - 1 - i had its part
   };
   struct Given {
     Part part;
@@ -166,6 +219,30 @@ class RoundGate {
   };
 
   bool IsShard(int shard) const { return shard >= 0 && shard < shards(); }
+
+  bool MayClose() const {
+    if (counted() == 0) return false;
+    return quorum_.parts == 0 ? Missing().empty() : Needed() == 0;
+  }
+
+  // Whether the part of a closed round is known to have counted.
+  bool Counted(int shard, int64_t round) const {
+    const int64_t back = open_ - 1 - round;
+    return back < kRemembered && (shards_[shard].history >> back & 1) != 0;
+  }
+
+  Answer GiveLate(int shard, int rank, int64_t round, Part part,
+                  bool take_over) {
+    if (Counted(shard, round)) return Answer::kApplied;
+    if (dead_.count(rank) != 0 || shards_[shard].until != kForEver) {
+      return Answer::kUnknown;
+    }
+    if (!Own(shard, rank, take_over)) return Answer::kNotOwner;
+    if (!WouldFold(shard, round)) return Answer::kDropped;
+    folded_.emplace(std::make_pair(shard, round), std::move(part));
+    shards_[shard].history |= uint64_t{1} << (open_ - 1 - round);
+    return Answer::kFolded;
+  }
 
   // Whether `shard` is `rank`'s now.
   bool Own(int shard, int rank, bool take_over) {
@@ -197,10 +274,13 @@ class RoundGate {
   }
 
   Orphans orphans_;
+  Quorum quorum_;
   int64_t open_;
   std::vector<Shard> shards_;
   std::set<int> dead_;                              // ranks
   std::map<int64_t, std::map<int, Given>> rounds_;  // by round, by shard
+  // By shard and its round: in the open round beside that one's own.
+  std::map<std::pair<int, int64_t>, Part> folded_;
 };
 
 }  // namespace weft::ps

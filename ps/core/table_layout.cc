@@ -188,6 +188,42 @@ absl::Status CheckWire(const TableSpec& spec) {
                     is_bounded ? kMaxTableBytes : 0);
 }
 
+// When pulls are answered, and rounds closed.
+absl::Status CheckConsistency(const TableSpec& spec) {
+  const auto refuse = [&](const auto&... why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("table '", spec.name(), "': ", why...));
+  };
+  const bool is_sync = spec.mode() == TableSpec::SYNC;
+  if (spec.has_staleness() && is_sync) {
+    return refuse(
+        "staleness is ", spec.staleness(),
+        ", wanted none: a SYNC table's pulls wait for rounds; make it "
+        "ASYNC, or set quorum");
+  }
+  if (spec.has_quorum() && !is_sync) {
+    return refuse("quorum is ", spec.quorum(),
+                  ", wanted none: an ASYNC table has no rounds; make it SYNC, "
+                  "or set staleness");
+  }
+  if (spec.has_staleness()) {
+    WEFT_RETURN_IF_ERROR(
+        CheckRange(spec, "staleness", spec.staleness(), 0, kMostStaleness));
+  }
+  if (spec.has_quorum()) {
+    WEFT_RETURN_IF_ERROR(
+        CheckRange(spec, "quorum", spec.quorum(), 1, spec.shards()));
+  }
+  if (!TableSpec::Late_IsValid(spec.late())) {
+    return refuse("late is ", spec.late(), "; this build knows 0 to 1");
+  }
+  if (spec.late() != TableSpec::DROP && !spec.has_quorum()) {
+    return refuse(
+        "late is FOLD, wanted DROP: without a quorum no part is late");
+  }
+  return absl::OkStatus();
+}
+
 // All of a spec that can be told without its rule.
 absl::StatusOr<TableSpec> CheckedFields(TableSpec spec) {
   if (!IsName(spec.name())) {
@@ -219,6 +255,7 @@ absl::StatusOr<TableSpec> CheckedFields(TableSpec spec) {
                                                      "': mode is ", spec.mode(),
                                                      ", wanted SYNC or ASYNC"));
   }
+  WEFT_RETURN_IF_ERROR(CheckConsistency(spec));
   if (spec.partitions() == 0) spec.set_partitions(kDefaultPartitions);
   WEFT_RETURN_IF_ERROR(
       CheckRange(spec, "partitions", spec.partitions(), 1, kMaxPartitions));
@@ -286,6 +323,11 @@ v1::TableSpec WithChanges(v1::TableSpec restored, const v1::TableSpec& wanted) {
   restored.set_reduction(wanted.reduction());
   restored.set_orphans(wanted.orphans());
   restored.set_durability(wanted.durability());
+  restored.clear_staleness();
+  if (wanted.has_staleness()) restored.set_staleness(wanted.staleness());
+  restored.clear_quorum();
+  if (wanted.has_quorum()) restored.set_quorum(wanted.quorum());
+  restored.set_late(wanted.late());
   if (wanted.has_life()) {
     *restored.mutable_life() = wanted.life();
   } else {

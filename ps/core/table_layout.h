@@ -29,6 +29,7 @@ inline constexpr int64_t kMinSliceElements = 1024;
 inline constexpr int64_t kMaxSliceElements = 65536;
 inline constexpr int64_t kMaxElements = int64_t{1} << 40;
 inline constexpr int kMaxShards = 65536;
+inline constexpr int64_t kMostStaleness = int64_t{1} << 32;
 // RowLife: rows of a table, and bytes.
 inline constexpr int64_t kMaxRows = int64_t{1} << 40;
 inline constexpr int64_t kMaxTableBytes = int64_t{1} << 50;

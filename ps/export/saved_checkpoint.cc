@@ -282,7 +282,8 @@ absl::Status SavedCheckpoint::AddToTable(const TableFile& file) {
                                   table.files.front()->where(), ": ",
                                   difference));
     }
-    const bool is_sync = file.spec().mode() == v1::TableSpec::SYNC;
+    const bool is_sync = file.spec().mode() == v1::TableSpec::SYNC &&
+                         !file.spec().has_quorum();  // of one version
     if (is_sync && file.version() != table.version) {
       return damaged(absl::StrCat("is at version ", file.version(), ", wanted ",
                                   table.version, " as in ",

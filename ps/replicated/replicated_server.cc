@@ -437,6 +437,13 @@ absl::StatusOr<v1::TableStats> ReplicatedServer::OpenTable(
     const v1::TableSpec& spec, const Caller& caller, uint64_t client,
     uint64_t opened_at) {
   WEFT_ASSIGN_OR_RETURN(const v1::TableSpec wanted, CheckedSpec(spec));
+  if (wanted.has_staleness() || wanted.has_quorum()) {
+    return absl::UnimplementedError(absl::StrCat(
+        "table '", wanted.name(), "' wants ",
+        wanted.has_quorum() ? "a quorum" : "a staleness",
+        ", which tables with two replicas do not have yet; leave it out, or "
+        "start the job with --replicas=1"));
+  }
   WEFT_RETURN_IF_ERROR(CheckCaller(caller));
   std::shared_ptr<ReplicatedTable> table;
   std::shared_ptr<ReplicatedTable> replaced;

@@ -72,8 +72,8 @@ absl::Status CheckRank(const rpc::Worker& peer, int rank) {
   }
   return absl::PermissionDeniedError(
       absl::StrCat(peer.name, " (", peer.key.ToString(),
-                   ") gives a part of a round as rank ", rank,
-                   ": its certificate allows that of its own rank only"));
+                   ") gives a part of a round, or ticks, as rank ", rank,
+                   ": its certificate allows its own rank only"));
 }
 
 Instant AnswerBy(const rpc::CallContext& context) {

@@ -63,6 +63,8 @@ std::string WhyRefused(const RoundGate<RoundPayload>& gate, int shard,
     case Given::kKept:
     case Given::kInherited:
     case Given::kApplied:
+    case Given::kFolded:  // there is no quorum
+    case Given::kDropped:
       break;
   }
   return "";
