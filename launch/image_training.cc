@@ -165,6 +165,10 @@ train::Settings SettingsOf(const ImageTrainingOptions& options,
   const auto or_none = [](const std::string& value) {
     return value.empty() ? std::string("none") : value;
   };
+  settings.common["--staleness"] =
+      options.staleness < 0 ? "none" : absl::StrCat(options.staleness);
+  settings.common["--quorum"] = absl::StrCat(options.quorum);
+  settings.common["--late"] = options.folds_late ? "fold" : "drop";
   settings.common["--push-dtype"] = DtypeName(options.wire.push());
   settings.common["--pull-dtype"] = DtypeName(options.wire.pull());
   settings.common["--checkpoint-dir"] = or_none(options.checkpoint_dir);
@@ -186,6 +190,9 @@ absl::StatusOr<train::Result> TrainWithServers(
   task.is_sync = options.is_sync;
   task.rule = optimizer::ToSpec(options.rule, options.clip);
   task.wire = options.wire;
+  if (options.staleness >= 0) task.staleness = options.staleness;
+  task.quorum = options.quorum;
+  task.folds_late = options.folds_late;
   task.loss = [&](const input::Example& batch) {
     return LossOf(model, batch[0], batch[1], options);
   };

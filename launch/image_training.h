@@ -39,6 +39,10 @@ struct ImageTrainingOptions : train::Options {
   optimizer::RuleOptions rule = optimizer::AdamOptions{2e-3};
   optimizer::ClipOptions clip;
   ps::v1::WireValues wire;  // with servers
+  // As train::ServerTraining::Task has them; negative: no staleness.
+  int64_t staleness = -1;
+  int quorum = 0;
+  bool folds_late = false;
   // In which the forward pass computes (AutocastScope), f16 or bf16; nothing:
   // f32. Parameters, gradients and the test are in f32. f16, which skips steps
   // (optimizer::GradScaler), is for ddp.

@@ -113,6 +113,26 @@ void ShowLoad(const ps::v1::TableLoad& table, telemetry::Metrics& metrics) {
       .Set(static_cast<double>(table.lag()));
 }
 
+// Clocks of a table with a staleness, late parts of one with a quorum.
+void ShowConsistency(const ps::v1::TableStats& table,
+                     telemetry::Metrics& metrics) {
+  const auto show = [&](const char* name, int64_t value,
+                        telemetry::Metrics::Labels more = {}) {
+    more["table"] = table.spec().name();
+    metrics.GaugeFor(name, more).Set(static_cast<double>(value));
+  };
+  if (table.spec().has_staleness()) {
+    show("weft_ps_clock_workers", table.clocks());
+    show("weft_ps_clock_least", table.least_clock());
+    show("weft_ps_clock_most", table.most_clock());
+    show("weft_ps_clock_slowest_rank", table.slowest_rank());
+  }
+  if (table.spec().has_quorum()) {
+    show("weft_ps_late_parts_folded", table.late_folded());
+    show("weft_ps_late_parts_dropped", table.late_dropped());
+  }
+}
+
 // Metrics of the tables.
 void Show(const ps::Server& server, telemetry::Metrics& metrics) {
   const ps::v1::ServerStats stats = server.Stats();
@@ -122,6 +142,8 @@ void Show(const ps::Server& server, telemetry::Metrics& metrics) {
     metrics.GaugeFor("weft_ps_table_memory_bytes", label)
         .Set(table.memory_bytes());
     metrics.GaugeFor("weft_ps_table_version", label).Set(table.version());
+    metrics.GaugeFor("weft_ps_waiting_pulls", label).Set(table.waiting_pulls());
+    ShowConsistency(table, metrics);
     if (!table.spec().has_life() && table.refused_pushes() == 0) continue;
     const std::pair<const char*, int64_t> counts[] = {
         {"weft_ps_table_evicted_idle", table.evicted_idle()},

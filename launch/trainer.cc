@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 #include "weft/base/catch_to_status.h"
@@ -60,6 +61,42 @@ absl::Status CheckDdpOptions(const weft::worker::Options& worker,
   if (shards.ok()) return shards;
   return absl::InvalidArgumentError(absl::StrCat(
       "--virtual-shards=", training.virtual_shards, ": ", shards.message()));
+}
+
+absl::Status CheckConsistency(const weft::worker::Options& worker,
+                              const ImageTrainingOptions& training) {
+  const bool has_staleness = training.staleness >= 0;
+  const bool has_quorum = training.quorum != 0;
+  if (!has_staleness && !has_quorum && !training.folds_late) {
+    return absl::OkStatus();
+  }
+  const auto refuse = [](const auto&... why) {
+    return absl::InvalidArgumentError(absl::StrCat(why...));
+  };
+  if (training.strategy != kPs) {
+    return refuse("--staleness, --quorum and --late need --strategy=ps");
+  }
+  if (worker.replicas > 1) {
+    return refuse("--staleness and --quorum need --replicas=1, found ",
+                  worker.replicas);
+  }
+  if (has_staleness && training.is_sync) {
+    return refuse("--staleness=", training.staleness,
+                  " needs --async: with --sync trainers wait for rounds");
+  }
+  if (has_quorum && !training.is_sync) {
+    return refuse("--quorum=", training.quorum,
+                  " needs --sync: with --async there are no rounds");
+  }
+  if (has_quorum &&
+      (training.quorum < 1 || training.quorum > worker.trainers)) {
+    return refuse("--quorum=", training.quorum,
+                  ": wanted 1 to --trainers=", worker.trainers);
+  }
+  if (training.folds_late && !has_quorum) {
+    return refuse("--late=fold needs --quorum: without it no gradient is late");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckRule(const ImageTrainingOptions& training) {
@@ -149,6 +186,7 @@ absl::Status CheckOptions(const weft::worker::Options& worker,
     return absl::InvalidArgumentError(absl::StrCat(
         "--batch-size=", training.batch_size, ": wanted at least 1"));
   }
+  WEFT_RETURN_IF_ERROR(CheckConsistency(worker, training));
   WEFT_RETURN_IF_ERROR(CheckRule(training));
   WEFT_RETURN_IF_ERROR(CheckPrecision(training));
   return CheckDevice(worker, training);
@@ -244,6 +282,38 @@ void AddWireFlags(weft::worker::Flags& flags, ImageTrainingOptions& training) {
       "keep them in f32");
 }
 
+void AddConsistencyFlags(weft::worker::Flags& flags,
+                         ImageTrainingOptions& training) {
+  flags.AddWith(
+      "staleness",
+      [&training](const std::string& text) -> absl::Status {
+        if (text == "none") return absl::OkStatus();
+        if (absl::SimpleAtoi(text, &training.staleness) &&
+            training.staleness >= 0) {
+          return absl::OkStatus();
+        }
+        return absl::InvalidArgumentError(absl::StrCat(
+            "'", text, "'; wanted a number of at least 0, or none"));
+      },
+      "none",
+      "with --async: how many steps behind its own a trainer lets those of the "
+      "others be that it trains on");
+  flags.Add("quorum", &training.quorum,
+            "with --sync: a round closes with the gradients of so many "
+            "trainers; 0: of all");
+  flags.AddWith(
+      "late",
+      [&training](const std::string& text) -> absl::Status {
+        training.folds_late = text == "fold";
+        if (text == "fold" || text == "drop") return absl::OkStatus();
+        return absl::InvalidArgumentError(
+            absl::StrCat("'", text, "'; allowed are drop and fold"));
+      },
+      "drop",
+      "with --quorum: whether a gradient that comes late counts in a later "
+      "round (fold) or not (drop)");
+}
+
 // Reads the flags into `options` and `training`, and checks them.
 absl::Status ParseFlags(int argc, char** argv, weft::worker::Options& options,
                         ImageTrainingOptions& training) {
@@ -268,6 +338,7 @@ absl::Status ParseFlags(int argc, char** argv, weft::worker::Options& options,
   double lr = weft::optimizer::LearningRate(training.rule);
   AddRuleFlags(flags, training, &lr);
   AddWireFlags(flags, training);
+  AddConsistencyFlags(flags, training);
   AddPrecisionFlag(flags, training);
   int loss_every = 100;
   flags.Add("loss-every", &loss_every,

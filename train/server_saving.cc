@@ -73,8 +73,10 @@ absl::Status ServerTraining::Save() {
 absl::StatusOr<std::string> ServerTraining::Fill(
     checkpoint::CheckpointDirectory& directory, const std::string& attempt,
     std::optional<double> score) {
-  // No round can close meanwhile: it would need this trainer's part.
-  const int64_t version = task_.is_sync ? table_->round() : -1;
+  // No round can close meanwhile: it would need this trainer's part, unless
+  // there is a quorum.
+  const bool is_one_version = task_.is_sync && task_.quorum == 0;
+  const int64_t version = is_one_version ? table_->round() : -1;
   WEFT_ASSIGN_OR_RETURN(
       std::vector<checkpoint::FileRecord> files,
       client_.Save(options_.checkpoint_dir, attempt, version,
@@ -128,8 +130,10 @@ absl::Status ServerTraining::BeginSnapshot() {
   }
   WEFT_ASSIGN_OR_RETURN(const std::string attempt, directory->Begin(step()));
   worker_.telemetry().recorder().Record("checkpoint.begin", attempt, step());
-  // No round closes before this trainer gives its part of the next.
-  const int64_t version = task_.is_sync ? table_->round() : -1;
+  // No round closes before this trainer gives its part of the next, unless
+  // there is a quorum.
+  const bool is_one_version = task_.is_sync && task_.quorum == 0;
+  const int64_t version = is_one_version ? table_->round() : -1;
   absl::StatusOr<Future<std::vector<checkpoint::FileRecord>>> written =
       client_.Snapshot(options_.checkpoint_dir, attempt, version, kWriteTimeout,
                        as);

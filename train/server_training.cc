@@ -215,7 +215,9 @@ absl::Status ServerTraining::Begin() {
   if (has_joined_) {
     WEFT_RETURN_IF_ERROR(JoinAtTheirPlace());
   } else {
-    WEFT_RETURN_IF_ERROR(running_.SetStart({step(), loader_->state()}));
+    if (task_.quorum == 0) place_round_ = step();
+    WEFT_RETURN_IF_ERROR(running_.SetStart(
+        {task_.is_sync ? place_round_ : step(), loader_->state()}));
   }
   return running_.BeginTraining();
 }
@@ -229,6 +231,12 @@ absl::Status ServerTraining::OpenTable() {
                               : ps::v1::TableSpec::ASYNC);
   spec.set_shards(worker_.options().trainers);
   spec.set_orphans(ps::v1::TableSpec::WAIT);  // see AdoptedShards
+  if (task_.quorum > 0) {
+    spec.set_quorum(task_.quorum);
+    spec.set_orphans(ps::v1::TableSpec::RETIRE);
+  }
+  if (task_.folds_late) spec.set_late(ps::v1::TableSpec::FOLD);
+  if (task_.staleness.has_value()) spec.set_staleness(*task_.staleness);
   spec.set_reduction(ps::v1::TableSpec::MEAN);
   *spec.mutable_rule() = task_.rule;
   *spec.mutable_wire() = task_.wire;
@@ -284,7 +292,17 @@ absl::StatusOr<std::optional<input::Example>> ServerTraining::NextBatch() {
   return loader_->Next();
 }
 
+absl::Status ServerTraining::PassOverClosedRounds() {
+  if (task_.quorum == 0) return absl::OkStatus();
+  while (place_round_ < table_->round() && loader_->remaining() > 0) {
+    WEFT_RETURN_IF_ERROR(loader_->Next().status());
+    ++place_round_;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ServerTraining::ServeAdopted(int64_t round) {
+  if (task_.quorum > 0) return absl::OkStatus();  // rounds close without them
   return adopted_.Serve(
       place_, [&](int shard, const input::Example& batch) -> absl::Status {
         WEFT_RETURN_IF_ERROR(Differentiate(batch).status());
@@ -432,6 +450,7 @@ absl::Status ServerTraining::GoOnFrom(const std::string& start) {
                         RunningJob::ParseStart(start));
   const input::ShardedSampler::State& state = from.place;
   steps_ = from.round;
+  place_round_ = from.round;
   WEFT_RETURN_IF_ERROR(loader_->LoadState(state));
   first_epoch_ = static_cast<int>(state.epoch);
   if (loader_->remaining() == 0) loader_->SetEpoch(++first_epoch_);
@@ -448,18 +467,22 @@ absl::Status ServerTraining::JoinAtTheirPlace() {
         place, PlaceAfter(std::move(sampler), start.place,
                           table_->round() - start.round, task_.batch_size));
   }
-  return GoOnFrom(RunningJob::FormatStart({start.round, place}));
+  WEFT_RETURN_IF_ERROR(GoOnFrom(RunningJob::FormatStart({start.round, place})));
+  if (task_.is_sync) place_round_ = table_->round();
+  return absl::OkStatus();
 }
 
 absl::Status ServerTraining::TrainEpoch(int epoch) {
   const int64_t of_epoch = task_.data->size();
   for (;;) {
+    WEFT_RETURN_IF_ERROR(PassOverClosedRounds());
     place_ = loader_->state();
     WEFT_ASSIGN_OR_RETURN(const std::optional<input::Example> batch,
                           NextBatch());
     if (!batch.has_value()) return absl::OkStatus();
     WEFT_ASSIGN_OR_RETURN(const double loss, Step(*batch));
     ++steps_;
+    ++place_round_;
     metrics_.EndStep(loss, ExamplesOf(*batch));
     // Each shard has had a batch meanwhile, as large as this one.
     const int64_t shards = task_.is_sync
@@ -514,6 +537,10 @@ absl::StatusOr<Result> ServerTraining::Train() {
     training += SteadyClock().Now() - epoch_begin;
     if (is_first()) saved_epochs_ = epoch + 1;
     saved = SaveIfFirst();
+  }
+  // Nobody is to wait for one that takes no more steps.
+  if (task_.staleness.has_value()) {
+    WEFT_RETURN_IF_ERROR(table_->LeaveClock().Wait(kRoundTimeout));
   }
   if (is_first()) progress_.Finish();
   Result result;

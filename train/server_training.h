@@ -68,6 +68,17 @@ class ServerTraining {
     // How gradients and parameters travel. What rounding has lost of gradients
     // and a trainer has kept is lost with it: with KEEP a death changes bits.
     ps::v1::WireValues wire;
+    // Asynchronous: no trainer is more than so many steps, and one, ahead of
+    // the slowest (TableSpec.staleness). Absent: any number.
+    std::optional<int64_t> staleness;
+    // Synchronous: a round closes with the gradients of so many trainers, 1 to
+    // the number of trainers, or of all that live if they are fewer. 0: of all.
+    // With it what closes when depends on time, so no two trainings are alike,
+    // and nobody takes over the data of a trainer that died. One that comes
+    // late goes on where the others are.
+    int quorum = 0;
+    bool folds_late = false;  // a gradient that comes late counts in a later
+                              // round (TableSpec.late)
     std::string table = "model";  // its name on the servers
     // The mean loss of a batch, one element of f32; also of batches of other
     // trainers that have died. It may throw.
@@ -128,11 +139,17 @@ class ServerTraining {
   absl::StatusOr<input::ShardedSampler> SamplerOf(int shard) const;
   absl::StatusOr<std::unique_ptr<input::DataLoader>> LoadShard(int shard) const;
   absl::StatusOr<std::optional<input::Example>> NextBatch();
+  // With a quorum: passes over the batches of rounds that closed without this
+  // trainer, up to the end of the epoch.
+  absl::Status PassOverClosedRounds();
   // One batch; its mean loss.
   absl::StatusOr<double> Step(const input::Example& batch);
   // Counts the whole training, earlier runs included. SYNC: rounds; else steps
   // of this trainer.
-  int64_t step() const { return task_.is_sync ? table_->round() : steps_; }
+  int64_t step() const {
+    if (!task_.is_sync) return steps_;
+    return task_.quorum > 0 ? place_round_ : table_->round();
+  }
   // Runs forward and backward; the mean loss. Gradients are in parameters_.
   absl::StatusOr<double> Differentiate(const input::Example& batch);
   // SYNC. Gives the parts of shards of the data whose trainers are gone, as far
@@ -181,6 +198,7 @@ class ServerTraining {
   bool has_run_ = false;
   bool has_joined_ = false;  // a job that ran already
   int64_t steps_ = 0;        // see step()
+  int64_t place_round_ = 0;  // SYNC: the round of loader_'s next batch
   double samples_ = 0;       // seen in this run by all trainers there are
   bool was_stopped_ = false;
   int saved_epochs_ = -1;   // after so many epochs this trainer saved last

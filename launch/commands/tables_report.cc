@@ -42,6 +42,30 @@ json NewTable(const TableSpec& spec) {
           {"servers", json::object()}};
 }
 
+// The clocks of a table with a staleness, of the server whose lowest is the
+// lowest; and the late parts of one with a quorum.
+void AddConsistency(const TableStats& stats, json& to) {
+  Add(to, "waiting_pulls", stats.waiting_pulls());
+  if (stats.spec().has_quorum()) {
+    to["quorum"] = stats.spec().quorum();
+    Add(to, "late_folded", stats.late_folded());
+    Add(to, "late_dropped", stats.late_dropped());
+  }
+  if (!stats.spec().has_staleness() || stats.clocks() <= 0) return;
+  json& clocks = to["clocks"];
+  const bool is_lower =
+      clocks.is_null() || stats.least_clock() < clocks["least"].get<int64_t>();
+  const int64_t most = clocks.is_null() ? 0 : clocks["most"].get<int64_t>();
+  if (is_lower) {
+    clocks = {{"staleness", stats.spec().staleness()},
+              {"workers", stats.clocks()},
+              {"least", stats.least_clock()},
+              {"slowest_rank", stats.slowest_rank()},
+              {"slowest_worker", stats.slowest_worker()}};
+  }
+  clocks["most"] = std::max(most, stats.most_clock());
+}
+
 // What server `name` has of the table `to`.
 void AddServer(const std::string& name, const TableStats& stats, json& to) {
   Add(to, "rows", stats.rows());
@@ -49,6 +73,7 @@ void AddServer(const std::string& name, const TableStats& stats, json& to) {
   Add(to, "evicted", Sum(stats.evicted_idle(), stats.evicted_full()));
   Add(to, "dropped_gradients", Sum(stats.not_admitted(), stats.dropped_late()));
   Add(to, "refused_pushes", stats.refused_pushes());
+  AddConsistency(stats, to);
   to["version"] = std::max(to["version"].get<int64_t>(), stats.version());
   to["servers"][name] = {{"rows", stats.rows()},
                          {"bytes", stats.memory_bytes()},
@@ -128,6 +153,28 @@ std::string Shown(const std::string& text) {
 
 std::string Number(const json& of, const char* key) { return of[key].dump(); }
 
+std::string TextOfConsistency(const json& table) {
+  std::string text;
+  if (table.contains("clocks")) {
+    const json& clocks = table["clocks"];
+    absl::StrAppend(&text, "    ", Number(clocks, "workers"),
+                    " workers at clocks ", Number(clocks, "least"), " to ",
+                    Number(clocks, "most"), ", staleness ",
+                    Number(clocks, "staleness"), "; the slowest is rank ",
+                    Number(clocks, "slowest_rank"), ", ",
+                    Shown(clocks["slowest_worker"].get<std::string>()), "; ",
+                    Number(table, "waiting_pulls"), " pulls wait\n");
+  }
+  if (table.contains("quorum")) {
+    absl::StrAppend(&text, "    rounds close with ", Number(table, "quorum"),
+                    " parts; ", Number(table, "late_folded"),
+                    " late ones folded, ", Number(table, "late_dropped"),
+                    " dropped; ", Number(table, "waiting_pulls"),
+                    " pulls wait\n");
+  }
+  return text;
+}
+
 std::string TextOf(const std::string& name, const json& table) {
   std::string text = absl::StrCat(
       "  ", Shown(name), ": ", table["kind"].get<std::string>(), ", ",
@@ -146,6 +193,7 @@ std::string TextOf(const std::string& name, const json& table) {
     if (table[key] != 0) absl::StrAppend(&text, ", ", Number(table, key), what);
   }
   text.push_back('\n');
+  absl::StrAppend(&text, TextOfConsistency(table));
   for (const auto& [server, of] : table["servers"].items()) {
     absl::StrAppend(&text, "    ", Shown(server), ": ", Number(of, "rows"),
                     " rows, ", Number(of, "bytes"), " bytes, version ",

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -55,6 +56,39 @@ TEST(TablesReport, AddsUpWhatServersHaveAndNamesWhoIsBehind) {
             "version 42, 7 rows evicted, 1 pushes refused\n"
             "    ps0: 10 rows, 1000 bytes, version 42\n"
             "    ps1: 5 rows, 500 bytes, version 40, 2 behind\n");
+}
+
+TEST(TablesReport, ShowsClocksWithTheSlowestWorkerAndLateParts) {
+  TablesReport report;
+  report.servers.resize(2);
+  for (int i = 0; i < 2; ++i) {
+    report.servers[i].first = absl::StrCat("ps", i);
+    ServerStats& server = report.servers[i].second;
+    TableStats& stale = Table(server, "stale", 1, 8, 3);
+    stale.mutable_spec()->set_mode(TableSpec::ASYNC);
+    stale.mutable_spec()->set_staleness(2);
+    stale.set_clocks(3);
+    stale.set_least_clock(5 - i);
+    stale.set_most_clock(7 - i);
+    stale.set_slowest_rank(1);
+    stale.set_slowest_worker("trainer1");
+    stale.set_waiting_pulls(1);
+    TableStats& rounds = Table(server, "rounds", 1, 8, 3);
+    rounds.mutable_spec()->set_quorum(2);
+    rounds.set_late_folded(3);
+    rounds.set_late_dropped(4);
+  }
+  const Json tables = ToJson(report)["tables"];
+  EXPECT_EQ(tables["stale"]["clocks"]["least"], 4);
+  EXPECT_EQ(tables["stale"]["clocks"]["most"], 7);
+  EXPECT_EQ(tables["stale"]["clocks"]["slowest_worker"], "trainer1");
+  EXPECT_EQ(tables["rounds"]["late_dropped"], 8);
+  EXPECT_THAT(ToText(report),
+              HasSubstr("    3 workers at clocks 4 to 7, staleness 2; the "
+                        "slowest is rank 1, trainer1; 2 pulls wait\n"));
+  EXPECT_THAT(ToText(report), HasSubstr("    rounds close with 2 parts; 6 late "
+                                        "ones folded, 8 dropped; 0 pulls "
+                                        "wait\n"));
 }
 
 ps::v1::TableLoad& AddLoad(ps::v1::ServerLoads& of, const std::string& table,

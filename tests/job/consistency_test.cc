@@ -1,0 +1,143 @@
+// A trainer that stands still, or dies, in a job whose rounds close by a
+// quorum, and in one whose staleness is bounded.
+
+#include <signal.h>
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/tests/job/job.h"
+#include "weft/tests/support/patience.h"
+#include "weft/tests/support/spawn.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+// Three trainers on two servers, whose silence is borne for longer than a test
+// takes: what ends a wait here is not that one is taken for dead.
+class ConsistencyOfAJob : public ::testing::Test {
+ protected:
+  void Start(const Flags& of_trainers) {
+    job_.trainers = 3;
+    job_.flags = {"--silence=300s"};
+    servers_ = job_.StartServers();
+    Flags flags = {kForLong, "--loss-every=1"};
+    flags.insert(flags.end(), of_trainers.begin(), of_trainers.end());
+    trainers_ = job_.StartTrainers(flags);
+    AwaitSteps(1);
+  }
+
+  // The last step of trainer 0, which says each of its own.
+  int64_t Steps() const {
+    int64_t steps = 0;
+    for (const auto& line : absl::StrSplit(trainers_[0]->output(), '\n')) {
+      const Json object = Json::parse(std::string(line), nullptr,
+                                      /*allow_exceptions=*/false);
+      if (object.is_object() && object.contains("step")) {
+        steps = object["step"].get<int64_t>();
+      }
+    }
+    return steps;
+  }
+  void AwaitSteps(int64_t more) const {
+    const int64_t wanted = Steps() + more;
+    ASSERT_TRUE(Becomes([&] { return Steps() >= wanted; }))
+        << trainers_[0]->output();
+  }
+
+  // The table, as `weft status` shows it; null if it cannot tell.
+  Json Table() const {
+    const auto status = StartProcess(
+        {Program("weft"), "status", "--coordinator=" + job_.coordinator,
+         "--job=" + job_.name, "--tables", "--no-training", "--json"});
+    if (!status->Wait(kLong).ok()) return nullptr;
+    const Json answer = Json::parse(status->output(), nullptr,
+                                    /*allow_exceptions=*/false);
+    if (!answer.is_object()) return nullptr;
+    for (const Json& part : {answer, answer.value("tables", Json())}) {
+      if (!part.is_object() || !part.contains("tables")) continue;
+      if (part["tables"].contains("model")) return part["tables"]["model"];
+    }
+    return answer.value("tables", Json()).value("model", Json());
+  }
+
+  void StopThoseThatAreLeft() {
+    for (const auto& trainer : trainers_) {
+      if (trainer != nullptr) trainer->Signal(SIGTERM);
+    }
+    for (const auto& trainer : trainers_) {
+      if (trainer == nullptr) continue;
+      EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(128 + SIGTERM))
+          << trainer->output();
+    }
+  }
+  void Kill(int trainer) {
+    trainers_[trainer]->Signal(SIGKILL);
+    ASSERT_THAT(trainers_[trainer]->Wait(kLong), IsOk());
+    trainers_[trainer] = nullptr;
+  }
+
+  Job job_;
+  Processes servers_, trainers_;
+};
+
+TEST_F(ConsistencyOfAJob, QuorumGoesOnWithoutATrainerThatStandsStill) {
+  Start({"--quorum=2", "--late=fold"});
+  trainers_[2]->Signal(SIGSTOP);
+  AwaitSteps(60);
+  // It goes on where the others are; its gradient of before is late.
+  trainers_[2]->Signal(SIGCONT);
+  Json table;
+  ASSERT_TRUE(Becomes([&] {
+    table = Table();
+    return table.is_object() &&
+           table.value("late_dropped", 0) + table.value("late_folded", 0) > 0;
+  })) << table;
+  EXPECT_EQ(table["quorum"], 2);
+  AwaitSteps(20);
+  // Of those that are left two are enough, and then one.
+  Kill(2);
+  AwaitSteps(20);
+  Kill(1);
+  AwaitSteps(20);
+  StopThoseThatAreLeft();
+  EXPECT_GT(ResultOf(*trainers_[0]).test_accuracy, 0.5);
+}
+
+TEST_F(ConsistencyOfAJob, StalenessLetsATrainerRunAheadByTheBoundAndNoLonger) {
+  constexpr int64_t kStaleness = 2;
+  Start({"--async", absl::StrCat("--staleness=", kStaleness)});
+  trainers_[2]->Signal(SIGSTOP);
+  const int64_t before = Steps();
+  // The two others wait, at both servers or at one.
+  Json table;
+  ASSERT_TRUE(Becomes([&] {
+    table = Table();
+    return table.is_object() && table.value("waiting_pulls", 0) >= 2 &&
+           table["clocks"]["slowest_rank"] == 2;
+  })) << table;
+  EXPECT_EQ(table["clocks"]["slowest_worker"], "trainer2");
+  EXPECT_EQ(table["clocks"]["workers"], 3);
+  const int64_t ahead = table["clocks"]["most"].get<int64_t>() -
+                        table["clocks"]["least"].get<int64_t>();
+  EXPECT_LE(ahead, kStaleness + 1);
+  EXPECT_LE(Steps(), before + 2 * (kStaleness + 1));
+  // Nobody waits for it once it is dead.
+  Kill(2);
+  AwaitSteps(60);
+  StopThoseThatAreLeft();
+}
+
+}  // namespace
+}  // namespace weft::testing
