@@ -252,14 +252,18 @@ TEST(QuorumGate, EveryPartCountsOnceOrNotAtAllInEveryOrder) {
       for (const Orphans orphans : {Orphans::kWait, Orphans::kRetire}) {
         const Model model(Exploration::kShards, orphans, Of(parts, folds));
         Exploration doubled(2), longer(3);
-        doubled.Run(model, std::vector<int>(Exploration::kShards * 2, 2), true);
+        // Twice where there is most to get wrong.
+        doubled.Run(
+            model,
+            std::vector<int>(Exploration::kShards * 2, parts == 2 ? 2 : 1),
+            /*may_die=*/true);
         if (parts == 2) {
           longer.Run(model, std::vector<int>(Exploration::kShards * 3, 1),
                      /*may_die=*/true);
           EXPECT_GT(longer.seen.size(), 1000u);
         }
         ASSERT_FALSE(HasFatalFailure()) << parts << folds;
-        EXPECT_GT(doubled.seen.size(), 1000u);
+        EXPECT_GT(doubled.seen.size(), 100u);
       }
     }
   }
