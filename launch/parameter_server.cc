@@ -48,7 +48,8 @@ absl::Status Parse(int argc, char** argv, Settings& settings) {
   weft::worker::Flags flags(
       "parameter_server",
       "Holds the tables of a job and applies what its trainers push. Ends when "
-      "all trainers have gone.");
+      "all trainers have gone; in an elastic job (--workers=MIN:MAX) once one "
+      "of them has completed the training.");
   settings.options.AddTo(flags);
   flags.Add("grace", &settings.grace,
             "after SIGTERM, how long trainers may still save what they have");
@@ -113,13 +114,15 @@ absl::Status Check(const Settings& settings) {
                                    "parameter server; wanted --role=ps, or "
                                    "bin/trainer for a trainer"));
   }
-  if (options.is_elastic()) {
+  if (options.is_elastic() && (options.servers < 2 || options.replicas < 2)) {
     return UsageError(absl::StrCat(
         "--workers=", options.min_workers, ":", options.max_workers,
-        " (or WEFT_WORKERS): this program is of no elastic job; wanted "
-        "--servers=N and --trainers=N of at least 1"));
+        " (or WEFT_WORKERS): in an elastic job this program wants --servers=N "
+        "of at least 2 and --replicas=2, found --servers=",
+        options.servers, " and --replicas=", options.replicas));
   }
-  if (options.trainers < 1) {  // it would end at once: all have gone
+  // It would end at once: all have gone.
+  if (!options.is_elastic() && options.trainers < 1) {
     return UsageError(absl::StrCat("wanted --trainers=N of at least 1, found ",
                                    options.trainers));
   }

@@ -5,15 +5,20 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "weft/base/clock.h"
+#include "weft/base/parker.h"
 #include "weft/base/status_macros.h"
 #include "weft/ps/replicated/replicated_server.h"
 #include "weft/ps/replicated/service.h"
@@ -40,7 +45,21 @@ constexpr absl::Duration kStoreTimeout = absl::Seconds(5);
 // Of partitions: what moves from one server to another is one of them.
 constexpr int kGroups = 64;
 
-std::string TrainerName(int rank) { return absl::StrCat("trainer", rank); }
+constexpr char kTrainerRole[] = "trainer";
+
+std::string TrainerName(int rank) {
+  return absl::StrCat(kTrainerRole, rank);
+}
+
+// The rank that a name of a trainer ends with; negative: it is another's.
+int RankOfTrainer(absl::string_view name) {
+  int rank = -1;
+  if (!absl::ConsumePrefix(&name, kTrainerRole) ||
+      !absl::SimpleAtoi(name, &rank)) {
+    return -1;
+  }
+  return rank;
+}
 
 // The state of a trainer in a view.
 enum class Trainer { kToCome, kHere, kLeft, kDied };
@@ -56,13 +75,28 @@ Trainer StateOf(const rendezvous::View& view, int rank) {
   return Trainer::kToCome;
 }
 
+// Those of a job with a fixed number, and those that are or were here: in an
+// elastic job any may come.
+std::set<int> TrainersIn(const rendezvous::View& view, int trainers) {
+  std::set<int> ranks;
+  for (int rank = 0; rank < trainers; ++rank) ranks.insert(rank);
+  for (const rendezvous::Member& member : view.members()) {
+    if (member.role == kTrainerRole) ranks.insert(member.rank);
+  }
+  for (const rendezvous::Departed& departed : view.departed()) {
+    const int rank = RankOfTrainer(departed.name);
+    if (rank >= 0) ranks.insert(rank);
+  }
+  return ranks;
+}
+
 // The incarnation of each trainer, by rank, that a server knows.
 using KnownKeys = std::map<int, rendezvous::WorkerKey>;
 
 // Rounds wait for the trainers that are here or still to come.
 void TellServer(const rendezvous::View& view, int trainers, ps::Server& server,
                 KnownKeys& known_keys) {
-  for (int rank = 0; rank < trainers; ++rank) {
+  for (const int rank : TrainersIn(view, trainers)) {
     if (const auto* member = view.Find(TrainerName(rank))) {
       // The view in which the former incarnation was gone may have been
       // skipped.
@@ -84,11 +118,11 @@ void TellServer(const rendezvous::View& view, int trainers, ps::Server& server,
 }
 
 bool AllGone(const rendezvous::View& view, int trainers) {
-  for (int rank = 0; rank < trainers; ++rank) {
+  const std::set<int> ranks = TrainersIn(view, trainers);
+  return std::none_of(ranks.begin(), ranks.end(), [&](int rank) {
     const Trainer state = StateOf(view, rank);
-    if (state == Trainer::kToCome || state == Trainer::kHere) return false;
-  }
-  return true;
+    return state == Trainer::kToCome || state == Trainer::kHere;
+  });
 }
 
 // What a server has to do for a table.
@@ -291,6 +325,24 @@ bool HasMoved(worker::Worker& worker, const ps::Server& server) {
   return map.entries() > 0 && map.PartsOf(worker.agent().key()).is_empty();
 }
 
+// How it ended for a server whose trainers have all gone; nothing: in an elastic
+// job others come.
+std::optional<absl::Status> EndOf(worker::Worker& worker,
+                                  const rendezvous::View& view,
+                                  int stop_signal) {
+  const int trainers = worker.options().trainers;
+  train::JobOutcome outcome(worker.membership(), trainers);
+  if (!worker.options().is_elastic()) {
+    const absl::Status ended = outcome.Of(view);
+    if (ended.ok()) WarnOfDead(view, trainers, worker.telemetry());
+    return ended;
+  }
+  if (outcome.IsCompleted()) return absl::OkStatus();
+  if (stop_signal == 0) return std::nullopt;
+  return worker::EndedBySignal(stop_signal,
+                               "asked to stop, and no trainer is there");
+}
+
 // Until all trainers have gone.
 absl::Status Serve(worker::Worker& worker, ps::Server& server,
                    absl::FunctionRef<int()> stop_signal, absl::Duration grace) {
@@ -307,6 +359,7 @@ absl::Status Serve(worker::Worker& worker, ps::Server& server,
       [&server](const rpc::Agent::GonePeer& gone) { server.Forget(gone.key); });
   Instant stop_by = Instant::Infinite();
   Instant show_at;
+  Parker wait;
   for (;;) {
     const auto gone = worker.membership().WaitFor(
         [&](const rendezvous::View& view) { return AllGone(view, trainers); },
@@ -318,12 +371,13 @@ absl::Status Serve(worker::Worker& worker, ps::Server& server,
       show_at = now + kShowEvery;
     }
     if (gone.ok()) {
-      const absl::Status outcome =
-          train::JobOutcome(worker.membership(), trainers).Of(**gone);
-      if (outcome.ok()) WarnOfDead(**gone, trainers, worker.telemetry());
-      return outcome;
+      const auto ended = EndOf(worker, **gone, stop_signal());
+      if (ended.has_value()) return *ended;
+      // The view is as it was: nothing else is waited for.
+      wait.ParkUntil(SteadyClock().Now() + kTick);
+    } else if (!absl::IsDeadlineExceeded(gone.status())) {
+      return gone.status();
     }
-    if (!absl::IsDeadlineExceeded(gone.status())) return gone.status();
     if (stop_signal() != 0 && HasMoved(worker, server)) {
       return worker::EndedBySignal(stop_signal(),
                                    "asked to stop, and it has no partitions");

@@ -257,6 +257,11 @@ class SparseTable {
   Future<void> PushShard(const RoundPart& part, const Tensor& keys,
                          const Tensor& gradients);
   void EndRound();
+  // With two replicas: waits until no single death can lose what was pushed,
+  // SYNC: once its rounds are closed on both copies; at D1 a push is answered
+  // before (docs/replication.md). kDeadlineExceeded after `timeout`; OK at once
+  // with one replica.
+  absl::Status AwaitStable(absl::Duration timeout);
   Future<void> SetLearningRateScale(
       double scale, std::optional<int64_t> from_round = std::nullopt);
   int64_t round() const;

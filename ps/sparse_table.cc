@@ -520,6 +520,20 @@ Future<void> SparseTable::SetLearningRateScale(
 
 void SparseTable::EndRound() { table_->EndRound(); }
 
+absl::Status SparseTable::AwaitStable(absl::Duration timeout) {
+  ReplicatedTableClient* const replicated = table_->replicated();
+  if (replicated == nullptr) return table_->status();
+  const bool is_stable = replicated->AwaitStable(timeout);
+  // A table that has failed has nothing outstanding any more.
+  WEFT_RETURN_IF_ERROR(replicated->status());
+  if (is_stable) return absl::OkStatus();
+  return absl::DeadlineExceededError(absl::StrCat(
+      "table '", table_->layout().spec().name(),
+      "': what was pushed is not stable yet, after ",
+      absl::FormatDuration(timeout),
+      "; its rounds wait for other shards, or a server for its backup"));
+}
+
 Future<Tensor> SparseTable::Pull(const Tensor& keys) {
   return Exchange(nullptr, nullptr, &keys);
 }

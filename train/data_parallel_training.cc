@@ -59,7 +59,7 @@ DataParallelTraining::Create(collectives::ProcessGroup& group,
         ddp::CheckVirtualShards(parts.virtual_shards, group.size()));
   }
   std::unique_ptr<DataParallelTraining> training(new DataParallelTraining(
-      &group, {}, telemetry, std::move(parts), std::move(options)));
+      &group, {}, telemetry, std::move(parts), {}, std::move(options)));
   WEFT_RETURN_IF_ERROR(
       training->Drive(StepCommit::Met{group.rank(), group.size()}));
   return training;
@@ -80,14 +80,16 @@ absl::Status DataParallelTraining::CheckParts(const Parts& parts) {
 DataParallelTraining::DataParallelTraining(collectives::ProcessGroup* group,
                                            Elastic elastic,
                                            telemetry::Telemetry& telemetry,
-                                           Parts parts, Options options)
+                                           Parts parts, Tables tables,
+                                           Options options)
     : elastic_(std::move(elastic)),
       group_(group),
       logger_(telemetry.logger()),
       parts_(std::move(parts)),
+      tables_(std::move(tables)),
       options_(WithShards(std::move(options), parts_.virtual_shards)),
       commit_({is_elastic(), elastic_.leave_after,
-               /*meets_ahead=*/elastic_.join_ahead != nullptr}),
+               /*meets_ahead=*/elastic_.join_ahead != nullptr, has_tables()}),
       metrics_(telemetry, DeviceOf(*parts_.model)) {}
 
 DataParallelTraining::~DataParallelTraining() = default;

@@ -109,6 +109,26 @@ class DataParallelTraining {
     optimizer::GradScaler* scaler = nullptr;
   };
 
+  // Tables of parameter servers that each step changes beside the model
+  // (docs/elastic.md, "Tables"): synchronous ones, of which each shard of the
+  // data is a virtual shard, and round n (from 0) is the step after n steps.
+  // train::StepTable makes these functions.
+  struct Tables {
+    // Before the passes of a step, where tables have `rounds` rounds: what is
+    // pulled from now on is of that version.
+    std::function<absl::Status(int64_t rounds)> begin_round = nullptr;
+    // Begins to push what GivePart was given for `shard` in that round: the
+    // same bytes whoever of the ranks does so, once or again.
+    std::function<absl::Status(int64_t round, int shard,
+                               const std::string& part)>
+        push = nullptr;
+    // Waits until no single death can lose what was pushed: kDeadlineExceeded
+    // after `wait`; then it is called again.
+    std::function<absl::Status(absl::Duration wait)> await_stable = nullptr;
+    // How long all that may take.
+    absl::Duration timeout = absl::Minutes(1);
+  };
+
   // Called by all ranks, with the same options, but for the checkpoint
   // directory, which rank 0 alone reads and writes. Begins with the first epoch
   // of the data, or goes on from the newest checkpoint; gives all ranks the
@@ -173,6 +193,11 @@ class DataParallelTraining {
   static absl::StatusOr<std::unique_ptr<DataParallelTraining>> CreateElastic(
       Elastic elastic, telemetry::Telemetry& telemetry, Parts parts,
       Options options);
+  // The same with tables. kUnimplemented with a checkpoint directory. The
+  // errors of the functions of `tables` end the training on this rank.
+  static absl::StatusOr<std::unique_ptr<DataParallelTraining>> CreateElastic(
+      Elastic elastic, telemetry::Telemetry& telemetry, Parts parts,
+      Tables tables, Options options);
 
   ~DataParallelTraining();
   DataParallelTraining(const DataParallelTraining&) = delete;
@@ -195,6 +220,11 @@ class DataParallelTraining {
   // Adds the gradients of `loss`, one real number, and averages them
   // over the ranks. What the pass throws becomes its status.
   absl::Status Backward(const Variable& loss);
+  // With tables: what the pass of the batch that Next has given pushes to them,
+  // between its Next and its Step; without it, an empty part. All ranks get it
+  // before the step is taken, so that any of them can push it.
+  // kFailedPrecondition without tables.
+  absl::Status GivePart(std::string part);
   // Tells all ranks the mean of the losses since the step before, updates the
   // parameters and makes their gradients undefined. OK also if a rank was lost
   // meanwhile and ranks may go: then Next gives batches of that step again.
@@ -224,7 +254,7 @@ class DataParallelTraining {
  private:
   DataParallelTraining(collectives::ProcessGroup* group, Elastic elastic,
                        telemetry::Telemetry& telemetry, Parts parts,
-                       Options options);
+                       Tables tables, Options options);
 
   static absl::Status CheckParts(const Parts& parts);
   absl::StatusOr<StepPosition> Begin();
@@ -238,6 +268,12 @@ class DataParallelTraining {
   struct ModelState {
     std::vector<std::pair<Tensor, Tensor>> model;
     absl::btree_map<std::string, Tensor> optimizer;
+  };
+
+  // What a step gives to the tables, by shard.
+  struct StepParts {
+    int64_t round = 0;
+    std::vector<std::string> of_shard;
   };
 
   // Of a state that this rank is being given: what its bits are to be.
@@ -265,6 +301,8 @@ class DataParallelTraining {
   Done Do(const StepCommit::Reduce& action);
   Done Do(const StepCommit::AbandonStep& action);
   Done Do(const StepCommit::TakeStep& action);
+  Done Do(const StepCommit::Settle& action);
+  Done Do(const StepCommit::Push& action);
   Done Do(const StepCommit::Save& action);
   Done Do(const StepCommit::SaveAlone& action);
   Done Do(const StepCommit::Stop& action);
@@ -272,6 +310,14 @@ class DataParallelTraining {
   Done Do(const StepCommit::End& action);
   void LogMeeting(StepCommit::Reason reason);
   absl::StatusOr<StepVote> ReduceVotes(const StepVote& vote);
+
+  // --- Of tables (table_steps.cc). ---
+  bool has_tables() const { return tables_.push != nullptr; }
+  // All ranks get the parts of all shards.
+  absl::Status GatherParts();
+  // Those of the last step of `source`, for those who lack its state.
+  absl::Status ShareParts(int source);
+  absl::Status AwaitStable();
 
   // --- Of an elastic training (elastic_training.cc). ---
   bool is_elastic() const { return elastic_.join != nullptr; }
@@ -348,6 +394,7 @@ class DataParallelTraining {
   collectives::ProcessGroup* group_;
   telemetry::Logger& logger_;
   const Parts parts_;
+  const Tables tables_;
   const Options options_;
 
   std::unique_ptr<ddp::DistributedDataParallel> ddp_;  // or:
@@ -365,6 +412,9 @@ class DataParallelTraining {
   std::vector<TrainingPlace> places_;      // that all told when they met
   std::optional<ModelState> kept_;         // while it is given another
   std::optional<ReceivedState> received_;  // the same, as far as it has come
+  std::vector<std::string> own_parts_;     // by own shard, of the step under way
+  std::vector<std::string> all_parts_;     // by shard, once all have told
+  std::optional<StepParts> last_parts_;    // of the last step
   bool resumes_ = options_.resume;         // or that of any rank
   absl::Status failure_;                   // the last one
   absl::Status ended_;                     // why this rank trains no more

@@ -185,7 +185,8 @@ absl::Status DataParallelTraining::ShareState(int source) {
   if (std::all_of(holds.begin(), holds.end(), [](bool one) { return one; })) {
     return absl::OkStatus();
   }
-  return Handover(*this, std::move(holds), source).Run();
+  WEFT_RETURN_IF_ERROR(Handover(*this, std::move(holds), source).Run());
+  return has_tables() ? ShareParts(source) : absl::OkStatus();
 }
 
 }  // namespace weft::train

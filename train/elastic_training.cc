@@ -41,7 +41,32 @@ absl::StatusOr<std::unique_ptr<DataParallelTraining>>
 DataParallelTraining::CreateElastic(Elastic elastic,
                                     telemetry::Telemetry& telemetry,
                                     Parts parts, Options options) {
+  return CreateElastic(std::move(elastic), telemetry, std::move(parts),
+                       Tables(), std::move(options));
+}
+
+absl::StatusOr<std::unique_ptr<DataParallelTraining>>
+DataParallelTraining::CreateElastic(Elastic elastic,
+                                    telemetry::Telemetry& telemetry,
+                                    Parts parts, Tables tables,
+                                    Options options) {
   WEFT_RETURN_IF_ERROR(CheckParts(parts));
+  const bool has_tables = tables.push != nullptr;
+  if ((tables.begin_round != nullptr) != has_tables ||
+      (tables.await_stable != nullptr) != has_tables) {
+    return absl::InvalidArgumentError(
+        "DataParallelTraining::CreateElastic: wanted all functions of Tables, "
+        "or none");
+  }
+  if (has_tables && !options.checkpoint_dir.empty()) {
+    return worker::WithExitCode(
+        absl::UnimplementedError(absl::StrCat(
+            "--checkpoint-dir=", options.checkpoint_dir,
+            ": an elastic training with tables saves no checkpoints yet; leave "
+            "it out. The job outlives its processes as long as one trainer and "
+            "one copy of each partition are left")),
+        worker::ExitCode::kUsage);
+  }
   if (elastic.join == nullptr || parts.virtual_shards == 0) {
     return absl::InvalidArgumentError(
         "DataParallelTraining::CreateElastic: wanted Elastic::join and "
@@ -52,7 +77,8 @@ DataParallelTraining::CreateElastic(Elastic elastic,
       ddp::CheckVirtualShards(parts.virtual_shards, /*ranks=*/1));
   std::unique_ptr<DataParallelTraining> training(
       new DataParallelTraining(nullptr, std::move(elastic), telemetry,
-                               std::move(parts), std::move(options)));
+                               std::move(parts), std::move(tables),
+                               std::move(options)));
   WEFT_RETURN_IF_ERROR(training->Drive(StepCommit::Started{}));
   return training;
 }

@@ -27,6 +27,9 @@ constexpr absl::Duration kStoreTimeout = absl::Seconds(2);
 constexpr char kFinal[] = "final";
 constexpr char kPassing[] = "passing";
 
+// Of an elastic job.
+constexpr char kCompleted[] = "outcome/completed";
+
 std::string TrainerName(int rank) { return absl::StrCat("trainer", rank); }
 
 std::string KeyOf(absl::string_view trainer) {
@@ -83,6 +86,15 @@ void JobOutcome::Report(const absl::Status& why) {
   (void)membership_.store().Set(
       KeyOf(self.name), absl::StrCat(self.key.epoch, " ", FormatFailure(why)),
       kStoreTimeout);
+}
+
+void JobOutcome::ReportCompleted() {
+  (void)membership_.store().Set(kCompleted, membership_.self().name,
+                                kStoreTimeout);
+}
+
+bool JobOutcome::IsCompleted() {
+  return CanAsk() && membership_.store().Get(kCompleted, kStoreTimeout).ok();
 }
 
 absl::Status JobOutcome::ReportOf(const std::string& trainer,

@@ -39,6 +39,12 @@ class JobOutcome {
   // s at most; without a coordinator the report is lost.
   void Report(const absl::Status& why);
 
+  // Of an elastic job: this trainer has completed the training. The job
+  // remembers it: trainers that are gone do not come again.
+  void ReportCompleted();
+  // Whether one has said so; false if the coordinator does not answer.
+  bool IsCompleted();
+
   // `own`, unless that IsOfPeer and a trainer has reported what is not: then
   // the report, which begins with the name of the trainer.
   absl::Status CauseOf(const absl::Status& own);

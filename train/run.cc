@@ -79,7 +79,13 @@ absl::Status Conclude(worker::Worker& worker, const Options& options,
         absl::StrCat(worker.self().name,
                      " was asked to stop before the training was complete"));
   }
-  if (why.ok()) return why;
+  if (why.ok()) {
+    // Its servers end by that.
+    if (worker.options().is_elastic() && worker.options().servers > 0) {
+      JobOutcome(worker.membership(), 0).ReportCompleted();
+    }
+    return why;
+  }
   // The others go on: none of them ends by it.
   if (worker.options().is_elastic()) return WithWayOn(why, options);
   JobOutcome outcome(worker.membership(), worker.options().trainers);

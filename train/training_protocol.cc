@@ -222,14 +222,19 @@ DataParallelTraining::Done DataParallelTraining::Do(
 
 // --- A step. -----------------------------------------------------------------
 
+// The loop of the caller does.
 DataParallelTraining::Done DataParallelTraining::Do(const StepCommit::Train&) {
-  return std::nullopt;  // the loop of the caller
+  if (!has_tables()) return std::nullopt;
+  own_parts_.assign(loaders_.size(), "");
+  WEFT_RETURN_IF_ERROR(tables_.begin_round(steps()));
+  return std::nullopt;
 }
 
 DataParallelTraining::Done DataParallelTraining::Do(
     const StepCommit::Reduce& action) {
   const auto phase = metrics_.Begin(StepPhase::kAllReduce);
   if (shards_ != nullptr) WEFT_RETURN_IF_ERROR(shards_->Finish());
+  if (has_tables()) WEFT_RETURN_IF_ERROR(GatherParts());
   StepCommit::Reduced reduced;
   WEFT_ASSIGN_OR_RETURN(reduced.votes, ReduceVotes(action.vote));
   reduced.is_last = is_last_step();
@@ -265,6 +270,7 @@ DataParallelTraining::Done DataParallelTraining::Do(
     const StepCommit::AbandonStep&) {
   passes_ = 0;
   loss_ = 0;
+  all_parts_.clear();
   if (shards_ != nullptr) shards_->Abandon();
   return std::nullopt;
 }
@@ -272,6 +278,9 @@ DataParallelTraining::Done DataParallelTraining::Do(
 DataParallelTraining::Done DataParallelTraining::Do(
     const StepCommit::TakeStep&) {
   WEFT_RETURN_IF_ERROR(TakeStep());
+  if (has_tables()) {
+    last_parts_ = StepParts{steps(), std::exchange(all_parts_, {})};
+  }
   return StepCommit::StepTaken{};
 }
 

@@ -138,6 +138,15 @@ absl::Status CheckPlace(const Options& options) {
     return Config(absl::StrCat("--servers, --trainers: ", fit.message()));
   }
   const std::string& role = options.role;
+  const bool is_server_beyond = options.is_elastic() && options.servers > 0 &&
+                                role == "ps" &&
+                                options.rank >= options.servers;
+  if (is_server_beyond) {
+    return Config(absl::StrCat("--rank=", options.rank,
+                               " (or WEFT_RANK, RANK): there is no ",
+                               options.name(), " in a job of ",
+                               options.servers, " servers; ranks count from 0"));
+  }
   if (role == rendezvous::kAdminRole || role == kCoordinatorRole ||
       options.is_elastic()) {
     return absl::OkStatus();
@@ -218,7 +227,9 @@ void AddIdentityFlags(Options& options, Flags& flags) {
       [&options](const std::string& text) {
         return SetWorkers(text, &options.min_workers, &options.max_workers);
       },
-      "", "MIN:MAX workers, which may come and go, in place of those two",
+      "",
+      "MIN:MAX workers, which may come and go, in place of those two; with "
+      "--servers MIN:MAX trainers",
       {"WEFT_WORKERS"});
   flags.AddWith("labels",
                 [&options](const std::string& text) {
@@ -367,7 +378,8 @@ bool Options::hosts_coordinator() const {
 
 rendezvous::World Options::world() const {
   rendezvous::World world =
-      is_elastic() ? rendezvous::World::Elastic(min_workers, max_workers)
+      is_elastic() ? rendezvous::World::Elastic(servers + min_workers,
+                                                servers + max_workers)
                    : rendezvous::World::Fixed(servers, trainers);
   world.origin = world_origin;
   return world;
@@ -427,18 +439,17 @@ absl::Status Options::ReadEnvironment() {
   }
   if (is_elastic()) {
     // A launcher counts the ranks that it starts; others may come.
-    if (absl::StrCat(servers) == Environment("WEFT_SERVERS")) servers = 0;
     if (absl::StrCat(trainers) == Environment("WEFT_TRAINERS")) trainers = 0;
   }
   return absl::OkStatus();
 }
 
 absl::Status Options::ResolveSize() {
-  if (is_elastic() && (servers > 0 || trainers > 0)) {
+  if (is_elastic() && trainers > 0) {
     return Usage(absl::StrCat(
         "--workers=", min_workers, ":", max_workers,
-        " is an elastic job, --servers and --trainers make a fixed one: give "
-        "either"));
+        " is an elastic job, --trainers=", trainers,
+        " makes a fixed one: give either. --servers=N may be given with both"));
   }
   if (servers < 0 || trainers < 0) {
     return Usage(absl::StrCat("--servers=", servers, ", --trainers=", trainers,

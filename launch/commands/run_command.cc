@@ -28,6 +28,7 @@
 #include "weft/launch/commands/torchrun_flags.h"
 #include "weft/launch/run/exit_reporter.h"
 #include "weft/launch/run/launcher.h"
+#include "weft/launch/run/plan.h"
 #include "weft/launch/run/role_spec.h"
 #include "weft/launch/run/run_directory.h"
 #include "weft/net/edge/socket_directory.h"
@@ -82,13 +83,24 @@ absl::Status CheckElastic(const LaunchOptions& options) {
   }
   int ranks = 0;
   for (const RoleSpec& role : options.roles) {
-    if (role.role == "trainer") {
+    if (role.role == kTrainer) {
       ranks += role.count * options.nodes;
       continue;
     }
+    // A job goes on without a server only where others have its tables.
+    if (role.role == kServer && options.replicas > 1) continue;
+    return RunUsage(absl::StrCat(
+        "--elastic=", options.workers,
+        ": wanted the role trainer, and with --replicas=2 the role ps; found "
+        "role ",
+        role.role,
+        role.role == kServer
+            ? absl::StrCat(" and --replicas=", options.replicas)
+            : ""));
+  }
+  if (ranks == 0) {
     return RunUsage(absl::StrCat("--elastic=", options.workers,
-                                 " is of a job of trainers alone; found role ",
-                                 role.role));
+                                 ": wanted trainers, found none"));
   }
   if (ranks > max) {
     return RunUsage(absl::StrCat("--elastic=", options.workers,
@@ -246,7 +258,8 @@ void AddRankFlags(worker::Flags& flags, LaunchOptions& options,
             "MIN:MAX trainers, of which this starts --nproc-per-node or those "
             "of --role: one that fails is started again alone, and others may "
             "come, while the program goes on (bin/trainer --strategy=ddp "
-            "--virtual-shards=N)");
+            "--virtual-shards=N). With --replicas=2 also beside parameter "
+            "servers, whose number is fixed");
   flags.AddWith(
       "silence",
       [&options](const std::string& text) {

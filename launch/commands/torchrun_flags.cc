@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "weft/base/status_macros.h"
+#include "weft/launch/run/plan.h"
 #include "weft/launch/run/role_spec.h"
 #include "weft/worker/exit_code.h"
 
@@ -201,7 +202,14 @@ absl::Status ReadElasticNodes(const TorchrunFlags& flags,
                                  "with a fixed number of hosts, --nnodes=N"));
   }
   int trainers = 0;
-  for (const RoleSpec& role : options.roles) trainers += role.count;
+  for (const RoleSpec& role : options.roles) {
+    if (role.role != kTrainer) {
+      return RunUsage(absl::StrCat(
+          "--nnodes=", flags.nodes, ": wanted --nnodes=N and --elastic=MIN:MAX "
+          "with role ", role.role, ", whose number is fixed"));
+    }
+    trainers += role.count;
+  }
   options.workers =
       absl::StrCat(nodes.first * trainers, ":", nodes.second * trainers);
   return absl::OkStatus();

@@ -27,6 +27,10 @@ const char* NameOf(StepCommit::Phase phase) {
       return "reducing";
     case StepCommit::Phase::kTakingStep:
       return "taking a step";
+    case StepCommit::Phase::kSettling:
+      return "settling a step";
+    case StepCommit::Phase::kPushing:
+      return "pushing a step";
     case StepCommit::Phase::kStopped:
       return "stopped";
     case StepCommit::Phase::kLeft:
@@ -78,7 +82,8 @@ std::string StepCommit::ToString() const {
                     vote_.next_group_is_made);
   }
   if (meets_ahead_) text += ", meets ahead";
-  if (phase_ == Phase::kTakingStep) {
+  if (phase_ == Phase::kTakingStep || phase_ == Phase::kSettling ||
+      phase_ == Phase::kPushing) {
     absl::StrAppend(&text, ", then ", static_cast<int>(next_));
   }
   if (asked_to_leave_at_.has_value()) {
@@ -98,6 +103,11 @@ void StepCommit::GoToMeeting(Reason reason, std::vector<Action>* actions) {
 void StepCommit::GoToEnd(std::vector<Action>* actions) {
   phase_ = Phase::kEnded;
   actions->push_back(End{});
+}
+
+void StepCommit::GoToSettling(std::vector<Action>* actions) {
+  phase_ = Phase::kSettling;
+  actions->push_back(Settle{});
 }
 
 void StepCommit::On(const Started&, std::vector<Action>* actions) {
@@ -179,9 +189,10 @@ void StepCommit::On(const StateShared&, std::vector<Action>* actions) {
   position_ = source_position_;
   is_known_ = true;
   keeps_state_ = false;
-  phase_ = position_.was_stopped ? Phase::kStopped : Phase::kTraining;
   actions->push_back(TakePlace{source_, has_come});
-  actions->push_back(Train{});
+  next_ = Next::kTrain;
+  if (options_.has_tables) return GoToSettling(actions);
+  GoOn(actions);
 }
 
 void StepCommit::On(const PassesDone& event, std::vector<Action>* actions) {
@@ -223,14 +234,30 @@ void StepCommit::On(const Reduced& event, std::vector<Action>* actions) {
 void StepCommit::On(const StepTaken&, std::vector<Action>* actions) {
   WEFT_CHECK(phase_ == Phase::kTakingStep) << ToString();
   ++position_.steps;
-  phase_ = Phase::kTraining;
+  // Also where it is lost that all have taken it.
+  if (next_ == Next::kStop) position_.was_stopped = true;
+  if (options_.has_tables) return GoToSettling(actions);
+  GoOn(actions);
+}
+
+void StepCommit::On(const Settled&, std::vector<Action>* actions) {
+  WEFT_CHECK(phase_ == Phase::kSettling) << ToString();
+  phase_ = Phase::kPushing;
+  actions->push_back(Push{});
+}
+
+void StepCommit::On(const Pushed&, std::vector<Action>* actions) {
+  WEFT_CHECK(phase_ == Phase::kPushing) << ToString();
+  GoOn(actions);
+}
+
+void StepCommit::GoOn(std::vector<Action>* actions) {
+  phase_ = position_.was_stopped ? Phase::kStopped : Phase::kTraining;
   switch (next_) {
     case Next::kTrain:
       actions->push_back(Train{});
       return;
     case Next::kStop:
-      position_.was_stopped = true;
-      phase_ = Phase::kStopped;
       actions->push_back(Stop{});
       return;
     case Next::kLeave:
@@ -272,7 +299,9 @@ void StepCommit::On(const Failed& event, std::vector<Action>* actions) {
     return GoToEnd(actions);
   }
   const bool trains = failed == Phase::kTraining ||
-                      failed == Phase::kReducing || failed == Phase::kStopped;
+                      failed == Phase::kReducing ||
+                      failed == Phase::kSettling ||
+                      failed == Phase::kPushing || failed == Phase::kStopped;
   GoToMeeting(trains ? Reason::kLost : Reason::kLostWhileMeeting, actions);
 }
 

@@ -31,12 +31,23 @@
 //       one of them is lost.
 //   C7  Once no more ranks die, come or are asked to leave, all end, after the
 //       same step.
+// With Options::has_tables a step also changes tables of parameter servers,
+// whose round n + 1 (from 1) takes the parts of step n + 1:
+//   C8  No step n + 1 is taken but with gradients that all were computed while
+//       the tables had all parts of step n, stable, and none of step n + 1: so
+//       whoever repeats a step reads the same rows.
+//   C9  Where the training ends the tables have the parts of all its steps.
 // step_commit_exploration_test explores every order of events of three ranks,
 // step_commit_simulation_test runs up to 32 in virtual time.
 //
 // C1 needs that a repeated step gives the same bits: virtual shards
-// (ddp/virtual_shards.h). What else must be stable before a step may be
-// committed (pushes to tables) has to be so before a rank sends its vote.
+// (ddp/virtual_shards.h).
+//
+// C8 needs that no part of a step is pushed while any rank of the group may
+// still repeat it, and that the parts of a rank that dies are not lost with it.
+// So all ranks have all parts of a step before they take it (they come with the
+// gradients), and after each step, and whenever a group has its state, all tell
+// that they have taken it (Settle) before any of them pushes (Push).
 //
 // Where others wait to take part, the next group is made while this one trains
 // (MeetAhead), and all go over to it after the step at which each has said that
@@ -108,6 +119,8 @@ class StepCommit {
     // Whether the group of those who train and those who wait is made while
     // they train; if not, they stop until it is.
     bool meets_ahead = true;
+    // Whether steps push to tables. Only with is_elastic.
+    bool has_tables = false;
   };
 
   // ---- Events.
@@ -145,6 +158,8 @@ class StepCommit {
     bool is_last = false;  // of the training
   };
   struct StepTaken {};
+  struct Settled {};
+  struct Pushed {};
   struct EpochEnded {};
   // The last action failed, and those after it are not to be done; or an
   // operation outside a step.
@@ -153,7 +168,8 @@ class StepCommit {
   };
   using Event = std::variant<Started, Met, MeetingFailed, PlacesTold,
                              DifferencesTold, Begun, StateShared, PassesDone,
-                             Reduced, StepTaken, EpochEnded, Failed>;
+                             Reduced, StepTaken, Settled, Pushed, EpochEnded,
+                             Failed>;
 
   // ---- Actions.
   // Why the group changes.
@@ -208,6 +224,12 @@ class StepCommit {
   struct AbandonStep {};
   // Apply the optimizer. Then: StepTaken or Failed.
   struct TakeStep {};
+  // All tell that they are after the same step. Then: Settled or Failed.
+  struct Settle {};
+  // Push the parts of the last step of this rank's shards, which all ranks of
+  // the group have taken, and wait until the tables have those of all shards,
+  // stable. Then: Pushed or Failed.
+  struct Push {};
   // The group changes after this step: its first rank writes a checkpoint.
   struct Save {};
   // This rank is in no group, and ends with steps from which perhaps nobody
@@ -223,7 +245,7 @@ class StepCommit {
   using Action = std::variant<MeetAhead, Meet, TellPlaces, TellDifferences,
                               Begin, KeepState, ShareState, RestoreState,
                               TakePlace, Train, Reduce, AbandonStep, TakeStep,
-                              Save, SaveAlone, Stop, Leave, End>;
+                              Settle, Push, Save, SaveAlone, Stop, Leave, End>;
 
   enum class Phase {
     kMeeting,
@@ -234,6 +256,8 @@ class StepCommit {
     kTraining,  // passes of the next step, or an operation outside a step
     kReducing,
     kTakingStep,
+    kSettling,
+    kPushing,
     kStopped,  // all have stopped: as kTraining, but there is no more step
     kLeft,
     kEnded,
@@ -265,11 +289,16 @@ class StepCommit {
   void On(const PassesDone& event, std::vector<Action>* actions);
   void On(const Reduced& event, std::vector<Action>* actions);
   void On(const StepTaken& event, std::vector<Action>* actions);
+  void On(const Settled& event, std::vector<Action>* actions);
+  void On(const Pushed& event, std::vector<Action>* actions);
   void On(const EpochEnded& event, std::vector<Action>* actions);
   void On(const Failed& event, std::vector<Action>* actions);
 
   void GoToMeeting(Reason reason, std::vector<Action>* actions);
   void GoToEnd(std::vector<Action>* actions);
+  void GoToSettling(std::vector<Action>* actions);
+  // To what follows the step: next_.
+  void GoOn(std::vector<Action>* actions);
   Next AfterStep(const Reduced& event) const;
 
   Options options_;

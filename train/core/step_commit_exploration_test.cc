@@ -21,6 +21,7 @@ struct Found {
   int64_t ends = 0;       // in which nothing can happen but a fault
   int64_t abandoned = 0;  // the most steps in a run that ranks did not take
   int64_t restored = 0;
+  int64_t lost_parts = 0;
 };
 
 // Every state that can be reached; from each all must come to an end.
@@ -35,6 +36,7 @@ Found Explore(const StepCommitModel::Bounds& bounds) {
     ++found.states;
     found.abandoned = std::max(found.abandoned, at.abandoned());
     found.restored = std::max(found.restored, at.restored());
+    found.lost_parts = std::max(found.lost_parts, at.lost_parts());
     bool is_end = true;
     for (const StepCommitModel::Event& event : at.Events()) {
       is_end &= event.is_fault();
@@ -171,6 +173,64 @@ TEST(StepCommitExploration, OneMoreThanMaxWaitsOutside) {
   bounds.deaths = 1;
   EXPECT_GE(Explore(bounds).states, 1000);
 }
+
+// --- With tables. ------------------------------------------------------------
+
+TEST(StepCommitExploration, UndisturbedRanksPushEachStep) {
+  StepCommitModel::Bounds bounds;
+  bounds.has_tables = true;
+  EXPECT_GE(Explore(bounds).states, 100);
+}
+
+// The second one may take the step that the first had taken, too.
+TEST(StepCommitExploration, TwoDeathsAtEveryMessageAndPush) {
+  StepCommitModel::Bounds bounds;
+  bounds.has_tables = true;
+  bounds.deaths = 2;
+  const Found found = Explore(bounds);
+  EXPECT_GE(found.states, 10000);
+  EXPECT_GE(found.restored, 1);
+}
+
+// A primary dies with the rank whose parts it alone had.
+TEST(StepCommitExploration, RankAndServerDieTogether) {
+  StepCommitModel::Bounds bounds;
+  bounds.has_tables = true;
+  bounds.deaths = 1;
+  bounds.server_deaths = 1;
+  bounds.comings = 1;
+  const Found found = Explore(bounds);
+  EXPECT_GE(found.states, 10000);
+  EXPECT_GE(found.lost_parts, 1);
+}
+
+TEST(StepCommitExploration, NewcomerHasThePartsOfTheLastStep) {
+  StepCommitModel::Bounds bounds;
+  bounds.has_tables = true;
+  bounds.late = 1;
+  bounds.comings = 1;
+  bounds.deaths = 1;
+  EXPECT_GE(Explore(bounds).states, 10000);
+}
+
+TEST(StepCommitExploration, RankThatIsPausedPushesNothingThatOthersMayRepeat) {
+  StepCommitModel::Bounds bounds;
+  bounds.has_tables = true;
+  bounds.pauses = 1;
+  bounds.comings = 1;
+  EXPECT_GE(Explore(bounds).states, 10000);
+}
+
+TEST(StepCommitExploration, RankLeavesOnceItsPartsAreStable) {
+  StepCommitModel::Bounds bounds;
+  bounds.has_tables = true;
+  bounds.leaves = 1;
+  bounds.deaths = 1;
+  bounds.server_deaths = 1;
+  EXPECT_GE(Explore(bounds).states, 10000);
+}
+
+// --- Bounds of a group. ------------------------------------------------------
 
 TEST(StepCommitExploration, BelowMinTheyWait) {
   StepCommitModel::Bounds bounds;

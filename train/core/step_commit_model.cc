@@ -1,6 +1,7 @@
 #include "weft/train/core/step_commit_model.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 #include <variant>
 
@@ -11,12 +12,15 @@ namespace weft::train {
 namespace {
 
 constexpr uint64_t kFingerprint = 7;
+// Whose rank has died: it sends the part no more.
+constexpr int kNobody = -1;
 
 }  // namespace
 
 StepCommitModel::StepCommitModel(const Bounds& bounds) : bounds_(bounds) {
   options_.leave_after = bounds.leave_after;
   options_.meets_ahead = bounds.meets_ahead;
+  options_.has_tables = bounds.has_tables;
   ranks_.assign(bounds.ranks, Rank(options_));
   for (int r = 0; r < bounds.ranks - bounds.late; ++r) Come(r, false);
 }
@@ -46,6 +50,7 @@ bool StepCommitModel::NeedsAll(const Call& call) const {
 bool StepCommitModel::CanComplete(int rank) const {
   const Rank& one = ranks_[rank];
   if (one.doing == Doing::kNothing) return false;
+  if (one.doing == Doing::kPush) return one.part == 0 || HasAllParts(rank);
   const Group& group = groups_.at(one.group);
   const Call& call = group.calls[one.calls - 1];
   if (NeedsAll(call)) return call.parts.size() == group.members.size();
@@ -109,6 +114,9 @@ std::vector<StepCommitModel::Event> StepCommitModel::Events() const {
         events.push_back({Event::kAskToLeave, r});
       }
     }
+    if (r == 0 && server_deaths_ < bounds_.server_deaths) {
+      events.push_back({Event::kServerDies, r});
+    }
     if (one.life == Life::kAbsent && comings_ < bounds_.comings) {
       events.push_back({Event::kCome, r});
       if (others_ < bounds_.others) events.push_back({Event::kComeOther, r});
@@ -152,6 +160,9 @@ void StepCommitModel::Do(const Event& event, Instant now) {
       ++leaves_;
       one.is_asked_to_leave = true;
       return;
+    case Event::kServerDies:
+      ++server_deaths_;
+      return LoseParts();
   }
 }
 
@@ -160,7 +171,7 @@ void StepCommitModel::Come(int rank, bool is_other) {
   one = Rank(options_);
   one.life = Life::kAlive;
   one.is_other = is_other;
-  one.state = {-1, -1};
+  one.state = {-1, -1, -1};
   Handle(rank, StepCommit::Started{});
 }
 
@@ -170,6 +181,11 @@ void StepCommitModel::End(int rank, Life life) {
   one.meets = one.meets_ahead = false;
   one.next_group = -1;
   one.doing = Doing::kNothing;
+  for (Table& table : tables_) {
+    for (auto& [shard, giver] : table.given) {
+      if (giver == rank) giver = kNobody;
+    }
+  }
 }
 
 void StepCommitModel::FormGroup() {
@@ -266,10 +282,19 @@ void StepCommitModel::Perform(int rank, const StepCommit::Action& action) {
     one.has_gradients = false;
   } else if (std::holds_alternative<StepCommit::TakeStep>(action)) {
     TakeStep(rank);
+  } else if (std::holds_alternative<StepCommit::Settle>(action)) {
+    Begin(rank, Doing::kSettle);
+  } else if (std::holds_alternative<StepCommit::Push>(action)) {
+    one.doing = Doing::kPush;
+    one.part = 0;
+    PushTo(rank, 0);
   } else if (std::holds_alternative<StepCommit::Save>(action)) {
     SaveIfFirst(rank);
   } else if (std::holds_alternative<StepCommit::SaveAlone>(action)) {
-    if (IsFurther(one.core.position(), saved_)) saved_ = one.core.position();
+    const bool saves = !bounds_.has_tables;
+    if (saves && IsFurther(one.core.position(), saved_)) {
+      saved_ = one.core.position();
+    }
   } else if (std::holds_alternative<StepCommit::Stop>(action)) {
     SaveIfFirst(rank);
     Begin(rank, Doing::kFinish);
@@ -310,31 +335,45 @@ void StepCommitModel::CallPart(int rank) {
     part.place.position.was_stopped = false;
     if (one.part == 1 && group.members[0] == rank) part.run = ++runs_;
   }
+  part.parts = one.state.parts;
+  if (one.doing == Doing::kSettle) part.steps = one.core.position().steps;
   if (one.doing == Doing::kReduce) {
     part.vote = one.vote;
     part.steps = one.core.position().steps;  // whose gradients it has computed
     if (one.part == 0) ComputeGradients(rank);
+    part.has_other_rows = one.has_other_rows;
   }
   call.parts[rank] = part;
 }
 
 void StepCommitModel::Complete(int rank) {
   Rank& one = ranks_[rank];
+  if (one.doing == Doing::kPush) {
+    if (one.part++ == 0) return PushTo(rank, 1);
+    one.doing = Doing::kNothing;
+    return Handle(rank, StepCommit::Pushed{});
+  }
   const Call call = groups_.at(one.group).calls[one.calls - 1];
   const int root = groups_.at(one.group).members[call.root];
   if (one.doing == Doing::kShare) {
     (one.part == 0 ? one.state.parameters : one.state.optimizer) =
         call.parts.at(root).steps;
     one.run = call.parts.at(root).run;
+    if (one.part == 1) one.state.parts = call.parts.at(root).parts;
   }
   if (one.doing == Doing::kReduce) {
     for (const auto& [other, part] : call.parts) {
       Check(part.steps == one.core.position().steps && part.run == one.run,
             rank, "C2: gradients of different steps are added up");
+      // Who counts as gone may take a step by rows that the others have changed
+      // since. It pushes nothing: they settle no step with it.
+      Check(one.life == Life::kPaused || !part.has_other_rows, rank,
+            "C8: gradients are of rows that are not those of the step");
     }
   }
-  const bool is_single =
-      one.doing == Doing::kTell || one.doing == Doing::kDiffer;
+  const bool is_single = one.doing == Doing::kTell ||
+                         one.doing == Doing::kDiffer ||
+                         one.doing == Doing::kSettle;
   if (one.part == 0 && !is_single) {
     ++one.part;
     return CallPart(rank);
@@ -347,7 +386,15 @@ void StepCommitModel::FinishOperation(int rank, const Call& call) {
   const Doing doing = std::exchange(one.doing, Doing::kNothing);
   switch (doing) {
     case Doing::kNothing:
+    case Doing::kPush:
       return;
+    case Doing::kSettle:
+      for (const auto& [other, part] : call.parts) {
+        Check(part.steps == one.core.position().steps &&
+                  part.parts == one.state.parts,
+              rank, "C1: settles another step than others");
+      }
+      return Handle(rank, StepCommit::Settled{});
     case Doing::kTell: {
       StepCommit::PlacesTold told;
       for (const auto& [other, part] : call.parts) {
@@ -361,7 +408,7 @@ void StepCommitModel::FinishOperation(int rank, const Call& call) {
       const Part& first = call.parts.at(groups_.at(one.group).members[0]);
       one.run = first.run;
       const StepPosition begin = first.place.position;
-      one.state = {begin.steps, begin.steps};
+      one.state = {begin.steps, begin.steps, -1};
       furthest_[one.run] = std::max(furthest_[one.run], begin.steps);
       return Handle(rank, StepCommit::Begun{begin});
     }
@@ -403,13 +450,18 @@ bool StepCommitModel::IsAtEnd(int rank) const {
 
 void StepCommitModel::SaveIfFirst(int rank) {
   const Rank& one = ranks_[rank];
-  if (groups_.at(one.group).members[0] != rank) return;
+  if (groups_.at(one.group).members[0] != rank || bounds_.has_tables) return;
   if (IsFurther(one.core.position(), saved_)) saved_ = one.core.position();
 }
 
 void StepCommitModel::Train(int rank) {
   Rank& one = ranks_[rank];
   const auto& position = one.core.position();
+  // All that had trained are gone, and the model with them.
+  const bool is_lost = tables_run_ != 0 && one.run != tables_run_ &&
+                       (tables_[0].open > position.steps ||
+                        tables_[1].open > position.steps);
+  if (is_lost) return End(rank, Life::kAbsent);
   if (!IsAtEnd(rank) &&
       position.steps == (position.epoch + 1) * bounds_.steps_of_epoch) {
     SaveIfFirst(rank);
@@ -449,6 +501,12 @@ void StepCommitModel::ComputeGradients(int rank) {
     Check(!is_awaited || has_lost || steps <= *other.awaited_at + 1, rank,
           "C5: goes on without one with which it has a group");
   }
+  one.has_other_rows =
+      bounds_.has_tables && one.run == tables_run_ &&
+      std::any_of(std::begin(tables_), std::end(tables_),
+                  [&](const Table& table) {
+                    return table.open != steps || !table.given.empty();
+                  });
   if (!std::exchange(one.has_counted, true) && one.awaited_at.has_value() &&
       one.awaited_by == one.run) {
     Check(steps <= *one.awaited_at + 2, rank,
@@ -463,6 +521,7 @@ void StepCommitModel::TakeStep(int rank) {
         "C2: takes a step twice, or not the next one");
   ++one.state.parameters;
   ++one.state.optimizer;
+  one.state.parts = steps + 1;  // they have come with the gradients
   one.has_gradients = false;
   int64_t& furthest = furthest_[one.run];
   Check(steps + 1 <= furthest + 1, rank, "C2: has left out a step");
@@ -490,6 +549,47 @@ void StepCommitModel::TakePlace(int rank) {
           "C3: does not go on from the furthest rank");
     Check(other >= source || IsFurther(of_source, part.place.position), rank,
           "C4: a lower rank has gone as far as the source");
+  }
+}
+
+// --- Tables. -----------------------------------------------------------------
+
+// As RoundGate takes parts (ps/core/round_gate.h): the first of each shard.
+void StepCommitModel::PushTo(int rank, int partition) {
+  const Rank& one = ranks_[rank];
+  const int64_t steps = one.core.position().steps;
+  Check(one.state.parts == -1 || one.state.parts == steps, rank,
+        "C8: has the parts of another step");
+  Table& table = tables_[partition];
+  if (one.state.parts != table.open + 1) return;
+  if (tables_run_ == 0) tables_run_ = one.run;
+  const std::vector<int>& members = groups_.at(one.group).members;
+  const int place = static_cast<int>(
+      std::find(members.begin(), members.end(), rank) - members.begin());
+  const int size = static_cast<int>(members.size());
+  for (int shard = place * bounds_.ranks / size;
+       shard < (place + 1) * bounds_.ranks / size; ++shard) {
+    // The former one may send it no more.
+    table.given[shard] = rank;
+  }
+  if (static_cast<int>(table.given.size()) < bounds_.ranks) return;
+  table.given.clear();
+  ++table.open;
+}
+
+bool StepCommitModel::HasAllParts(int rank) const {
+  const int64_t steps = ranks_[rank].core.position().steps;
+  return tables_[0].open >= steps && tables_[1].open >= steps;
+}
+
+// What ranks that are dead had given to an open round.
+void StepCommitModel::LoseParts() {
+  for (Table& table : tables_) {
+    for (auto at = table.given.begin(); at != table.given.end();) {
+      const bool is_lost = at->second == kNobody;
+      lost_parts_ += is_lost ? 1 : 0;
+      at = is_lost ? table.given.erase(at) : std::next(at);
+    }
   }
 }
 
@@ -541,14 +641,20 @@ std::string StepCommitModel::Snapshot() const {
       abandoned_, ".", saved_.steps, ".", saved_.epoch, "|",
       absl::StrJoin(newest_, ","), "|",
       absl::StrJoin(furthest_, ",", absl::PairFormatter(":")), "|",
-      absl::StrJoin(ended_at_, ",", absl::PairFormatter(":")), "|", runs_);
+      absl::StrJoin(ended_at_, ",", absl::PairFormatter(":")), "|", runs_, "|",
+      tables_run_, ".", server_deaths_, ".", lost_parts_);
+  for (const Table& table : tables_) {
+    absl::StrAppend(&text, "|", table.open, " ",
+                    absl::StrJoin(table.given, ",", absl::PairFormatter(":")));
+  }
   std::map<int, int> first_call;  // of each group, that a rank is in
   for (const Rank& one : ranks_) {
     absl::StrAppend(&text, "{", static_cast<int>(one.life), one.meets,
                     one.meets_ahead, one.next_group >= 0, one.is_asked_to_leave,
-                    one.is_other, one.has_counted, "#",
+                    one.is_other, one.has_counted, one.has_other_rows, "#",
                     static_cast<int>(one.doing), one.part, one.root, "#",
                     one.state.parameters, ".", one.state.optimizer, "#",
+                    one.state.parts, ".",
                     one.kept ? one.kept->parameters : -2, "#", one.run, "#",
                     one.awaited_at.value_or(-1), ".", one.awaited_by);
     if (one.life != Life::kAbsent && one.life != Life::kFinished) {
@@ -577,7 +683,8 @@ std::string StepCommitModel::Snapshot() const {
         absl::StrAppend(
             &text, " ", r, ":", part.place.is_known, part.place.position.steps,
             ".", part.place.position.epoch, part.place.position.was_stopped,
-            ".", part.steps, ".", part.run, ".", part.vote.stops,
+            ".", part.steps, ".", part.parts, ".", part.run,
+            part.has_other_rows ? "!" : ".", part.vote.stops,
             part.vote.newcomers_wait, part.vote.asked_to_leave,
             part.vote.leaves, part.vote.next_group_is_made);
       }

@@ -12,6 +12,12 @@
 // The state of a rank is two numbers: the steps that its parameters and its
 // optimizer have taken. A rank that is given another one has for a while those
 // of two.
+//
+// With tables there is a third, the step of which it has all parts. The table
+// has two partitions, each of which closes its rounds by itself; a rank pushes
+// to one and then to the other. Parts of a round that is open are on one server
+// and with their ranks only: if both die, they are lost. Nothing is saved then:
+// ranks that begin anew where the tables are not new end.
 
 #ifndef WEFT_TRAIN_CORE_STEP_COMMIT_MODEL_H_
 #define WEFT_TRAIN_CORE_STEP_COMMIT_MODEL_H_
@@ -44,6 +50,8 @@ class StepCommitModel {
     int others = 0;   // of the comings, that train something else
     absl::Duration leave_after = absl::ZeroDuration();
     bool meets_ahead = true;
+    bool has_tables = false;
+    int server_deaths = 0;
   };
 
   // What may happen next.
@@ -59,6 +67,7 @@ class StepCommitModel {
       kComeOther,  // with another model
       kPause,
       kAskToLeave,
+      kServerDies,
     };
     Kind kind = kComplete;
     int rank = 0;
@@ -84,6 +93,9 @@ class StepCommitModel {
   int64_t groups() const { return groups_made_; }
   // Ranks that were given a state in place of their own.
   int64_t restored() const { return restored_; }
+  // Parts of open rounds that were lost with a server and the rank that had
+  // pushed them.
+  int64_t lost_parts() const { return lost_parts_; }
   bool is_alive(int rank) const { return ranks_[rank].life == Life::kAlive; }
 
  private:
@@ -96,12 +108,19 @@ class StepCommitModel {
     kBegin,
     kShare,
     kReduce,
+    kSettle,
+    kPush,  // of no group: to each partition, then until both have closed
     kFinish
   };
 
   struct State {
     int64_t parameters = 0;
     int64_t optimizer = 0;
+    int64_t parts = -1;  // of the step after which it is; -1: of none
+  };
+  struct Table {
+    int64_t open = 0;          // rounds that are closed
+    std::map<int, int> given;  // of the open one: by shard, the rank
   };
   struct Rank {
     explicit Rank(const StepCommit::Options& options) : core(options) {}
@@ -123,6 +142,7 @@ class StepCommitModel {
     bool is_other = false;
     bool has_gradients = false;  // of a step that is not taken yet
     bool has_counted = false;    // computed a gradient
+    bool has_other_rows = false;  // than those of its step, in that gradient
     // At the furthest after which step the others of its first group were when
     // that was made, if they trained; and their run.
     std::optional<int64_t> awaited_at;
@@ -132,6 +152,8 @@ class StepCommitModel {
   struct Part {
     RankPlace place;
     int64_t steps = 0;  // of a state, or of a gradient
+    int64_t parts = -1;
+    bool has_other_rows = false;
     int run = 0;
     StepVote vote;
   };
@@ -167,6 +189,9 @@ class StepCommitModel {
   void ComputeGradients(int rank);
   void TakeStep(int rank);
   void TakePlace(int rank);
+  void PushTo(int rank, int partition);
+  bool HasAllParts(int rank) const;
+  void LoseParts();
   void SaveIfFirst(int rank);
   void End(int rank, Life life);
   bool IsAtEnd(int rank) const;
@@ -187,6 +212,10 @@ class StepCommitModel {
   int deaths_ = 0, comings_ = 0, pauses_ = 0, leaves_ = 0, others_ = 0;
   int64_t abandoned_ = 0;
   int64_t restored_ = 0;
+  int tables_run_ = 0;  // of which beginning the tables are; 0: of none
+  Table tables_[2];     // by partition
+  int server_deaths_ = 0;
+  int64_t lost_parts_ = 0;
   std::string violation_;
 };
 

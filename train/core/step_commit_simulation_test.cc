@@ -26,6 +26,7 @@ struct Totals {
   int64_t abandoned = 0;
   int64_t restored = 0;
   int64_t faults = 0;
+  int64_t lost_parts = 0;
 };
 
 class Simulation {
@@ -49,6 +50,7 @@ class Simulation {
     totals->groups += model_.groups();
     totals->abandoned += model_.abandoned();
     totals->restored += model_.restored();
+    totals->lost_parts += model_.lost_parts();
   }
   const StepCommitModel& model() const { return model_; }
 
@@ -171,6 +173,19 @@ TEST(StepCommitSimulation, RanksAreAskedToLeaveWhileOthersDieAndCome) {
   bounds.pauses = 5;
   bounds.leaves = 10;
   RunSeeds(3000, bounds);
+}
+
+// Servers die as well, some with the only copy of a dead rank's parts.
+TEST(StepCommitSimulation, RanksPushToTablesWhileRanksAndServersDie) {
+  StepCommitModel::Bounds bounds;
+  bounds.has_tables = true;
+  bounds.deaths = 40;
+  bounds.comings = 80;
+  bounds.pauses = 5;
+  bounds.leaves = 3;
+  bounds.server_deaths = 40;
+  const Totals totals = RunSeeds(3000, bounds);
+  EXPECT_GT(totals.lost_parts, 100);
 }
 
 // All are asked, most often within a second of one another.

@@ -48,6 +48,8 @@ struct NameOf {
     return "abandon";
   }
   std::string operator()(const StepCommit::TakeStep&) const { return "take"; }
+  std::string operator()(const StepCommit::Settle&) const { return "settle"; }
+  std::string operator()(const StepCommit::Push&) const { return "push"; }
   std::string operator()(const StepCommit::Save&) const { return "save"; }
   std::string operator()(const StepCommit::SaveAlone&) const {
     return "save alone";
@@ -298,6 +300,54 @@ TEST(StepCommit, RankEndsWhoseStepCannotBeAbandoned) {
   EXPECT_EQ(Actions(core, StepCommit::Failed{/*is_lost=*/true}),
             absl::StrCat("abandon meet", kLost));
   EXPECT_EQ(Actions(core, StepCommit::Failed{/*is_lost=*/true}), "end");
+}
+
+TEST(StepCommit, StepIsSettledAndPushedBeforeTheNextOneIsTrained) {
+  StepCommit::Options options;
+  options.has_tables = true;
+  StepCommit core(options);
+  Actions(core, StepCommit::Started{});
+  Actions(core, StepCommit::Met{1, 2});
+  Actions(core, StepCommit::PlacesTold{{RankPlace(), RankPlace()}});
+  // Nothing is to be pushed yet.
+  EXPECT_EQ(Actions(core, StepCommit::Begun{}), "train");
+  Actions(core, StepCommit::PassesDone{});
+  EXPECT_EQ(Actions(core, StepCommit::Reduced{}), "take");
+  EXPECT_EQ(Actions(core, StepCommit::StepTaken{}), "settle");
+  EXPECT_THAT(core.ToString(), HasSubstr("settling a step, 1 steps taken"));
+  // Nobody may have pushed; if it is repeated nowhere, the next group does.
+  EXPECT_EQ(Actions(core, StepCommit::Failed{/*is_lost=*/true}),
+            absl::StrCat("meet", kLost));
+  Actions(core, StepCommit::Met{0, 1});
+  RankPlace own;
+  own.is_known = true;
+  own.position = core.position();
+  EXPECT_EQ(Actions(core, StepCommit::PlacesTold{{own}}), "share0");
+  EXPECT_EQ(Actions(core, StepCommit::StateShared{}), "place0 settle");
+  EXPECT_EQ(Actions(core, StepCommit::Settled{}), "push");
+  EXPECT_EQ(Actions(core, StepCommit::Pushed{}), "train");
+}
+
+// It may not tell the others by its place that the training has stopped.
+TEST(StepCommit, RankThatLeavesDoesSoOnceItsPartsArePushed) {
+  StepCommit::Options options;
+  options.has_tables = true;
+  options.leave_after = absl::ZeroDuration();
+  StepCommit core(options);
+  Actions(core, StepCommit::Started{});
+  Actions(core, StepCommit::Met{1, 2});
+  Actions(core, StepCommit::PlacesTold{{RankPlace(), RankPlace()}});
+  Actions(core, StepCommit::Begun{});
+  StepCommit::PassesDone asked;
+  asked.is_asked_to_leave = true;
+  Actions(core, asked);
+  StepCommit::Reduced reduced;
+  reduced.votes.asked_to_leave = reduced.votes.leaves = 1;
+  Actions(core, reduced);
+  EXPECT_EQ(Actions(core, StepCommit::StepTaken{}), "settle");
+  EXPECT_FALSE(core.position().was_stopped);
+  EXPECT_EQ(Actions(core, StepCommit::Settled{}), "push");
+  EXPECT_EQ(Actions(core, StepCommit::Pushed{}), "save leave");
 }
 
 TEST(StepCommit, FixedGroupBeginsAtOnceAndEndsWhereARankIsLost) {

@@ -1,0 +1,191 @@
+#include "weft/train/step_table.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/parker.h"
+#include "weft/base/status_macros.h"
+#include "weft/rendezvous/membership.h"
+#include "weft/rendezvous/view.h"
+#include "weft/worker/exit_code.h"
+
+namespace weft::train {
+namespace {
+
+// How long servers may take to learn that a trainer has come in the place of
+// another of its name, whose parts they have.
+constexpr absl::Duration kToLearn = absl::Seconds(15);
+constexpr absl::Duration kRetryAfter = absl::Milliseconds(50);
+
+ps::v1::TableSpec Synchronous(ps::v1::TableSpec spec) {
+  spec.set_kind(ps::v1::TableSpec::SPARSE);
+  spec.set_mode(ps::v1::TableSpec::SYNC);
+  spec.set_orphans(ps::v1::TableSpec::WAIT);
+  return spec;
+}
+
+ps::ClientOptions OptionsOf(worker::Worker& worker, absl::Duration timeout) {
+  ps::ClientOptions options;
+  options.agent = &worker.agent();
+  for (int server = 0; server < worker.options().servers; ++server) {
+    options.servers.push_back(absl::StrCat("ps", server));
+  }
+  options.client = worker.self().incarnation;
+  options.rank = worker.options().rank;
+  options.replicas = worker.options().replicas;
+  options.timeout = timeout;
+  return options;
+}
+
+// Keys and gradients of a part, which came from another rank.
+absl::StatusOr<std::pair<Tensor, Tensor>> ReadPart(absl::string_view part,
+                                                   int64_t dim) {
+  const size_t row = sizeof(int64_t) + static_cast<size_t>(dim) * sizeof(float);
+  if (part.size() % row != 0) {
+    return absl::InternalError(
+        absl::StrCat("a part of a step for a table of dim ", dim,
+                     ": wanted rows of ", row, " bytes, found ", part.size(),
+                     " bytes; make it by StepTable::PartOf"));
+  }
+  const int64_t rows = static_cast<int64_t>(part.size() / row);
+  std::vector<int64_t> keys(static_cast<size_t>(rows));
+  std::vector<float> gradients(static_cast<size_t>(rows * dim));
+  const size_t key_bytes = keys.size() * sizeof(int64_t);
+  if (rows > 0) {
+    std::memcpy(keys.data(), part.data(), key_bytes);
+    std::memcpy(gradients.data(), part.data() + key_bytes,
+                gradients.size() * sizeof(float));
+  }
+  return std::make_pair(
+      Tensor::FromVector<int64_t>(keys),
+      Tensor::FromVector<float>(gradients).Reshape({rows, dim}));
+}
+
+}  // namespace
+
+StepTable::StepTable(worker::Worker& worker, ps::v1::TableSpec spec,
+                     absl::Duration timeout)
+    : worker_(worker),
+      spec_(std::move(spec)),
+      timeout_(timeout),
+      client_(OptionsOf(worker, timeout)) {}
+
+absl::StatusOr<std::unique_ptr<StepTable>> StepTable::Open(
+    worker::Worker& worker, ps::v1::TableSpec spec, absl::Duration timeout) {
+  const worker::Options& options = worker.options();
+  if (options.servers < 2 || options.replicas < 2) {
+    return worker::WithExitCode(
+        absl::FailedPreconditionError(absl::StrCat(
+            "StepTable '", spec.name(), "': wanted at least 2 servers and ",
+            "--replicas=2, without which the death of a server loses the ",
+            "table; found ", options.servers, " and --replicas=",
+            options.replicas,
+            " (weft run --replicas=2 --role ps=3:bin/parameter_server)")),
+        worker::ExitCode::kConfig);
+  }
+  // An elastic job begins without all of them.
+  const auto all_there = [&](const rendezvous::View& view) {
+    for (int server = 0; server < options.servers; ++server) {
+      const std::string name = absl::StrCat("ps", server);
+      if (view.Find(name) != nullptr) continue;
+      // One that has been there comes again, and others have its partitions.
+      const bool was_there = std::any_of(
+          view.departed().begin(), view.departed().end(),
+          [&](const rendezvous::Departed& one) { return one.name == name; });
+      if (!was_there) return false;
+    }
+    return true;
+  };
+  const auto there = worker.membership().WaitFor(all_there, timeout);
+  if (!there.ok()) {
+    return absl::Status(
+        there.status().code(),
+        absl::StrCat("StepTable '", spec.name(), "': wanted ", options.servers,
+                     " parameter servers in the job: ",
+                     there.status().message()));
+  }
+  std::unique_ptr<StepTable> table(
+      new StepTable(worker, Synchronous(std::move(spec)), timeout));
+  WEFT_RETURN_IF_ERROR(table->OpenTable());
+  return table;
+}
+
+absl::Status StepTable::OpenTable() {
+  WEFT_ASSIGN_OR_RETURN(table_, client_.Sparse(spec_));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Tensor> StepTable::Pull(const Tensor& keys) {
+  return table_->Pull(keys).Wait(timeout_);
+}
+
+std::string StepTable::PartOf(const Tensor& keys, const Tensor& gradients) {
+  const Tensor flat_keys = keys.Contiguous();
+  const Tensor flat = gradients.Contiguous();
+  std::string part(reinterpret_cast<const char*>(flat_keys.data<int64_t>()),
+                   static_cast<size_t>(flat_keys.numel()) * sizeof(int64_t));
+  part.append(reinterpret_cast<const char*>(flat.data<float>()),
+              static_cast<size_t>(flat.numel()) * sizeof(float));
+  return part;
+}
+
+DataParallelTraining::Tables StepTable::MakeTables() {
+  DataParallelTraining::Tables tables;
+  tables.begin_round = [this](int64_t round) { return BeginRound(round); };
+  tables.push = [this](int64_t round, int shard, const std::string& part) {
+    return Push(round, shard, part);
+  };
+  tables.await_stable = [this](absl::Duration wait) {
+    return AwaitStable(wait);
+  };
+  tables.timeout = timeout_;
+  return tables;
+}
+
+absl::Status StepTable::BeginRound(int64_t round) {
+  while (table_->round() < round) table_->EndRound();
+  if (table_->round() == round) return absl::OkStatus();
+  return worker::WithoutRestart(absl::DataLossError(absl::StrCat(
+      "table '", spec_.name(), "' has ", table_->round(),
+      " rounds, and the training begins its step ", round,
+      ": all trainers that had gone on to there have died, and the model with "
+      "them; start the job again")));
+}
+
+absl::Status StepTable::Push(int64_t round, int shard, absl::string_view part) {
+  WEFT_ASSIGN_OR_RETURN(auto rows, ReadPart(part, table_->dim()));
+  pushed_.erase(std::remove_if(pushed_.begin(), pushed_.end(),
+                               [&](const Pushed& one) {
+                                 return one.part.round < round;
+                               }),
+                pushed_.end());
+  const ps::RoundPart of = {shard, round, /*take_over=*/true};
+  Future<void> answered = table_->PushShard(of, rows.first, rows.second);
+  pushed_.push_back({of, std::move(rows.first), std::move(rows.second),
+                     std::move(answered), SteadyClock().Now()});
+  return absl::OkStatus();
+}
+
+absl::Status StepTable::AwaitStable(absl::Duration wait) {
+  const Instant until = SteadyClock().Now() + wait;
+  const auto left = [&] {
+    return std::max(until - SteadyClock().Now(), absl::ZeroDuration());
+  };
+  for (Pushed& one : pushed_) {
+    const absl::Status answered = one.answered.Wait(left());
+    if (answered.ok()) continue;
+    // A server may not know yet that this worker has taken the place of one of
+    // its name, of which it has this part, or which it knows for dead.
+    const bool may_pass = absl::IsFailedPrecondition(answered) &&
+                          SteadyClock().Now() - one.first_at < kToLearn;
+    if (!may_pass) return answered;
+    Parker().ParkUntil(SteadyClock().Now() + std::min(left(), kRetryAfter));
+    one.answered = table_->PushShard(one.part, one.keys, one.gradients);
+    return absl::DeadlineExceededError(answered.message());
+  }
+  return table_->AwaitStable(left());
+}
+
+}  // namespace weft::train

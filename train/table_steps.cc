@@ -1,0 +1,143 @@
+// What the steps of an elastic DataParallelTraining give to tables: every rank
+// gets the parts of all shards with the gradients, and once all have taken the
+// step each pushes those of its own shards (core/step_commit.h, C8).
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <iterator>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "weft/base/clock.h"
+#include "weft/base/status_macros.h"
+#include "weft/ddp/shard_tree.h"
+#include "weft/train/data_parallel_training.h"
+
+namespace weft::train {
+namespace {
+
+// Between two looks at whether a rank of the group is lost.
+constexpr absl::Duration kLookEvery = absl::Milliseconds(100);
+
+void AddPart(absl::string_view part, std::string* text) {
+  const uint64_t size = part.size();
+  text->append(reinterpret_cast<const char*>(&size), sizeof(size));
+  text->append(part.data(), part.size());
+}
+
+// `count` parts, which another rank has sent.
+absl::StatusOr<std::vector<std::string>> ReadParts(absl::string_view text,
+                                                   int count, int rank) {
+  std::vector<std::string> parts;
+  while (static_cast<int>(parts.size()) < count) {
+    uint64_t size = 0;
+    if (text.size() < sizeof(size)) break;
+    std::memcpy(&size, text.data(), sizeof(size));
+    text.remove_prefix(sizeof(size));
+    if (text.size() < size) break;
+    parts.emplace_back(text.substr(0, size));
+    text.remove_prefix(size);
+  }
+  if (static_cast<int>(parts.size()) == count && text.empty()) return parts;
+  return absl::InternalError(
+      absl::StrCat("rank ", rank, " has sent parts of a step for tables: wanted ",
+                   count, ", found ", parts.size(), " and ", text.size(),
+                   " bytes more; do all ranks run the same program?"));
+}
+
+}  // namespace
+
+absl::Status DataParallelTraining::GivePart(std::string part) {
+  if (!has_tables() || at_ >= own_parts_.size()) {
+    return absl::FailedPreconditionError(
+        "DataParallelTraining::GivePart: wanted a training with Tables, and a "
+        "batch of Next");
+  }
+  own_parts_[at_] = std::move(part);
+  return absl::OkStatus();
+}
+
+absl::Status DataParallelTraining::GatherParts() {
+  std::string own;
+  for (const std::string& part : own_parts_) AddPart(part, &own);
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> told,
+                        group_->AllGatherBytes(own));
+  std::vector<std::string> all;
+  for (int rank = 0; rank < group_->size(); ++rank) {
+    const int count =
+        ddp::OwnShards(rank, group_->size(), parts_.virtual_shards).size();
+    WEFT_ASSIGN_OR_RETURN(std::vector<std::string> parts,
+                          ReadParts(told[rank], count, rank));
+    std::move(parts.begin(), parts.end(), std::back_inserter(all));
+  }
+  all_parts_ = std::move(all);
+  return absl::OkStatus();
+}
+
+absl::Status DataParallelTraining::ShareParts(int source) {
+  const RankPlace& wanted = places_[source].rank;
+  std::string text;
+  if (group_->rank() == source && last_parts_.has_value()) {
+    for (const std::string& part : last_parts_->of_shard) AddPart(part, &text);
+  }
+  WEFT_ASSIGN_OR_RETURN(text, group_->BroadcastBytes(text, source));
+  const RankPlace& own = places_[group_->rank()].rank;
+  if (own.is_known && own.position.steps == wanted.position.steps) {
+    return absl::OkStatus();
+  }
+  // Nothing may fail after this: with a rank's own state goes its own parts.
+  if (text.empty()) {  // of a training that has just begun
+    last_parts_.reset();
+    return absl::OkStatus();
+  }
+  WEFT_ASSIGN_OR_RETURN(std::vector<std::string> parts,
+                        ReadParts(text, parts_.virtual_shards, source));
+  last_parts_ = StepParts{wanted.position.steps - 1, std::move(parts)};
+  return absl::OkStatus();
+}
+
+DataParallelTraining::Done DataParallelTraining::Do(const StepCommit::Settle&) {
+  // As the barrier after which nobody of the group is at an earlier step.
+  const Tensor after = Tensor::Scalar<int64_t>(steps());
+  WEFT_RETURN_IF_ERROR(group_->AllReduce(after));
+  if (after.item<int64_t>() == steps() * group_->size()) {
+    return StepCommit::Settled{};
+  }
+  return absl::InternalError(absl::StrCat(
+      "the ranks are not after the same step: wanted ", steps(), " of each of ",
+      group_->size(), " ranks, found ", after.item<int64_t>(), " together"));
+}
+
+DataParallelTraining::Done DataParallelTraining::Do(const StepCommit::Push&) {
+  if (!last_parts_.has_value()) return StepCommit::Pushed{};
+  const ddp::ShardRange own = ddp::OwnShards(group_->rank(), group_->size(),
+                                             parts_.virtual_shards);
+  for (int shard = own.begin; shard < own.end; ++shard) {
+    WEFT_RETURN_IF_ERROR(tables_.push(last_parts_->round, shard,
+                                      last_parts_->of_shard[shard]));
+  }
+  WEFT_RETURN_IF_ERROR(AwaitStable());
+  return StepCommit::Pushed{};
+}
+
+// The round needs the parts of all, so of one that is lost by now, too: then
+// those that are left meet, and push its parts.
+absl::Status DataParallelTraining::AwaitStable() {
+  const Instant give_up = SteadyClock().Now() + tables_.timeout;
+  for (;;) {
+    const absl::Status stable = tables_.await_stable(kLookEvery);
+    if (!absl::IsDeadlineExceeded(stable)) return stable;
+    if (HasLost()) return group_->health();
+    if (SteadyClock().Now() >= give_up) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "step ", steps(), " is not in the tables, after ",
+          absl::FormatDuration(tables_.timeout), ": ", stable.message()));
+    }
+  }
+}
+
+}  // namespace weft::train
