@@ -47,9 +47,7 @@ constexpr int kGroups = 64;
 
 constexpr char kTrainerRole[] = "trainer";
 
-std::string TrainerName(int rank) {
-  return absl::StrCat(kTrainerRole, rank);
-}
+std::string TrainerName(int rank) { return absl::StrCat(kTrainerRole, rank); }
 
 // The rank that a name of a trainer ends with; negative: it is another's.
 int RankOfTrainer(absl::string_view name) {
@@ -325,8 +323,8 @@ bool HasMoved(worker::Worker& worker, const ps::Server& server) {
   return map.entries() > 0 && map.PartsOf(worker.agent().key()).is_empty();
 }
 
-// How it ended for a server whose trainers have all gone; nothing: in an elastic
-// job others come.
+// How it ended for a server whose trainers have all gone; nothing: in an
+// elastic job others come.
 std::optional<absl::Status> EndOf(worker::Worker& worker,
                                   const rendezvous::View& view,
                                   int stop_signal) {

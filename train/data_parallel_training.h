@@ -412,12 +412,12 @@ class DataParallelTraining {
   std::vector<TrainingPlace> places_;      // that all told when they met
   std::optional<ModelState> kept_;         // while it is given another
   std::optional<ReceivedState> received_;  // the same, as far as it has come
-  std::vector<std::string> own_parts_;     // by own shard, of the step under way
-  std::vector<std::string> all_parts_;     // by shard, once all have told
-  std::optional<StepParts> last_parts_;    // of the last step
-  bool resumes_ = options_.resume;         // or that of any rank
-  absl::Status failure_;                   // the last one
-  absl::Status ended_;                     // why this rank trains no more
+  std::vector<std::string> own_parts_;   // by own shard, of the step under way
+  std::vector<std::string> all_parts_;   // by shard, once all have told
+  std::optional<StepParts> last_parts_;  // of the last step
+  bool resumes_ = options_.resume;       // or that of any rank
+  absl::Status failure_;                 // the last one
+  absl::Status ended_;                   // why this rank trains no more
   int groups_ = 0;
   Instant asked_at_;
   Instant stopped_at_, met_at_;  // for the last group

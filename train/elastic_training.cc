@@ -75,10 +75,9 @@ DataParallelTraining::CreateElastic(Elastic elastic,
   }
   WEFT_RETURN_IF_ERROR(
       ddp::CheckVirtualShards(parts.virtual_shards, /*ranks=*/1));
-  std::unique_ptr<DataParallelTraining> training(
-      new DataParallelTraining(nullptr, std::move(elastic), telemetry,
-                               std::move(parts), std::move(tables),
-                               std::move(options)));
+  std::unique_ptr<DataParallelTraining> training(new DataParallelTraining(
+      nullptr, std::move(elastic), telemetry, std::move(parts),
+      std::move(tables), std::move(options)));
   WEFT_RETURN_IF_ERROR(training->Drive(StepCommit::Started{}));
   return training;
 }

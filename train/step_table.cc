@@ -44,10 +44,9 @@ absl::StatusOr<std::pair<Tensor, Tensor>> ReadPart(absl::string_view part,
                                                    int64_t dim) {
   const size_t row = sizeof(int64_t) + static_cast<size_t>(dim) * sizeof(float);
   if (part.size() % row != 0) {
-    return absl::InternalError(
-        absl::StrCat("a part of a step for a table of dim ", dim,
-                     ": wanted rows of ", row, " bytes, found ", part.size(),
-                     " bytes; make it by StepTable::PartOf"));
+    return absl::InternalError(absl::StrCat(
+        "a part of a step for a table of dim ", dim, ": wanted rows of ", row,
+        " bytes, found ", part.size(), " bytes; make it by StepTable::PartOf"));
   }
   const int64_t rows = static_cast<int64_t>(part.size() / row);
   std::vector<int64_t> keys(static_cast<size_t>(rows));
@@ -80,8 +79,8 @@ absl::StatusOr<std::unique_ptr<StepTable>> StepTable::Open(
         absl::FailedPreconditionError(absl::StrCat(
             "StepTable '", spec.name(), "': wanted at least 2 servers and ",
             "--replicas=2, without which the death of a server loses the ",
-            "table; found ", options.servers, " and --replicas=",
-            options.replicas,
+            "table; found ", options.servers,
+            " and --replicas=", options.replicas,
             " (weft run --replicas=2 --role ps=3:bin/parameter_server)")),
         worker::ExitCode::kConfig);
   }
@@ -102,9 +101,9 @@ absl::StatusOr<std::unique_ptr<StepTable>> StepTable::Open(
   if (!there.ok()) {
     return absl::Status(
         there.status().code(),
-        absl::StrCat("StepTable '", spec.name(), "': wanted ", options.servers,
-                     " parameter servers in the job: ",
-                     there.status().message()));
+        absl::StrCat(
+            "StepTable '", spec.name(), "': wanted ", options.servers,
+            " parameter servers in the job: ", there.status().message()));
   }
   std::unique_ptr<StepTable> table(
       new StepTable(worker, Synchronous(std::move(spec)), timeout));
@@ -156,11 +155,10 @@ absl::Status StepTable::BeginRound(int64_t round) {
 
 absl::Status StepTable::Push(int64_t round, int shard, absl::string_view part) {
   WEFT_ASSIGN_OR_RETURN(auto rows, ReadPart(part, table_->dim()));
-  pushed_.erase(std::remove_if(pushed_.begin(), pushed_.end(),
-                               [&](const Pushed& one) {
-                                 return one.part.round < round;
-                               }),
-                pushed_.end());
+  pushed_.erase(
+      std::remove_if(pushed_.begin(), pushed_.end(),
+                     [&](const Pushed& one) { return one.part.round < round; }),
+      pushed_.end());
   const ps::RoundPart of = {shard, round, /*take_over=*/true};
   Future<void> answered = table_->PushShard(of, rows.first, rows.second);
   pushed_.push_back({of, std::move(rows.first), std::move(rows.second),

@@ -43,10 +43,10 @@ absl::StatusOr<std::vector<std::string>> ReadParts(absl::string_view text,
     text.remove_prefix(size);
   }
   if (static_cast<int>(parts.size()) == count && text.empty()) return parts;
-  return absl::InternalError(
-      absl::StrCat("rank ", rank, " has sent parts of a step for tables: wanted ",
-                   count, ", found ", parts.size(), " and ", text.size(),
-                   " bytes more; do all ranks run the same program?"));
+  return absl::InternalError(absl::StrCat(
+      "rank ", rank, " has sent parts of a step for tables: wanted ", count,
+      ", found ", parts.size(), " and ", text.size(),
+      " bytes more; do all ranks run the same program?"));
 }
 
 }  // namespace
@@ -114,11 +114,11 @@ DataParallelTraining::Done DataParallelTraining::Do(const StepCommit::Settle&) {
 
 DataParallelTraining::Done DataParallelTraining::Do(const StepCommit::Push&) {
   if (!last_parts_.has_value()) return StepCommit::Pushed{};
-  const ddp::ShardRange own = ddp::OwnShards(group_->rank(), group_->size(),
-                                             parts_.virtual_shards);
+  const ddp::ShardRange own =
+      ddp::OwnShards(group_->rank(), group_->size(), parts_.virtual_shards);
   for (int shard = own.begin; shard < own.end; ++shard) {
-    WEFT_RETURN_IF_ERROR(tables_.push(last_parts_->round, shard,
-                                      last_parts_->of_shard[shard]));
+    WEFT_RETURN_IF_ERROR(
+        tables_.push(last_parts_->round, shard, last_parts_->of_shard[shard]));
   }
   WEFT_RETURN_IF_ERROR(AwaitStable());
   return StepCommit::Pushed{};

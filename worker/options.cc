@@ -139,13 +139,12 @@ absl::Status CheckPlace(const Options& options) {
   }
   const std::string& role = options.role;
   const bool is_server_beyond = options.is_elastic() && options.servers > 0 &&
-                                role == "ps" &&
-                                options.rank >= options.servers;
+                                role == "ps" && options.rank >= options.servers;
   if (is_server_beyond) {
     return Config(absl::StrCat("--rank=", options.rank,
                                " (or WEFT_RANK, RANK): there is no ",
-                               options.name(), " in a job of ",
-                               options.servers, " servers; ranks count from 0"));
+                               options.name(), " in a job of ", options.servers,
+                               " servers; ranks count from 0"));
   }
   if (role == rendezvous::kAdminRole || role == kCoordinatorRole ||
       options.is_elastic()) {

@@ -204,9 +204,10 @@ absl::Status ReadElasticNodes(const TorchrunFlags& flags,
   int trainers = 0;
   for (const RoleSpec& role : options.roles) {
     if (role.role != kTrainer) {
-      return RunUsage(absl::StrCat(
-          "--nnodes=", flags.nodes, ": wanted --nnodes=N and --elastic=MIN:MAX "
-          "with role ", role.role, ", whose number is fixed"));
+      return RunUsage(absl::StrCat("--nnodes=", flags.nodes,
+                                   ": wanted --nnodes=N and --elastic=MIN:MAX "
+                                   "with role ",
+                                   role.role, ", whose number is fixed"));
     }
     trainers += role.count;
   }

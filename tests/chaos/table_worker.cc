@@ -2,9 +2,10 @@
 // tests: learns numbers from keys, by an embedding table on the servers and a
 // small model that every trainer holds.
 //
-// It trains until the file that --end names has a number of steps, and so many
-// are taken; who is first then writes {"steps":N,"model":"...","table":"..."}
-// to standard output, the hashes (XXH3) of all parameters and of all rows.
+// It tells every fourth step, {"step":N}, and trains until the file that --end
+// names has a number of steps, and so many are taken; who is first then writes
+// {"steps":N,"model":"...","table":"..."} to standard output, the hashes (XXH3)
+// of all parameters and of all rows.
 
 #include <xxhash.h>
 
@@ -114,18 +115,19 @@ absl::StatusOr<train::Result> Train(train::Job& job, const std::string& end,
   parts.model = &net;
   parts.optimizer = optimizer.get();
   parts.virtual_shards = kShards;
-  parts.make_loader = [&](int shard, int shards)
-      -> absl::StatusOr<std::unique_ptr<input::DataLoader>> {
+  parts.make_loader =
+      [&](int shard,
+          int shards) -> absl::StatusOr<std::unique_ptr<input::DataLoader>> {
     WEFT_ASSIGN_OR_RETURN(const auto sampler,
                           input::ShardedSampler::Create(
                               {data.size(), shard, shards, /*seed=*/1}));
     return input::DataLoader::Create(data, sampler, {kBatch});
   };
-  WEFT_ASSIGN_OR_RETURN(const auto training,
-                        train::DataParallelTraining::CreateElastic(
-                            job.MakeElastic(kShards), job.telemetry(),
-                            std::move(parts), table->MakeTables(),
-                            job.options()));
+  WEFT_ASSIGN_OR_RETURN(
+      const auto training,
+      train::DataParallelTraining::CreateElastic(
+          job.MakeElastic(kShards), job.telemetry(), std::move(parts),
+          table->MakeTables(), job.options()));
   int64_t steps = -1;
   for (;;) {
     if (steps < 0) steps = StepsIn(end);
@@ -139,14 +141,20 @@ absl::StatusOr<train::Result> Train(train::Job& job, const std::string& end,
         Reshape(looked_up, {(*batch)[0].size(0), kKeysOfExample * kDim});
     WEFT_RETURN_IF_ERROR(
         training->Backward(CrossEntropy(net.Forward(inputs), (*batch)[1])));
-    WEFT_RETURN_IF_ERROR(training->GivePart(
-        train::StepTable::PartOf(keys, looked_up.grad())));
+    WEFT_RETURN_IF_ERROR(
+        training->GivePart(train::StepTable::PartOf(keys, looked_up.grad())));
+    const int64_t before = training->steps();
     WEFT_RETURN_IF_ERROR(training->Step());
+    if (training->steps() != before && training->steps() % 4 == 0) {
+      std::printf("{\"step\":%lld}\n",
+                  static_cast<long long>(training->steps()));
+      std::fflush(stdout);
+    }
   }
   const int64_t taken = training->steps();
   if (steps >= 0 && taken != steps) {
-    return absl::InternalError(absl::StrCat("wanted ", steps,
-                                            " steps, found ", taken,
+    return absl::InternalError(absl::StrCat("wanted ", steps, " steps, found ",
+                                            taken,
                                             "; write --end further ahead"));
   }
   std::vector<int64_t> all(kKeys);
@@ -181,9 +189,8 @@ int main(int argc, char** argv) {
   weft::ExitIfError(flags.Parse(argc, argv));
   weft::ExitIfError(worker.Resolve());
   weft::ExitIfError(training.Resolve(worker));
-  weft::ExitIfError(weft::train::Run(
-      worker, training,
-      [&](weft::train::Job& job) {
+  weft::ExitIfError(
+      weft::train::Run(worker, training, [&](weft::train::Job& job) {
         return weft::testing::Train(job, end, durability);
       }));
 }

@@ -300,8 +300,8 @@ void StepCommit::On(const Failed& event, std::vector<Action>* actions) {
   }
   const bool trains = failed == Phase::kTraining ||
                       failed == Phase::kReducing ||
-                      failed == Phase::kSettling ||
-                      failed == Phase::kPushing || failed == Phase::kStopped;
+                      failed == Phase::kSettling || failed == Phase::kPushing ||
+                      failed == Phase::kStopped;
   GoToMeeting(trains ? Reason::kLost : Reason::kLostWhileMeeting, actions);
 }
 

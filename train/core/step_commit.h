@@ -166,10 +166,10 @@ class StepCommit {
   struct Failed {
     bool is_lost = false;  // a rank of the group: the others may go on
   };
-  using Event = std::variant<Started, Met, MeetingFailed, PlacesTold,
-                             DifferencesTold, Begun, StateShared, PassesDone,
-                             Reduced, StepTaken, Settled, Pushed, EpochEnded,
-                             Failed>;
+  using Event =
+      std::variant<Started, Met, MeetingFailed, PlacesTold, DifferencesTold,
+                   Begun, StateShared, PassesDone, Reduced, StepTaken, Settled,
+                   Pushed, EpochEnded, Failed>;
 
   // ---- Actions.
   // Why the group changes.

@@ -458,9 +458,9 @@ void StepCommitModel::Train(int rank) {
   Rank& one = ranks_[rank];
   const auto& position = one.core.position();
   // All that had trained are gone, and the model with them.
-  const bool is_lost = tables_run_ != 0 && one.run != tables_run_ &&
-                       (tables_[0].open > position.steps ||
-                        tables_[1].open > position.steps);
+  const bool is_lost =
+      tables_run_ != 0 && one.run != tables_run_ &&
+      (tables_[0].open > position.steps || tables_[1].open > position.steps);
   if (is_lost) return End(rank, Life::kAbsent);
   if (!IsAtEnd(rank) &&
       position.steps == (position.epoch + 1) * bounds_.steps_of_epoch) {
@@ -649,14 +649,13 @@ std::string StepCommitModel::Snapshot() const {
   }
   std::map<int, int> first_call;  // of each group, that a rank is in
   for (const Rank& one : ranks_) {
-    absl::StrAppend(&text, "{", static_cast<int>(one.life), one.meets,
-                    one.meets_ahead, one.next_group >= 0, one.is_asked_to_leave,
-                    one.is_other, one.has_counted, one.has_other_rows, "#",
-                    static_cast<int>(one.doing), one.part, one.root, "#",
-                    one.state.parameters, ".", one.state.optimizer, "#",
-                    one.state.parts, ".",
-                    one.kept ? one.kept->parameters : -2, "#", one.run, "#",
-                    one.awaited_at.value_or(-1), ".", one.awaited_by);
+    absl::StrAppend(
+        &text, "{", static_cast<int>(one.life), one.meets, one.meets_ahead,
+        one.next_group >= 0, one.is_asked_to_leave, one.is_other,
+        one.has_counted, one.has_other_rows, "#", static_cast<int>(one.doing),
+        one.part, one.root, "#", one.state.parameters, ".", one.state.optimizer,
+        "#", one.state.parts, ".", one.kept ? one.kept->parameters : -2, "#",
+        one.run, "#", one.awaited_at.value_or(-1), ".", one.awaited_by);
     if (one.life != Life::kAbsent && one.life != Life::kFinished) {
       absl::StrAppend(&text, one.core.ToString());
     }

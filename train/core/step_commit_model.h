@@ -140,8 +140,8 @@ class StepCommitModel {
     int run = 0;  // which beginning it goes back to
     bool is_asked_to_leave = false;
     bool is_other = false;
-    bool has_gradients = false;  // of a step that is not taken yet
-    bool has_counted = false;    // computed a gradient
+    bool has_gradients = false;   // of a step that is not taken yet
+    bool has_counted = false;     // computed a gradient
     bool has_other_rows = false;  // than those of its step, in that gradient
     // At the furthest after which step the others of its first group were when
     // that was made, if they trained; and their run.
