@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""failover.py [--elastic [--goodput] | --refill | --join] [--kills=20] [--every=3] [--data=DIR]: what a kill costs a job in
+"""failover.py [--elastic [--goodput] | --both --goodput --every=30 | --refill | --join] [--kills=20] [--every=3] [--data=DIR]: what a kill costs a job in
 time, and what one that comes.
 
 Runs `weft run --replicas=2` of 3 servers and 2 synchronous trainers, and kills a random server with SIGKILL every few
@@ -9,6 +9,9 @@ than the longest in the second before it. The last line is JSON. Needs bin/ (too
 
 --goodput: in place of that, the steps that count in the time of --every from a kill to the next, as a share of those in
 as long a time without a kill before it, over all kills. A step that is repeated counts once.
+
+--both, with --goodput: a job of 3 servers with two replicas and 3 elastic trainers that push each step to a table
+(tests/chaos/table_worker), of which a random process is killed: a server, a trainer or the coordinator.
 
 --refill: in place of that, steps a second from the kill of a server until all partitions have two copies again, beside
 those of as long a time before the kill, or since the refill before, of bench/refill_trainer with a table of 100 MB; medians
@@ -36,6 +39,8 @@ parser.add_argument("--kills", type=int, default=20)
 parser.add_argument("--every", type=float, default=3.0)
 parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist")
 parser.add_argument("--goodput", action="store_true")
+parser.add_argument("--both", action="store_true")
+parser.add_argument("--table-worker", default="")
 parser.add_argument("--refill", action="store_true")
 parser.add_argument("--refill-trainer", default="")
 parser.add_argument("--join", action="store_true")
@@ -43,6 +48,8 @@ parser.add_argument("--join-trainer", default="")
 parser.add_argument("--rows", type=int, default=131072, help="of --join: 768 bytes of state each")
 parser.add_argument("--bin", default=os.path.join(os.path.dirname(__file__), "..", "bin"))
 options = parser.parse_args()
+if options.both and not options.goodput:
+    parser.error("--both: wanted --goodput, too")
 bin_dir = os.path.abspath(options.bin)
 random.seed(1)
 
@@ -53,6 +60,9 @@ if options.refill:
 command = ["--replicas=2", "--role", f"ps=3:{bin_dir}/parameter_server", "--role", trainers]
 if options.elastic:
     command = ["--elastic=2:4", "--role", f"trainer=4:{trainer} --strategy=ddp --virtual-shards=4"]
+if options.both:
+    worker = options.table_worker or f"{bin_dir}/../bazel-bin/tests/chaos/table_worker"
+    command = ["--replicas=2", "--elastic=1:3", "--role", f"ps=3:{bin_dir}/parameter_server", "--role", f"trainer=3:{worker}"]
 runtime = tempfile.mkdtemp(prefix="failover")
 environment = dict(os.environ)
 joiner = [options.join_trainer or f"{bin_dir}/join_trainer", f"--rows={options.rows}", "--epochs=1000"]
@@ -70,7 +80,7 @@ def read():
     for line in run.stdout:
         lines.append(line)
         # Of the first of them, which with --elastic may be any.
-        if "] {\"step\"" in line and (options.elastic or line.startswith("[trainer0]")):
+        if "] {\"step\"" in line and (options.elastic or options.both or line.startswith("[trainer0]")):
             steps.append(time.monotonic())
             furthest = max(furthest, json.loads(line.split("] ", 1)[1])["step"])
         elif line.startswith("[ps") and " without a backup in sync" in line:
@@ -80,11 +90,17 @@ def read():
 threading.Thread(target=read, daemon=True).start()
 
 
+def is_victim(words):
+    if options.both:
+        return words[0].endswith(("table_worker", "parameter_server")) or words[1:2] == ["coordinator"]
+    return words[0].endswith("trainer" if options.elastic else "parameter_server")
+
+
 def victims():
     found = []
     for pid in open(f"/proc/{run.pid}/task/{run.pid}/children").read().split():
         try:
-            if open(f"/proc/{pid}/cmdline").read().split("\0")[0].endswith("trainer" if options.elastic else "parameter_server"):
+            if is_victim(open(f"/proc/{pid}/cmdline").read().split("\0")):
                 found.append(int(pid))
         except OSError:
             pass

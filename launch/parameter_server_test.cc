@@ -72,6 +72,7 @@ TEST_F(ParameterServerProgramTest, InvalidFlagsAreUsageErrors) {
   const std::vector<std::pair<Words, std::string>> cases = {
       {{"--servers=1", "--trainers=0"}, "wanted --trainers=N of at least 1"},
       {{"--workers=1:2"}, "--workers=1:2 (or WEFT_WORKERS)"},
+      {{"--workers=1:2", "--servers=2"}, "found --servers=2 and --replicas=1"},
       {{"--servers=1", "--trainers=1", "--role=trainer"},
        "--role=trainer (or WEFT_ROLE): this program is a parameter server"},
       {{"--servers=1", "--trainers=1", "--replicas=2"},

@@ -327,7 +327,7 @@ bool HasMoved(worker::Worker& worker, const ps::Server& server) {
 // elastic job others come.
 std::optional<absl::Status> EndOf(worker::Worker& worker,
                                   const rendezvous::View& view,
-                                  int stop_signal) {
+                                  uint64_t completed_before, int stop_signal) {
   const int trainers = worker.options().trainers;
   train::JobOutcome outcome(worker.membership(), trainers);
   if (!worker.options().is_elastic()) {
@@ -335,7 +335,9 @@ std::optional<absl::Status> EndOf(worker::Worker& worker,
     if (ended.ok()) WarnOfDead(view, trainers, worker.telemetry());
     return ended;
   }
-  if (outcome.IsCompleted()) return absl::OkStatus();
+  if (outcome.CountCompleted().value_or(0) > completed_before) {
+    return absl::OkStatus();
+  }
   if (stop_signal == 0) return std::nullopt;
   return worker::EndedBySignal(stop_signal,
                                "asked to stop, and no trainer is there");
@@ -345,6 +347,13 @@ std::optional<absl::Status> EndOf(worker::Worker& worker,
 absl::Status Serve(worker::Worker& worker, ps::Server& server,
                    absl::FunctionRef<int()> stop_signal, absl::Duration grace) {
   const int trainers = worker.options().trainers;
+  uint64_t completed_before = 0;
+  if (worker.options().is_elastic()) {
+    // By an earlier run of the job.
+    completed_before = train::JobOutcome(worker.membership(), trainers)
+                           .CountCompleted()
+                           .value_or(0);
+  }
   const auto follow = worker.membership().OnChange(
       [&, known_keys = KnownKeys()](
           std::shared_ptr<const rendezvous::View> view) mutable {
@@ -369,7 +378,7 @@ absl::Status Serve(worker::Worker& worker, ps::Server& server,
       show_at = now + kShowEvery;
     }
     if (gone.ok()) {
-      const auto ended = EndOf(worker, **gone, stop_signal());
+      const auto ended = EndOf(worker, **gone, completed_before, stop_signal());
       if (ended.has_value()) return *ended;
       // The view is as it was: nothing else is waited for.
       wait.ParkUntil(SteadyClock().Now() + kTick);

@@ -83,7 +83,9 @@ absl::StatusOr<v1::ClockReply> JoinClocks(rpc::CallContext& context,
   WEFT_RETURN_IF_ERROR(CheckRank(context.peer(), request.rank()));
   v1::ClockRequest wanted = request;
   uint64_t client = request.client();
-  WEFT_ASSIGN_OR_RETURN(auto shard, OpenedBy(context, request.table(), client));
+  WEFT_ASSIGN_OR_RETURN(auto shard,
+                        OpenedBy(context, request.table(), /*reads=*/true,
+                                 /*writes=*/false, client));
   wanted.set_client(client);
   return shard->JoinClocks(CallerOf(context), wanted);
 }

@@ -4,10 +4,13 @@
 #ifndef WEFT_TRAIN_ELASTIC_TRAINING_WORLD_H_
 #define WEFT_TRAIN_ELASTIC_TRAINING_WORLD_H_
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
@@ -213,6 +216,94 @@ class Net : public nn::Module {
   nn::Linear output_;
 };
 
+// In the place of parameter servers: a table of one row, whose rounds close as
+// ps/core/round_gate.h says. What has no equal bits, or is read in the wrong
+// round, is a violation.
+class PretendTable {
+ public:
+  using Row = std::vector<float>;
+
+  void Push(int id, int64_t round, int shard, const std::string& part) {
+    MutexLock lock(mu_);
+    const auto [known, is_first] = told_.emplace(std::pair(round, shard), part);
+    if (!is_first && known->second != part) Violated("other bits", round);
+    if (round > open_) Violated("a round that is not open", round);
+    if (round != open_) return;
+    given_[shard] = {id, part};
+    if (static_cast<int>(given_.size()) < kShards) return;
+    for (const auto& [of, one] : given_) {
+      for (size_t i = 0; i < row_.size(); ++i) {
+        float gradient = 0;
+        std::memcpy(&gradient, one.second.data() + i * sizeof(gradient),
+                    sizeof(gradient));
+        row_[i] -= 0.1f * gradient / kShards;
+      }
+    }
+    given_.clear();
+    ++open_;
+    changed_.NotifyAll();
+  }
+  absl::Status AwaitRounds(int64_t rounds, absl::Duration wait) {
+    const auto until =
+        std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(wait);
+    MutexLock lock(mu_);
+    while (open_ < rounds) {
+      if (!changed_.WaitUntil(mu_, until)) {
+        return absl::DeadlineExceededError("the round is open");
+      }
+    }
+    return absl::OkStatus();
+  }
+  Row Pull(int64_t round) {
+    MutexLock lock(mu_);
+    if (open_ != round || !given_.empty()) Violated("read too late", round);
+    return row_;
+  }
+  // A server dies with `id`: what only they had of the open round is lost.
+  void Lose(int id) {
+    MutexLock lock(mu_);
+    for (auto at = given_.begin(); at != given_.end();) {
+      const bool is_lost = at->second.first == id;
+      lost_ += is_lost;
+      at = is_lost ? given_.erase(at) : std::next(at);
+    }
+  }
+  Row row() const {
+    MutexLock lock(mu_);
+    return row_;
+  }
+  int64_t rounds() const {
+    MutexLock lock(mu_);
+    return open_;
+  }
+  int lost() const {
+    MutexLock lock(mu_);
+    return lost_;
+  }
+  std::string violation() const {
+    MutexLock lock(mu_);
+    return violation_;
+  }
+
+ private:
+  void Violated(const char* what, int64_t round)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (violation_.empty()) {
+      violation_ = absl::StrCat(what, ": round ", round, ", open is ", open_);
+    }
+  }
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  int64_t open_ ABSL_GUARDED_BY(mu_) = 0;
+  Row row_ ABSL_GUARDED_BY(mu_) = {0.5f, -0.5f};
+  // By shard: who has given it, and what.
+  std::map<int, std::pair<int, std::string>> given_ ABSL_GUARDED_BY(mu_);
+  std::map<std::pair<int64_t, int>, std::string> told_ ABSL_GUARDED_BY(mu_);
+  int lost_ ABSL_GUARDED_BY(mu_) = 0;
+  std::string violation_ ABSL_GUARDED_BY(mu_);
+};
+
 // What befalls a rank: called before each pass and after each Step, with the
 // number of steps taken; true: it dies there.
 using Dies = std::function<bool(int64_t steps, bool is_in_step)>;
@@ -249,6 +340,7 @@ class ElasticTrainingTest : public ::testing::Test {
     // another. Null: nothing is.
     std::function<void(int groups)> before_join;
     Ledger* ledger = nullptr;
+    PretendTable* table = nullptr;
     bool joins_ahead = true;  // the same for all
     // Its steps wait for the next group once that is being made: without it a
     // short training may end before.
@@ -259,6 +351,7 @@ class ElasticTrainingTest : public ::testing::Test {
     Outcome outcome;
     outcome.status =
         CatchToStatus([&] { return TrainRank(crowd, id, person, &outcome); });
+    if (!outcome.status.ok() && person.table != nullptr) person.table->Lose(id);
     crowd.Remove(id);
     return outcome;
   }
@@ -309,10 +402,20 @@ class ElasticTrainingTest : public ::testing::Test {
       if (person.ledger != nullptr) {
         person.ledger->Draw(group, step, (*batch)[2]);
       }
-      const Variable loss =
-          CrossEntropy(net.Forward(Variable((*batch)[0].To(DeviceOf(person)))),
-                       (*batch)[1].To(DeviceOf(person)));
-      WEFT_RETURN_IF_ERROR(training.Step(loss));
+      Variable inputs((*batch)[0].To(DeviceOf(person)));
+      Variable row;
+      if (person.table != nullptr) {
+        row = Variable(Tensor::FromVector<float>(person.table->Pull(step)),
+                       /*requires_grad=*/true);
+        inputs = Add(inputs, row);
+      }
+      WEFT_RETURN_IF_ERROR(training.Backward(
+          CrossEntropy(net.Forward(inputs), (*batch)[1].To(DeviceOf(person)))));
+      if (person.table != nullptr) {
+        WEFT_RETURN_IF_ERROR(
+            training.GivePart(std::string(testing::BytesOf(row.grad()))));
+      }
+      WEFT_RETURN_IF_ERROR(training.Step());
       while (person.awaits_next_group && next.has_begun() && !next.is_done()) {
         absl::SleepFor(absl::Milliseconds(1));
       }
@@ -323,147 +426,164 @@ class ElasticTrainingTest : public ::testing::Test {
         return absl::CancelledError("died");
       }
     }
-  }
 
-  absl::Status TrainRank(Crowd& crowd, int id, const Person& person,
-                         Outcome* outcome) {
-    Generator generator(person.seed != 0 ? person.seed
-                                         : static_cast<uint64_t>(id) + 1);
-    Net net(person.width, generator, person.ties);
-    net.To(DeviceOf(person));
-    generator = Generator(5);
-    optimizer::AdamOptions adam;
-    adam.lr = 0.01;
-    WEFT_ASSIGN_OR_RETURN(
-        const auto optimizer,
-        optimizer::Optimizer::Create({{adam, net.NamedParameters()}}));
-    DataParallelTraining::Parts parts;
-    parts.model = &net;
-    parts.optimizer = optimizer.get();
-    parts.generator = &generator;
-    parts.virtual_shards = kShards;
-    parts.make_loader = [this](int shard, int shards) {
-      return MakeLoader(shard, shards);
-    };
-    DataParallelTraining::Elastic elastic;
-    int groups = 0;
-    const auto join = [&] {
-      if (person.before_join != nullptr) person.before_join(groups);
-      ++groups;
-      return crowd.Join(id);
-    };
-    BackgroundTask<Group> next;
-    const auto leave = absl::MakeCleanup([&] { crowd.Remove(id); });
-    elastic.join = [&]() -> absl::StatusOr<Group> {
-      auto group = next.has_begun() ? *next.Take() : join();
-      if (group.ok()) WEFT_RETURN_IF_ERROR(crowd.Enter(id));
-      return group;
-    };
-    if (person.joins_ahead) {
-      elastic.join_ahead = [&] {
-        next.Begin("the next group", join).IgnoreError();
+    static DataParallelTraining::Tables TablesOf(int id, PretendTable* table) {
+      DataParallelTraining::Tables tables;
+      if (table == nullptr) return tables;
+      auto rounds = std::make_shared<int64_t>(0);
+      tables.begin_round = [](int64_t) { return absl::OkStatus(); };
+      tables.push = [=](int64_t round, int shard, const std::string& part) {
+        *rounds = round + 1;
+        table->Push(id, round, shard, part);
+        return absl::OkStatus();
       };
-      elastic.has_joined_ahead = [&] { return next.is_done(); };
+      tables.await_stable = [=](absl::Duration wait) {
+        return table->AwaitRounds(*rounds,
+                                  std::min(wait, absl::Milliseconds(1)));
+      };
+      return tables;
     }
-    elastic.has_newcomers = [&crowd] { return crowd.HasWaiting(); };
-    elastic.ask_interval = absl::ZeroDuration();
-    int64_t steps = 0;  // the next one that it takes
-    elastic.asked_to_leave = [&] {
-      return person.leaves_after != 0 && ++steps >= person.leaves_after;
-    };
-    elastic.leave_after = person.leave_after;
-    elastic.has_trained = person.has_trained;
-    WEFT_ASSIGN_OR_RETURN(const auto training,
-                          DataParallelTraining::CreateElastic(
-                              std::move(elastic), telemetry::Silent(),
-                              std::move(parts), OptionsOf(person)));
-    WEFT_RETURN_IF_ERROR(TrainSteps(crowd, id, person, net, next, *training));
-    WEFT_ASSIGN_OR_RETURN(const Result result, training->Finish());
-    outcome->checkpoint = result.checkpoint;
-    outcome->steps = training->steps();
-    outcome->groups = training->groups();
-    outcome->was_stopped = result.was_stopped;
-    const auto add = [&](const auto& state) {
-      for (const auto& [name, tensor] : state) {
-        absl::StrAppend(&outcome->bits, name, " ", testing::BytesOf(tensor));
-      }
-    };
-    add(net.StateDict());
-    add(optimizer->StateDict());
-    return result.saved;
-  }
 
-  // All begin together.
-  std::vector<Outcome> TrainAll(const std::vector<Person>& people) {
-    Crowd crowd;
-    return TrainAll(people, crowd);
-  }
-  std::vector<Outcome> TrainAll(const std::vector<Person>& people,
-                                Crowd& crowd) {
-    for (size_t i = 0; i < people.size(); ++i) crowd.Add(static_cast<int>(i));
-    std::vector<Outcome> outcomes(people.size());
-    std::vector<std::thread> threads;
-    for (size_t i = 0; i < people.size(); ++i) {
-      threads.emplace_back([&, i] {
-        outcomes[i] = Train(crowd, static_cast<int>(i), people[i]);
-      });
+    absl::Status TrainRank(Crowd & crowd, int id, const Person& person,
+                           Outcome* outcome) {
+      Generator generator(person.seed != 0 ? person.seed
+                                           : static_cast<uint64_t>(id) + 1);
+      Net net(person.width, generator, person.ties);
+      net.To(DeviceOf(person));
+      generator = Generator(5);
+      optimizer::AdamOptions adam;
+      adam.lr = 0.01;
+      WEFT_ASSIGN_OR_RETURN(
+          const auto optimizer,
+          optimizer::Optimizer::Create({{adam, net.NamedParameters()}}));
+      DataParallelTraining::Parts parts;
+      parts.model = &net;
+      parts.optimizer = optimizer.get();
+      parts.generator = &generator;
+      parts.virtual_shards = kShards;
+      parts.make_loader = [this](int shard, int shards) {
+        return MakeLoader(shard, shards);
+      };
+      DataParallelTraining::Elastic elastic;
+      int groups = 0;
+      const auto join = [&] {
+        if (person.before_join != nullptr) person.before_join(groups);
+        ++groups;
+        return crowd.Join(id);
+      };
+      BackgroundTask<Group> next;
+      const auto leave = absl::MakeCleanup([&] { crowd.Remove(id); });
+      elastic.join = [&]() -> absl::StatusOr<Group> {
+        auto group = next.has_begun() ? *next.Take() : join();
+        if (group.ok()) WEFT_RETURN_IF_ERROR(crowd.Enter(id));
+        return group;
+      };
+      if (person.joins_ahead) {
+        elastic.join_ahead = [&] {
+          next.Begin("the next group", join).IgnoreError();
+        };
+        elastic.has_joined_ahead = [&] { return next.is_done(); };
+      }
+      elastic.has_newcomers = [&crowd] { return crowd.HasWaiting(); };
+      elastic.ask_interval = absl::ZeroDuration();
+      int64_t steps = 0;  // the next one that it takes
+      elastic.asked_to_leave = [&] {
+        return person.leaves_after != 0 && ++steps >= person.leaves_after;
+      };
+      elastic.leave_after = person.leave_after;
+      elastic.has_trained = person.has_trained;
+      WEFT_ASSIGN_OR_RETURN(
+          const auto training,
+          DataParallelTraining::CreateElastic(
+              std::move(elastic), telemetry::Silent(), std::move(parts),
+              TablesOf(id, person.table), OptionsOf(person)));
+      WEFT_RETURN_IF_ERROR(TrainSteps(crowd, id, person, net, next, *training));
+      WEFT_ASSIGN_OR_RETURN(const Result result, training->Finish());
+      outcome->checkpoint = result.checkpoint;
+      outcome->steps = training->steps();
+      outcome->groups = training->groups();
+      outcome->was_stopped = result.was_stopped;
+      const auto add = [&](const auto& state) {
+        for (const auto& [name, tensor] : state) {
+          absl::StrAppend(&outcome->bits, name, " ", testing::BytesOf(tensor));
+        }
+      };
+      add(net.StateDict());
+      add(optimizer->StateDict());
+      return result.saved;
     }
-    for (std::thread& thread : threads) thread.join();
-    return outcomes;
-  }
 
-  // Of one that comes after four steps to two others, which go on without it.
-  absl::Status StatusOfNewcomer(const Person& other) {
-    Crowd crowd;
-    crowd.Add(0);
-    crowd.Add(1);
-    Outcome outcomes[3];
-    std::thread newcomer;
-    Person first, second_one;
-    first.awaits_next_group = second_one.awaits_next_group = true;
-    first.dies = [&](int64_t steps, bool is_in_step) {
-      if (steps == 4 && !is_in_step && !newcomer.joinable()) {
-        crowd.Add(2);
-        newcomer = std::thread([&] { outcomes[2] = Train(crowd, 2, other); });
-        while (!crowd.HasWaiting()) absl::SleepFor(absl::Milliseconds(1));
+    // All begin together.
+    std::vector<Outcome> TrainAll(const std::vector<Person>& people) {
+      Crowd crowd;
+      return TrainAll(people, crowd);
+    }
+    std::vector<Outcome> TrainAll(const std::vector<Person>& people,
+                                  Crowd& crowd) {
+      for (size_t i = 0; i < people.size(); ++i) crowd.Add(static_cast<int>(i));
+      std::vector<Outcome> outcomes(people.size());
+      std::vector<std::thread> threads;
+      for (size_t i = 0; i < people.size(); ++i) {
+        threads.emplace_back([&, i] {
+          outcomes[i] = Train(crowd, static_cast<int>(i), people[i]);
+        });
       }
-      return false;
+      for (std::thread& thread : threads) thread.join();
+      return outcomes;
+    }
+
+    // Of one that comes after four steps to two others, which go on without it.
+    absl::Status StatusOfNewcomer(const Person& other) {
+      Crowd crowd;
+      crowd.Add(0);
+      crowd.Add(1);
+      Outcome outcomes[3];
+      std::thread newcomer;
+      Person first, second_one;
+      first.awaits_next_group = second_one.awaits_next_group = true;
+      first.dies = [&](int64_t steps, bool is_in_step) {
+        if (steps == 4 && !is_in_step && !newcomer.joinable()) {
+          crowd.Add(2);
+          newcomer = std::thread([&] { outcomes[2] = Train(crowd, 2, other); });
+          while (!crowd.HasWaiting()) absl::SleepFor(absl::Milliseconds(1));
+        }
+        return false;
+      };
+      std::thread second([&] { outcomes[1] = Train(crowd, 1, second_one); });
+      outcomes[0] = Train(crowd, 0, first);
+      second.join();
+      newcomer.join();
+      ExpectUndisturbed(outcomes[0]);
+      ExpectUndisturbed(outcomes[1]);
+      return outcomes[2].status;
+    }
+
+    const Outcome& Undisturbed() {
+      if (undisturbed_.steps == 0) undisturbed_ = TrainAll({Person()})[0];
+      return undisturbed_;
+    }
+    void ExpectUndisturbed(const Outcome& outcome) {
+      WEFT_ASSERT_OK(outcome.status);
+      WEFT_ASSERT_OK(Undisturbed().status);
+      EXPECT_EQ(outcome.steps, Undisturbed().steps);
+      EXPECT_EQ(outcome.bits == Undisturbed().bits, true);
+    }
+
+    const Points points_;
+    testing::TempDir dir_;
+    Outcome undisturbed_;
+  };
+
+  inline Dies InStep(int64_t step) {
+    return [step](int64_t steps, bool is_in_step) {
+      return is_in_step && steps >= step;
     };
-    std::thread second([&] { outcomes[1] = Train(crowd, 1, second_one); });
-    outcomes[0] = Train(crowd, 0, first);
-    second.join();
-    newcomer.join();
-    ExpectUndisturbed(outcomes[0]);
-    ExpectUndisturbed(outcomes[1]);
-    return outcomes[2].status;
   }
-
-  const Outcome& Undisturbed() {
-    if (undisturbed_.steps == 0) undisturbed_ = TrainAll({Person()})[0];
-    return undisturbed_;
+  inline Dies AfterStep(int64_t step) {
+    return [step](int64_t steps, bool is_in_step) {
+      return !is_in_step && steps >= step;
+    };
   }
-  void ExpectUndisturbed(const Outcome& outcome) {
-    WEFT_ASSERT_OK(outcome.status);
-    WEFT_ASSERT_OK(Undisturbed().status);
-    EXPECT_EQ(outcome.steps, Undisturbed().steps);
-    EXPECT_EQ(outcome.bits == Undisturbed().bits, true);
-  }
-
-  const Points points_;
-  testing::TempDir dir_;
-  Outcome undisturbed_;
-};
-
-inline Dies InStep(int64_t step) {
-  return [step](int64_t steps, bool is_in_step) {
-    return is_in_step && steps >= step;
-  };
-}
-inline Dies AfterStep(int64_t step) {
-  return [step](int64_t steps, bool is_in_step) {
-    return !is_in_step && steps >= step;
-  };
-}
 
 }  // namespace weft::train
 

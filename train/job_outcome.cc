@@ -89,12 +89,18 @@ void JobOutcome::Report(const absl::Status& why) {
 }
 
 void JobOutcome::ReportCompleted() {
-  (void)membership_.store().Set(kCompleted, membership_.self().name,
-                                kStoreTimeout);
+  (void)membership_.store().Add(kCompleted, 1, kStoreTimeout);
 }
 
-bool JobOutcome::IsCompleted() {
-  return CanAsk() && membership_.store().Get(kCompleted, kStoreTimeout).ok();
+std::optional<uint64_t> JobOutcome::CountCompleted() {
+  if (!CanAsk()) return std::nullopt;
+  const auto entry = membership_.store().Get(kCompleted, kStoreTimeout);
+  if (absl::IsNotFound(entry.status())) return 0;
+  uint64_t count = 0;
+  if (!entry.ok() || !absl::SimpleAtoi(entry->value, &count)) {
+    return std::nullopt;
+  }
+  return count;
 }
 
 absl::Status JobOutcome::ReportOf(const std::string& trainer,

@@ -9,6 +9,8 @@
 #ifndef WEFT_TRAIN_JOB_OUTCOME_H_
 #define WEFT_TRAIN_JOB_OUTCOME_H_
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -42,8 +44,9 @@ class JobOutcome {
   // Of an elastic job: this trainer has completed the training. The job
   // remembers it: trainers that are gone do not come again.
   void ReportCompleted();
-  // Whether one has said so; false if the coordinator does not answer.
-  bool IsCompleted();
+  // How often trainers have said so, in earlier runs of the job as well;
+  // nothing if the coordinator does not answer.
+  std::optional<uint64_t> CountCompleted();
 
   // `own`, unless that IsOfPeer and a trainer has reported what is not: then
   // the report, which begins with the name of the trainer.

@@ -137,5 +137,12 @@ TEST_F(JobOutcomeTest, OneTrainerThatCompletesAfterAnotherWasStoppedIsEnough) {
   EXPECT_THAT(OfTheJob(), IsOk());
 }
 
+TEST_F(JobOutcomeTest, CompletedElasticTrainingIsCounted) {
+  EXPECT_EQ(OutcomeAt("ps0").CountCompleted(), 0u);
+  OutcomeAt("trainer1").ReportCompleted();
+  Leave("trainer1");
+  EXPECT_EQ(OutcomeAt("ps0").CountCompleted(), 1u);
+}
+
 }  // namespace
 }  // namespace weft::train

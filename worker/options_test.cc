@@ -495,6 +495,26 @@ TEST(Options, NumbersOfALauncherAreNoneOfAnElasticJob) {
               StatusIs(absl::StatusCode::kInvalidArgument, "give either"));
 }
 
+// `weft run --elastic` with servers: their number is fixed.
+TEST(Options, AnElasticJobMayHaveAFixedNumberOfServers) {
+  const Environment servers("WEFT_SERVERS", "3");
+  const Environment trainers("WEFT_TRAINERS", "2");
+  const Environment workers("WEFT_WORKERS", "1:4");
+  Options trainer;
+  ASSERT_THAT(Resolve(trainer, {"--rank=7", "--replicas=2"}), IsOk());
+  EXPECT_TRUE(trainer.is_elastic());
+  EXPECT_EQ(trainer.servers, 3);
+  EXPECT_EQ(trainer.trainers, 0);
+  EXPECT_EQ(trainer.world(), rendezvous::World::Elastic(4, 7));
+  Options server;
+  ASSERT_THAT(Resolve(server, {"--role=ps", "--rank=2"}), IsOk());
+  EXPECT_EQ(server.world(), trainer.world());
+  Options beyond;
+  EXPECT_THAT(Resolve(beyond, {"--role=ps", "--rank=3"}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "there is no ps3 in a job of 3 servers"));
+}
+
 TEST(Options, ConflictingOptionsFailBeforeTheStart) {
   // Room for the coordinator's own socket, none for trainer0.sock.
   const std::string long_socket =
