@@ -426,164 +426,164 @@ class ElasticTrainingTest : public ::testing::Test {
         return absl::CancelledError("died");
       }
     }
+  }
 
-    static DataParallelTraining::Tables TablesOf(int id, PretendTable* table) {
-      DataParallelTraining::Tables tables;
-      if (table == nullptr) return tables;
-      auto rounds = std::make_shared<int64_t>(0);
-      tables.begin_round = [](int64_t) { return absl::OkStatus(); };
-      tables.push = [=](int64_t round, int shard, const std::string& part) {
-        *rounds = round + 1;
-        table->Push(id, round, shard, part);
-        return absl::OkStatus();
+  static DataParallelTraining::Tables TablesOf(int id, PretendTable* table) {
+    DataParallelTraining::Tables tables;
+    if (table == nullptr) return tables;
+    auto rounds = std::make_shared<int64_t>(0);
+    tables.begin_round = [](int64_t) { return absl::OkStatus(); };
+    tables.push = [=](int64_t round, int shard, const std::string& part) {
+      *rounds = round + 1;
+      table->Push(id, round, shard, part);
+      return absl::OkStatus();
+    };
+    tables.await_stable = [=](absl::Duration wait) {
+      return table->AwaitRounds(*rounds, std::min(wait, absl::Milliseconds(1)));
+    };
+    return tables;
+  }
+
+  absl::Status TrainRank(Crowd& crowd, int id, const Person& person,
+                         Outcome* outcome) {
+    Generator generator(person.seed != 0 ? person.seed
+                                         : static_cast<uint64_t>(id) + 1);
+    Net net(person.width, generator, person.ties);
+    net.To(DeviceOf(person));
+    generator = Generator(5);
+    optimizer::AdamOptions adam;
+    adam.lr = 0.01;
+    WEFT_ASSIGN_OR_RETURN(
+        const auto optimizer,
+        optimizer::Optimizer::Create({{adam, net.NamedParameters()}}));
+    DataParallelTraining::Parts parts;
+    parts.model = &net;
+    parts.optimizer = optimizer.get();
+    parts.generator = &generator;
+    parts.virtual_shards = kShards;
+    parts.make_loader = [this](int shard, int shards) {
+      return MakeLoader(shard, shards);
+    };
+    DataParallelTraining::Elastic elastic;
+    int groups = 0;
+    const auto join = [&] {
+      if (person.before_join != nullptr) person.before_join(groups);
+      ++groups;
+      return crowd.Join(id);
+    };
+    BackgroundTask<Group> next;
+    const auto leave = absl::MakeCleanup([&] { crowd.Remove(id); });
+    elastic.join = [&]() -> absl::StatusOr<Group> {
+      auto group = next.has_begun() ? *next.Take() : join();
+      if (group.ok()) WEFT_RETURN_IF_ERROR(crowd.Enter(id));
+      return group;
+    };
+    if (person.joins_ahead) {
+      elastic.join_ahead = [&] {
+        next.Begin("the next group", join).IgnoreError();
       };
-      tables.await_stable = [=](absl::Duration wait) {
-        return table->AwaitRounds(*rounds,
-                                  std::min(wait, absl::Milliseconds(1)));
-      };
-      return tables;
+      elastic.has_joined_ahead = [&] { return next.is_done(); };
     }
-
-    absl::Status TrainRank(Crowd & crowd, int id, const Person& person,
-                           Outcome* outcome) {
-      Generator generator(person.seed != 0 ? person.seed
-                                           : static_cast<uint64_t>(id) + 1);
-      Net net(person.width, generator, person.ties);
-      net.To(DeviceOf(person));
-      generator = Generator(5);
-      optimizer::AdamOptions adam;
-      adam.lr = 0.01;
-      WEFT_ASSIGN_OR_RETURN(
-          const auto optimizer,
-          optimizer::Optimizer::Create({{adam, net.NamedParameters()}}));
-      DataParallelTraining::Parts parts;
-      parts.model = &net;
-      parts.optimizer = optimizer.get();
-      parts.generator = &generator;
-      parts.virtual_shards = kShards;
-      parts.make_loader = [this](int shard, int shards) {
-        return MakeLoader(shard, shards);
-      };
-      DataParallelTraining::Elastic elastic;
-      int groups = 0;
-      const auto join = [&] {
-        if (person.before_join != nullptr) person.before_join(groups);
-        ++groups;
-        return crowd.Join(id);
-      };
-      BackgroundTask<Group> next;
-      const auto leave = absl::MakeCleanup([&] { crowd.Remove(id); });
-      elastic.join = [&]() -> absl::StatusOr<Group> {
-        auto group = next.has_begun() ? *next.Take() : join();
-        if (group.ok()) WEFT_RETURN_IF_ERROR(crowd.Enter(id));
-        return group;
-      };
-      if (person.joins_ahead) {
-        elastic.join_ahead = [&] {
-          next.Begin("the next group", join).IgnoreError();
-        };
-        elastic.has_joined_ahead = [&] { return next.is_done(); };
+    elastic.has_newcomers = [&crowd] { return crowd.HasWaiting(); };
+    elastic.ask_interval = absl::ZeroDuration();
+    int64_t steps = 0;  // the next one that it takes
+    elastic.asked_to_leave = [&] {
+      return person.leaves_after != 0 && ++steps >= person.leaves_after;
+    };
+    elastic.leave_after = person.leave_after;
+    elastic.has_trained = person.has_trained;
+    WEFT_ASSIGN_OR_RETURN(
+        const auto training,
+        DataParallelTraining::CreateElastic(
+            std::move(elastic), telemetry::Silent(), std::move(parts),
+            TablesOf(id, person.table), OptionsOf(person)));
+    WEFT_RETURN_IF_ERROR(TrainSteps(crowd, id, person, net, next, *training));
+    WEFT_ASSIGN_OR_RETURN(const Result result, training->Finish());
+    outcome->checkpoint = result.checkpoint;
+    outcome->steps = training->steps();
+    outcome->groups = training->groups();
+    outcome->was_stopped = result.was_stopped;
+    const auto add = [&](const auto& state) {
+      for (const auto& [name, tensor] : state) {
+        absl::StrAppend(&outcome->bits, name, " ", testing::BytesOf(tensor));
       }
-      elastic.has_newcomers = [&crowd] { return crowd.HasWaiting(); };
-      elastic.ask_interval = absl::ZeroDuration();
-      int64_t steps = 0;  // the next one that it takes
-      elastic.asked_to_leave = [&] {
-        return person.leaves_after != 0 && ++steps >= person.leaves_after;
-      };
-      elastic.leave_after = person.leave_after;
-      elastic.has_trained = person.has_trained;
-      WEFT_ASSIGN_OR_RETURN(
-          const auto training,
-          DataParallelTraining::CreateElastic(
-              std::move(elastic), telemetry::Silent(), std::move(parts),
-              TablesOf(id, person.table), OptionsOf(person)));
-      WEFT_RETURN_IF_ERROR(TrainSteps(crowd, id, person, net, next, *training));
-      WEFT_ASSIGN_OR_RETURN(const Result result, training->Finish());
-      outcome->checkpoint = result.checkpoint;
-      outcome->steps = training->steps();
-      outcome->groups = training->groups();
-      outcome->was_stopped = result.was_stopped;
-      const auto add = [&](const auto& state) {
-        for (const auto& [name, tensor] : state) {
-          absl::StrAppend(&outcome->bits, name, " ", testing::BytesOf(tensor));
-        }
-      };
-      add(net.StateDict());
-      add(optimizer->StateDict());
-      return result.saved;
-    }
+    };
+    add(net.StateDict());
+    add(optimizer->StateDict());
+    return result.saved;
+  }
 
-    // All begin together.
-    std::vector<Outcome> TrainAll(const std::vector<Person>& people) {
-      Crowd crowd;
-      return TrainAll(people, crowd);
+  // All begin together.
+  std::vector<Outcome> TrainAll(const std::vector<Person>& people) {
+    Crowd crowd;
+    return TrainAll(people, crowd);
+  }
+  std::vector<Outcome> TrainAll(const std::vector<Person>& people,
+                                Crowd& crowd) {
+    for (size_t i = 0; i < people.size(); ++i) crowd.Add(static_cast<int>(i));
+    std::vector<Outcome> outcomes(people.size());
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < people.size(); ++i) {
+      threads.emplace_back([&, i] {
+        outcomes[i] = Train(crowd, static_cast<int>(i), people[i]);
+      });
     }
-    std::vector<Outcome> TrainAll(const std::vector<Person>& people,
-                                  Crowd& crowd) {
-      for (size_t i = 0; i < people.size(); ++i) crowd.Add(static_cast<int>(i));
-      std::vector<Outcome> outcomes(people.size());
-      std::vector<std::thread> threads;
-      for (size_t i = 0; i < people.size(); ++i) {
-        threads.emplace_back([&, i] {
-          outcomes[i] = Train(crowd, static_cast<int>(i), people[i]);
-        });
+    for (std::thread& thread : threads) thread.join();
+    return outcomes;
+  }
+
+  // Of one that comes after four steps to two others, which go on without it.
+  absl::Status StatusOfNewcomer(const Person& other) {
+    Crowd crowd;
+    crowd.Add(0);
+    crowd.Add(1);
+    Outcome outcomes[3];
+    std::thread newcomer;
+    Person first, second_one;
+    first.awaits_next_group = second_one.awaits_next_group = true;
+    first.dies = [&](int64_t steps, bool is_in_step) {
+      if (steps == 4 && !is_in_step && !newcomer.joinable()) {
+        crowd.Add(2);
+        newcomer = std::thread([&] { outcomes[2] = Train(crowd, 2, other); });
+        while (!crowd.HasWaiting()) absl::SleepFor(absl::Milliseconds(1));
       }
-      for (std::thread& thread : threads) thread.join();
-      return outcomes;
-    }
+      return false;
+    };
+    std::thread second([&] { outcomes[1] = Train(crowd, 1, second_one); });
+    outcomes[0] = Train(crowd, 0, first);
+    second.join();
+    newcomer.join();
+    ExpectUndisturbed(outcomes[0]);
+    ExpectUndisturbed(outcomes[1]);
+    return outcomes[2].status;
+  }
 
-    // Of one that comes after four steps to two others, which go on without it.
-    absl::Status StatusOfNewcomer(const Person& other) {
-      Crowd crowd;
-      crowd.Add(0);
-      crowd.Add(1);
-      Outcome outcomes[3];
-      std::thread newcomer;
-      Person first, second_one;
-      first.awaits_next_group = second_one.awaits_next_group = true;
-      first.dies = [&](int64_t steps, bool is_in_step) {
-        if (steps == 4 && !is_in_step && !newcomer.joinable()) {
-          crowd.Add(2);
-          newcomer = std::thread([&] { outcomes[2] = Train(crowd, 2, other); });
-          while (!crowd.HasWaiting()) absl::SleepFor(absl::Milliseconds(1));
-        }
-        return false;
-      };
-      std::thread second([&] { outcomes[1] = Train(crowd, 1, second_one); });
-      outcomes[0] = Train(crowd, 0, first);
-      second.join();
-      newcomer.join();
-      ExpectUndisturbed(outcomes[0]);
-      ExpectUndisturbed(outcomes[1]);
-      return outcomes[2].status;
-    }
+  const Outcome& Undisturbed() {
+    if (undisturbed_.steps == 0) undisturbed_ = TrainAll({Person()})[0];
+    return undisturbed_;
+  }
+  void ExpectUndisturbed(const Outcome& outcome) {
+    WEFT_ASSERT_OK(outcome.status);
+    WEFT_ASSERT_OK(Undisturbed().status);
+    EXPECT_EQ(outcome.steps, Undisturbed().steps);
+    EXPECT_EQ(outcome.bits == Undisturbed().bits, true);
+  }
 
-    const Outcome& Undisturbed() {
-      if (undisturbed_.steps == 0) undisturbed_ = TrainAll({Person()})[0];
-      return undisturbed_;
-    }
-    void ExpectUndisturbed(const Outcome& outcome) {
-      WEFT_ASSERT_OK(outcome.status);
-      WEFT_ASSERT_OK(Undisturbed().status);
-      EXPECT_EQ(outcome.steps, Undisturbed().steps);
-      EXPECT_EQ(outcome.bits == Undisturbed().bits, true);
-    }
+  const Points points_;
+  testing::TempDir dir_;
+  Outcome undisturbed_;
+};
 
-    const Points points_;
-    testing::TempDir dir_;
-    Outcome undisturbed_;
+inline Dies InStep(int64_t step) {
+  return [step](int64_t steps, bool is_in_step) {
+    return is_in_step && steps >= step;
   };
-
-  inline Dies InStep(int64_t step) {
-    return [step](int64_t steps, bool is_in_step) {
-      return is_in_step && steps >= step;
-    };
-  }
-  inline Dies AfterStep(int64_t step) {
-    return [step](int64_t steps, bool is_in_step) {
-      return !is_in_step && steps >= step;
-    };
-  }
+}
+inline Dies AfterStep(int64_t step) {
+  return [step](int64_t steps, bool is_in_step) {
+    return !is_in_step && steps >= step;
+  };
+}
 
 }  // namespace weft::train
 
