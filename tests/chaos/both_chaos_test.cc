@@ -34,7 +34,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
@@ -255,11 +254,11 @@ class BothChaos : public ::testing::Test {
   // start.
   int64_t StepOf(int node) {
     const std::string output = nodes_[node]->output();
-    constexpr absl::string_view kTold = "{\"step\":";
+    const std::string told = "{\"step\":";
     const size_t begin = seen_[absl::StrCat("trainer", node)].written;
-    const size_t at = output.rfind(kTold);
+    const size_t at = output.rfind(told);
     if (at == output.npos || at < begin) return -1;
-    return std::strtoll(output.c_str() + at + kTold.size(), nullptr, 10);
+    return std::strtoll(output.c_str() + at + told.size(), nullptr, 10);
   }
 
   int CountTraining() {
@@ -271,11 +270,11 @@ class BothChaos : public ::testing::Test {
   // The newest map that any server has told of.
   std::pair<int64_t, std::string> NewestMap() const {
     std::pair<int64_t, std::string> newest = {-1, ""};
-    constexpr absl::string_view kMade = "partition map: made epoch ";
+    const std::string made = "partition map: made epoch ";
     for (const auto& [name, process] : processes_) {
       const std::string output = process->output();
-      for (size_t at = 0; (at = output.find(kMade, at)) != output.npos;) {
-        at += kMade.size();
+      for (size_t at = 0; (at = output.find(made, at)) != output.npos;) {
+        at += made.size();
         const int64_t epoch = std::strtoll(output.c_str() + at, nullptr, 10);
         if (epoch <= newest.first) continue;
         newest = {epoch, output.substr(at, output.find('\n', at) - at)};
@@ -432,8 +431,8 @@ class BothChaos : public ::testing::Test {
   // The lines with which trainers have ended: one, if all agree.
   static std::set<std::string> ResultsIn(const std::string& output) {
     std::set<std::string> results;
-    constexpr absl::string_view kBegin = "{\"steps\":";
-    for (size_t at = 0; (at = output.find(kBegin, at)) != output.npos; ++at) {
+    const std::string begins = "{\"steps\":";
+    for (size_t at = 0; (at = output.find(begins, at)) != output.npos; ++at) {
       results.insert(output.substr(at, output.find('\n', at) - at));
     }
     return results;
