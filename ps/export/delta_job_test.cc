@@ -155,7 +155,8 @@ class DeltaJob : public ::testing::Test {
 TEST_F(DeltaJob, ChainIsToTheByteAFullCheckpointAndRestoredOnAnyServers) {
   for (const auto mode : {v1::TableSpec::ASYNC, v1::TableSpec::SYNC}) {
     SCOPED_TRACE(mode);
-    for (const std::string& name : *directory_->List()) {
+    const std::vector<std::string> old = *directory_->List();
+    for (const std::string& name : old) {
       std::filesystem::remove_all(path_ + "/" + name);
     }
     Start(2);
