@@ -89,7 +89,7 @@ std::map<std::string, std::string> BytesOf(const std::string& path) {
 }
 
 TEST(Chain, IsWhatAFullCheckpointOfThatMomentIs) {
-  for (uint64_t seed = 1; seed <= 40; ++seed) {
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
     const TempDir dir;
@@ -145,7 +145,7 @@ TEST(Chain, IsWhatAFullCheckpointOfThatMomentIs) {
 }
 
 TEST(Chain, TableLookedUpInItIsThatOfAFullExport) {
-  for (uint64_t seed = 1; seed <= 20; ++seed) {
+  for (uint64_t seed = 1; seed <= 8; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
     const TempDir dir;
