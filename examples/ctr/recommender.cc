@@ -35,7 +35,6 @@ constexpr int64_t kBatch = 1024;
 struct Settings {
   example::ClickOptions clicks;
   int tables = Dlrm::kFields;
-  absl::Duration snapshot_every = absl::Minutes(1);
 };
 
 ps::ClientOptions ClientOf(weft::worker::Worker& worker) {
@@ -112,7 +111,7 @@ absl::StatusOr<Result> Train(weft::train::Job& job, const Settings& settings) {
   Pace pace;
   while (model->round() < rounds && !result.was_stopped) {
     if (checkpoints.has_value()) {
-      checkpoints->SnapshotIfDue(model->round(), settings.snapshot_every);
+      checkpoints->SnapshotIfDue(model->round(), job.options().snapshot_every);
     }
     const int64_t begin = model->round() % batches * kBatch;
     const int64_t size = std::min(kBatch, clicks.rows - begin);
@@ -155,8 +154,6 @@ absl::Status Run(int argc, char** argv) {
   settings.clicks.AddTo(flags);
   flags.Add("tables", &settings.tables,
             "embedding tables among which the 26 fields are shared");
-  flags.Add("snapshot-every", &settings.snapshot_every,
-            "how often a checkpoint is begun while rounds go on; 0: never");
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
   WEFT_RETURN_IF_ERROR(worker.Resolve());
   WEFT_RETURN_IF_ERROR(training.Resolve(worker));

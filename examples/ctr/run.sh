@@ -32,7 +32,8 @@ trap 'kill "${background[@]}" 2>/dev/null || true; wait; rm -rf "$work"' EXIT
 train() {
   local name=$1 dir=$work/$1
   shift
-  mkdir -p "$dir/saved"
+  mkdir -m 700 "$dir"
+  mkdir "$dir/saved"
   "$weft" run --job="$name" --coordinator="unix:$dir/socket" --replicas=2 --events="$dir/events" \
     --role ps=2:"bazel-bin/launch/parameter_server --checkpoint-dir=$dir/saved" \
     --role trainer="$trainers:bazel-bin/examples/ctr/recommender --checkpoint-dir=$dir/saved --rows=$rows \
@@ -109,7 +110,7 @@ state() {
   sha256sum "$work/$1/merged"/ckpt-*/shard-*.safetensors | cut -d ' ' -f 1 | sha256sum | cut -c 1-16
 }
 
-mkdir "$work/exports"
+mkdir -m 700 "$work/exports"
 touch "$work/kills"
 train killed --snapshot-every="$snapshot_every"
 export_checkpoints &

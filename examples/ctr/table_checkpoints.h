@@ -91,10 +91,9 @@ class TableCheckpoints {
   }
   void End(absl::StatusOr<Files> files) {
     files_.reset();
-    absl::StatusOr<std::string> name = files.status();
-    if (files.ok()) {
-      name = directory_->Commit(attempt_, *std::move(files), {});
-    }
+    const absl::StatusOr<std::string> name =
+        files.ok() ? directory_->Commit(attempt_, *std::move(files), {})
+                   : files.status();
     std::fprintf(stderr, "snapshot: %s\n",
                  name.ok() ? name->c_str() : name.status().ToString().c_str());
     if (name.ok()) return;
