@@ -39,7 +39,7 @@ inline weft::ps::v1::TableSpec Spec(int shards) {
   spec.set_name(kTable);
   spec.set_kind(weft::ps::v1::TableSpec::SPARSE);
   spec.set_dim(kDim);
-  spec.set_partitions(64);
+  spec.set_partitions(8);
   spec.set_mode(weft::ps::v1::TableSpec::SYNC);
   spec.set_shards(shards);
   spec.set_reduction(weft::ps::v1::TableSpec::SUM);

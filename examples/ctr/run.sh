@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# run.sh: trains the recommender twice, on two servers with two copies of each row. In the first run a server is killed
-# (kill -9) every few seconds while the tables are saved, exported and read; nobody touches the second. Both end with the
-# same bits, and the reader finds no answer that is not wholly of one version. About 3 minutes on 2 cores.
+# run.sh: trains the recommender twice, on two servers with two copies of each row. In the first run one server after the
+# other is killed (kill -9), every 5 s or as soon as each row has two copies again, while the tables are saved, exported and
+# read; nobody touches the second. Both end with the same bits, and the reader finds no answer that is not wholly of one
+# version. About 3 minutes on 2 cores.
 #
 #   examples/ctr/run.sh [--rows=N] [--criteo=FILE] [--kill-every=SECONDS] [--snapshot-every=SECONDS] [--trainers=N]
 #
@@ -9,11 +10,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-rows=256000 criteo='' kill_every=5 snapshot_every=10 trainers=2
+rows=768000 criteo='' kill_every=5 snapshot_every=10 trainers=2
 for arg in "$@"; do
   case "$arg" in
     --rows=*) rows=${arg#*=} ;;
-    --criteo=*) criteo=$(realpath "${arg#*=}") ;;
+    --criteo=*) criteo=--criteo=$(realpath "${arg#*=}") ;;
     --kill-every=*) kill_every=${arg#*=} ;;
     --snapshot-every=*) snapshot_every=${arg#*=} ;;
     --trainers=*) trainers=${arg#*=} ;;
@@ -37,7 +38,7 @@ train() {
   "$weft" run --job="$name" --coordinator="unix:$dir/socket" --replicas=2 --events="$dir/events" \
     --role ps=2:"bazel-bin/launch/parameter_server --checkpoint-dir=$dir/saved" \
     --role trainer="$trainers:bazel-bin/examples/ctr/recommender --checkpoint-dir=$dir/saved --rows=$rows \
-      --criteo=$criteo $*" >"$dir/log" 2>&1 &
+      $criteo $*" >"$dir/log" 2>&1 &
   training=$!
   background+=("$training")
 }

@@ -129,7 +129,7 @@ class ServedModel {
     spec.set_dim(Dlrm::kDim);
     // Each has its lock, its part of each round and its copy: many small ones
     // cost more than they help.
-    spec.set_partitions(64);
+    spec.set_partitions(8);
     spec.mutable_initializer()->set_kind(weft::ps::v1::Initializer::NORMAL);
     spec.mutable_initializer()->set_scale(0.001);
     auto* adagrad = spec.mutable_rule()->mutable_adagrad();
