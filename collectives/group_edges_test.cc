@@ -81,7 +81,9 @@ absl::Status ReduceByRank(ProcessGroup& group) {
   for (int r = 0; r < n; ++r) lists.push_back(Tensor::Full({r % 2}, rank));
   const Tensor own = Tensor::Zeros({rank % 2});
   WEFT_RETURN_IF_ERROR(group.ReduceScatterList(lists, own));
-  if (rank % 2 == 1) EXPECT_EQ(At(own, 0), SumOfRanks(n));
+  if (rank % 2 == 1) {
+    EXPECT_EQ(At(own, 0), SumOfRanks(n));
+  }
   return absl::OkStatus();
 }
 
@@ -99,7 +101,9 @@ absl::Status MoveByRank(ProcessGroup& group) {
   const std::vector<Tensor> at_root =
       rank == root ? Lists(n, 1) : std::vector<Tensor>();
   WEFT_RETURN_IF_ERROR(group.Gather(One(rank), at_root, root));
-  if (rank == root) EXPECT_EQ(At(at_root[n - 1], 0), static_cast<float>(n - 1));
+  if (rank == root) {
+    EXPECT_EQ(At(at_root[n - 1], 0), static_cast<float>(n - 1));
+  }
   std::vector<Tensor> from_root;
   for (int r = 0; rank == root && r < n; ++r) from_root.push_back(One(2 * r));
   const Tensor scattered = One(-1);
@@ -114,7 +118,9 @@ absl::Status MoveByRank(ProcessGroup& group) {
     in.push_back(Tensor::Zeros({rank % 3}));
   }
   WEFT_RETURN_IF_ERROR(group.AllToAllList(out, in));
-  if (rank % 3 > 0) EXPECT_EQ(At(in[n - 1], 0), static_cast<float>(n - 1));
+  if (rank % 3 > 0) {
+    EXPECT_EQ(At(in[n - 1], 0), static_cast<float>(n - 1));
+  }
   return group.Barrier();
 }
 

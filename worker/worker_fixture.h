@@ -182,8 +182,6 @@ class WorkerTest : public ::testing::Test {
   testing::TempDir dir_;
 };
 
-inline void (*HandlerOfUsr2())(int) { return ActionOfUsr2().sa_handler; }
-
 inline bool IsGone(const rendezvous::View& view, const std::string& name,
                    const std::string& reason) {
   return std::any_of(view.departed().begin(), view.departed().end(),

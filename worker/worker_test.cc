@@ -143,6 +143,7 @@ struct sigaction ActionOfUsr2() {
   EXPECT_EQ(sigaction(SIGUSR2, nullptr, &current), 0);
   return current;
 }
+void (*HandlerOfUsr2())(int) { return ActionOfUsr2().sa_handler; }
 
 TEST_F(WorkerTest, ASignalMakesEveryWorkerOfTheProcessWriteItsDump) {
   const std::string dumps = dir_.Path("dumps");

@@ -158,9 +158,9 @@ TEST(TransferQueue, WithoutAThreadOneThatMustWaitSaysWhatItWas) {
                                 "error(RESOURCE_EXHAUSTED,no thread)");
   ScriptedBackend backend([](Transfer&, int) { return false; });
   TransferQueue queue(backend);
-  EXPECT_THAT(
-      AddOne(queue, SendOf(1)).Wait(kPatience),
-      StatusIs(absl::StatusCode::kResourceExhausted, "Send: no thread"));
+  EXPECT_THAT(AddOne(queue, SendOf(1)).Wait(kPatience),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       "Send: failpoint 'base/start_thread': no thread"));
   EXPECT_TRUE(queue.is_idle());
 }
 

@@ -2,6 +2,8 @@
 
 #include <signal.h>
 
+#include <cinttypes>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <memory>
