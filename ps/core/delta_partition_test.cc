@@ -65,7 +65,8 @@ v1::TableSpec AnySpec(std::mt19937_64& random) {
   if (random() % 4 == 0) spec.set_dim(20);
   switch (random() % 4) {
     case 0:
-      spec.mutable_life()->set_max_rows(static_cast<int64_t>(1 + random() % 90));
+      spec.mutable_life()->set_max_rows(
+          static_cast<int64_t>(1 + random() % 90));
       spec.mutable_life()->set_drop_versions(
           static_cast<int64_t>(random() % 2 * 5));
       break;
