@@ -150,7 +150,8 @@ absl::Status Run(int argc, char** argv) {
                         weft::rpc::Client::Connect(flags.positional()[0]));
   Reader reader(*client);
   const absl::Time end = absl::Now() + timeout;
-  while (reader.wrong() == 0 && reader.newest() < until) {
+  WEFT_RETURN_IF_ERROR(reader.ReadLedger());  // of which version it is
+  do {
     if (absl::Now() > end) {
       reader.Print();
       return absl::DeadlineExceededError(absl::StrCat(
@@ -160,7 +161,7 @@ absl::Status Run(int argc, char** argv) {
     WEFT_RETURN_IF_ERROR(reader.ReadLedger());
     WEFT_RETURN_IF_ERROR(reader.ReadEmbedding(embedding));
     absl::SleepFor(absl::Milliseconds(50));
-  }
+  } while (reader.wrong() == 0 && reader.newest() < until);
   reader.Print();
   if (reader.wrong() == 0) return absl::OkStatus();
   return absl::DataLossError(
