@@ -56,7 +56,8 @@ struct Options {
   int replicas = 1;
   // Or the job is elastic: it begins with `min` workers of any role and rank,
   // and others come and go, up to `max`. --workers=MIN:MAX, WEFT_WORKERS. The
-  // numbers that a launcher leaves in the environment then do not count.
+  // number of trainers that a launcher leaves in the environment then does not
+  // count. With `servers` these are trainers, beside a fixed number of servers.
   int min_workers = 0;
   int max_workers = 0;  // 0: not elastic
 
