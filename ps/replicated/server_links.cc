@@ -13,6 +13,9 @@ namespace {
 
 constexpr absl::Duration kBatchTimeout = absl::Seconds(5);
 constexpr int64_t kMostOfABatch = int64_t{16} << 20;  // bytes
+// Of copies: one piece of a large partition, or those of many small ones, which
+// would each have its pause.
+constexpr int64_t kMostOfACopy = int64_t{1} << 17;
 constexpr absl::Duration kRetryAfter = absl::Milliseconds(20);
 constexpr absl::Duration kRetryFor = absl::Seconds(5);
 // Of what waits for one server. Beyond it messages are dropped.
@@ -74,7 +77,7 @@ std::shared_ptr<ServerLinks::Batch> ServerLinks::Take(WorkerKey to,
   batch->to = to;
   batch->is_copy = is_copy;
   batch->sent_at = now;
-  int64_t room = is_copy ? 1 : kMostOfABatch;  // one piece at a time
+  int64_t room = is_copy ? kMostOfACopy : kMostOfABatch;
   while (!queue.waiting.empty() && room > 0) {
     room -= queue.waiting.front().bytes();
     batch->envelopes.push_back(std::move(queue.waiting.front()));

@@ -2,7 +2,7 @@
 //
 // To each server one batch of messages is under way at a time, so that they
 // stay in order and the next batch has all that came meanwhile. Pieces of
-// copies go beside them, one at a time, so that no message waits for one; and
+// copies go beside them, a few at a time, so that no message waits for one; and
 // with pauses where pushes go on meanwhile, for both ends have work with a
 // piece, which those who push would wait for.
 //
