@@ -26,6 +26,7 @@
 #include "weft/ddp/sync_batch_norm.h"
 #include "weft/dist_autograd/remote_module.h"
 #include "weft/dist_autograd/scope.h"
+#include "weft/input/criteo.h"
 #include "weft/input/data_loader.h"
 #include "weft/input/idx.h"
 #include "weft/input/metrics.h"
