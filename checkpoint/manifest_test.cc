@@ -105,7 +105,7 @@ TEST(Manifest, EveryByteThatIsChangedIsFound) {
 // From here on the checksum is right: another program wrote it.
 
 TEST(Manifest, AnotherVersionIsToldFromAnotherFormat) {
-  for (const char* version : {"0", "2", "18446744073709551615", "\"1\""}) {
+  for (const char* version : {"0", "3", "18446744073709551615", "\"1\""}) {
     EXPECT_THAT(ParseManifest(Changed("\"version\":1",
                                       absl::StrCat("\"version\":", version)),
                               "m"),

@@ -97,14 +97,28 @@ TEST_F(ParameterServerProgramTest, InvalidFlagsAreUsageErrors) {
 }
 
 TEST_F(ParameterServerProgramTest, TrainersFlagsAreTakenAndTheMissingNamed) {
-  const auto server =
-      Start(OfAJob({"--async", "--resume", "--keep-best", "--allow-non-finite",
-                    "--data=/nowhere", "--epochs=3", "--batch-size=many",
-                    "--lr=nan", "--optimizer=none", "--clip-value=1",
-                    "--clip-norm=1", "--push-dtype=none", "--pull-dtype=none",
-                    "--staleness=2", "--quorum=1", "--late=fold",
-                    "--checkpoint-dir=/nowhere", "--keep=0", "--keep-as=x",
-                    "--loss-every=1", "--strategy=ps", "--join-timeout=3s"}));
+  const auto server = Start(OfAJob({"--async",
+                                    "--resume",
+                                    "--keep-best",
+                                    "--allow-non-finite",
+                                    "--data=/nowhere",
+                                    "--epochs=3",
+                                    "--batch-size=many",
+                                    "--lr=nan",
+                                    "--optimizer=none",
+                                    "--clip-value=1",
+                                    "--clip-norm=1",
+                                    "--push-dtype=none",
+                                    "--pull-dtype=none",
+                                    "--staleness=2",
+                                    "--quorum=1",
+                                    "--late=fold",
+                                    "--checkpoint-dir=/nowhere",
+                                    "--keep=0",
+                                    "--keep-as=x",
+                                    "--loss-every=1",
+                                    "--strategy=ps",
+                                    "--join-timeout=3s"}));
   EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(kTimeout)) << server->output();
   EXPECT_THAT(server->output(), HasSubstr("1/2 joined, missing trainer0"));
 }

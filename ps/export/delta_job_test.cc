@@ -112,7 +112,10 @@ class DeltaJob : public ::testing::Test {
   }
   int64_t BytesOf(const std::string& name) {
     int64_t bytes = 0;
-    for (const auto& file : directory_->ReadManifest(name)->files) {
+    const auto manifest = directory_->ReadManifest(name);
+    EXPECT_THAT(manifest, IsOk());
+    if (!manifest.ok()) return bytes;
+    for (const auto& file : manifest->files) {
       bytes += file.digest.bytes;
     }
     return bytes;

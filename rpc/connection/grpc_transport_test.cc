@@ -235,9 +235,8 @@ TEST_F(GrpcAgents, WantOfDescriptorsIsNotBlamedOnThePeer) {
     const testing::NoFreeDescriptors none;
     status = Call(agent_a_->To("b"), Twice, 1).status();
   }
-  EXPECT_THAT(status,
-              StatusIs(absl::StatusCode::kResourceExhausted,
-                       "this process could not connect to b at unix:"));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
+                               "this process could not connect to b at unix:"));
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
                                "raise it by `ulimit -n`"));
   EXPECT_THAT(Call(agent_a_->To("b"), Twice, 2), IsOkAndHolds(4));
