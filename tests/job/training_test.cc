@@ -473,9 +473,9 @@ TEST(MainJob, RateAndNumberOfTrainersMayChangeOnResumeSeedAndDataMayNot) {
         EXPECT_THAT(p->output(), HasSubstr(why));
       }
     }
-    EXPECT_THAT(trainers[0]->output(),
-                HasSubstr("--epochs, --full-snapshot-every, --keep, "
-                          "--keep-as, --keep-best, --lr, "));
+    EXPECT_THAT(
+        trainers[0]->output(),
+        HasSubstr("--epochs, --keep, --keep-as, --keep-best, --late, --lr, "));
   };
   refuses(with("--seed=7"), "--seed is 1 there and 7 now");
   refuses(with("--async"), "--sync or --async is --sync there and --async now");
