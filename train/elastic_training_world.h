@@ -76,6 +76,12 @@ class Crowd {
     joined.world->KillAfter(joined.rank, doom->second.second);
     return absl::OkStatus();
   }
+  // Whether `id` has died in its group, which it may not have noticed.
+  bool HasDied(int id) {
+    MutexLock lock(mu_);
+    const Joined& joined = joined_[id];
+    return joined.world != nullptr && joined.world->IsKilled(joined.rank);
+  }
   // The group in which `id` is; groups are counted from 0.
   int GroupOf(int id) {
     MutexLock lock(mu_);
@@ -428,7 +434,8 @@ class ElasticTrainingTest : public ::testing::Test {
     }
   }
 
-  static DataParallelTraining::Tables TablesOf(int id, PretendTable* table) {
+  static DataParallelTraining::Tables TablesOf(Crowd& crowd, int id,
+                                               PretendTable* table) {
     DataParallelTraining::Tables tables;
     if (table == nullptr) return tables;
     auto rounds = std::make_shared<int64_t>(0);
@@ -438,7 +445,9 @@ class ElasticTrainingTest : public ::testing::Test {
       table->Push(id, round, shard, part);
       return absl::OkStatus();
     };
-    tables.await_stable = [=](absl::Duration wait) {
+    // Whoever is dead waits for nobody.
+    tables.await_stable = [=, &crowd](absl::Duration wait) -> absl::Status {
+      if (crowd.HasDied(id)) return absl::CancelledError("died");
       return table->AwaitRounds(*rounds, std::min(wait, absl::Milliseconds(1)));
     };
     return tables;
@@ -496,7 +505,7 @@ class ElasticTrainingTest : public ::testing::Test {
         const auto training,
         DataParallelTraining::CreateElastic(
             std::move(elastic), telemetry::Silent(), std::move(parts),
-            TablesOf(id, person.table), OptionsOf(person)));
+            TablesOf(crowd, id, person.table), OptionsOf(person)));
     WEFT_RETURN_IF_ERROR(TrainSteps(crowd, id, person, net, next, *training));
     WEFT_ASSIGN_OR_RETURN(const Result result, training->Finish());
     outcome->checkpoint = result.checkpoint;

@@ -113,7 +113,7 @@ class LookUpRecord::Sink final : public GradientSink {
     Gradients dropped;
     MutexLock lock(mu_);
     dropped.swap(gradients_);
-    ended_ = why;
+    if (ended_.ok()) ended_ = why;  // the first reason stands
   }
 
  private:

@@ -317,6 +317,11 @@ void LocalWorld::KillAfter(int rank, int64_t messages) {
   state_->left_to_send[rank] = messages;
 }
 
+bool LocalWorld::IsKilled(int rank) const {
+  MutexLock lock(state_->mu);
+  return state_->killed[rank];
+}
+
 void LocalWorld::Hold(int rank) {
   MutexLock lock(state_->mu);
   state_->held[rank] = true;

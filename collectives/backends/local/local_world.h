@@ -71,6 +71,8 @@ class LocalWorld {
   // Kills `rank` in the place of the message that it sends after `messages`
   // more of them.
   void KillAfter(int rank, int64_t messages);
+  // Whether it was, by now.
+  bool IsKilled(int rank) const;
   // Messages that `rank` sends are held back, until Release; it sends no more
   // meanwhile.
   void Hold(int rank);
