@@ -36,7 +36,6 @@ grpc::ChannelArguments ArgumentsOf(const LoopOptions& loop,
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  arguments.SetInt(GRPC_ARG_ENABLE_CHANNELZ, 0);  // nobody asks for it
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   // gRPC grows towards it while reads are full. From a least chunk of that size
   // each read of a small reply would pass dozens of empty slices.

@@ -279,8 +279,6 @@ void Loop::Core::SetLimits(grpc::ServerBuilder& builder) const {
   grpc::ResourceQuota memory("weft");
   memory.Resize(static_cast<size_t>(options_.max_buffered_bytes));
   builder.SetResourceQuota(memory);
-  builder.AddChannelArgument(GRPC_ARG_ENABLE_CHANNELZ,
-                             0);  // nobody asks for it
   const int keepalive_ms = Milliseconds(options_.keepalive_interval);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE,
                              static_cast<int>(options_.max_metadata_bytes));
