@@ -2,6 +2,7 @@
 // tensors without elements, arguments that are none, calls after Revoke, and
 // groups that go on with others.
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <iterator>
@@ -20,6 +21,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/collectives/backends/local/local_world.h"
 #include "weft/collectives/process_group.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
 
@@ -29,6 +31,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 using Body = std::function<absl::Status(ProcessGroup&)>;
@@ -409,10 +412,13 @@ std::vector<std::pair<std::string, Body>> AllMessages() {
 }
 
 TEST(Revoke, EndsWhateverIsCalledAfterItOnEveryRank) {
-  const auto body = [](ProcessGroup& group) -> absl::Status {
+  // Rank 1 has ended what it called before the group is broken.
+  std::atomic<bool> is_behind{false};
+  const auto body = [&](ProcessGroup& group) -> absl::Status {
     WEFT_RETURN_IF_ERROR(group.Barrier());
+    if (group.rank() == 1) is_behind = true;
+    EXPECT_TRUE(Becomes([&] { return is_behind.load(); }));
     if (group.rank() == 0) group.Revoke(absl::AbortedError("enough of it"));
-    // The other one may be in it by now, or hear of it here.
     const auto revoked =
         StatusIs(absl::StatusCode::kCancelled,
                  "group world was revoked by rank 0: enough of it");

@@ -121,6 +121,10 @@ absl::Status ProcessGroup::health() const {
   return core_->now()->backend().health();
 }
 
+absl::Status ProcessGroup::CheckRanks() const {
+  return core_->now()->backend().CheckRanks();
+}
+
 absl::StatusOr<Tensor> ProcessGroup::Allocate(const Shape& shape, DType dtype) {
   return CatchToStatus(
       [&] { return core_->now()->backend().Allocate(shape, dtype); });
@@ -468,7 +472,7 @@ absl::Status ProcessGroup::Shrink(const std::vector<int>& members,
                           site.ToString(), ", rank ", backend.rank(),
                           " of group ", name(), ": ", why.message()));
   };
-  const absl::Status checked = CheckRanks(members, backend.size());
+  const absl::Status checked = collectives::CheckRanks(members, backend.size());
   if (!checked.ok()) return failed(checked);
   if (PlaceOf(backend.rank(), members) == static_cast<int>(members.size())) {
     return failed(

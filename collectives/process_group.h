@@ -133,6 +133,10 @@ class ProcessGroup {
   absl::Duration timeout() const;
   // OK, or why the group is broken.
   absl::Status health() const;
+  // The same, or kUnavailable with a rank that has ended without leaving the
+  // group, as far as this one knows without asking: for who waits for something
+  // else than an operation, which would find that out. Any thread.
+  absl::Status CheckRanks() const;
 
   // A tensor, not initialised, in memory that this group's operations use
   // without a copy (the host backend: shared memory). Any tensor may be used

@@ -338,7 +338,7 @@ class DataParallelTraining {
   absl::Status CheckBatches(int root);
   // Whether a rank was lost, so that this group is of no more use.
   bool HasLost() const {
-    return group_ != nullptr && absl::IsUnavailable(group_->health());
+    return group_ != nullptr && absl::IsUnavailable(group_->CheckRanks());
   }
   bool HasNewcomers();
 

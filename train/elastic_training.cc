@@ -135,8 +135,9 @@ bool DataParallelTraining::HasTrained(bool begins) {
 // and others not.
 absl::StatusOr<bool> DataParallelTraining::DoesAnyResume() {
   // All who had trained may be dead, and these have been started by then.
+  const bool may_have_saved = !options_.checkpoint_dir.empty() && is_first();
   const bool resumes =
-      options_.resume || (is_first() && HasTrained(/*begins=*/false));
+      options_.resume || (may_have_saved && HasTrained(/*begins=*/false));
   const Tensor resuming = Tensor::Scalar<int64_t>(resumes ? 1 : 0);
   WEFT_RETURN_IF_ERROR(group_->AllReduce(resuming));
   return resuming.item<int64_t>() > 0;

@@ -131,7 +131,7 @@ absl::Status DataParallelTraining::AwaitStable() {
   for (;;) {
     const absl::Status stable = tables_.await_stable(kLookEvery);
     if (!absl::IsDeadlineExceeded(stable)) return stable;
-    if (HasLost()) return group_->health();
+    WEFT_RETURN_IF_ERROR(group_->CheckRanks());
     if (SteadyClock().Now() >= give_up) {
       return absl::DeadlineExceededError(absl::StrCat(
           "step ", steps(), " is not in the tables, after ",

@@ -6,7 +6,11 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -79,20 +83,22 @@ void ExpectUndisturbed(const Job& job, const std::string& saved) {
 
 // Whether the newest of the partition maps that `output` tells from `begin` on
 // has every partition on two servers that live; with `was_not`, after one that
-// has not.
+// has not. Servers tell of them one after another, in any order.
 bool IsReplicated(const std::string& output, size_t begin, bool was_not) {
-  bool is = false, is_after = false, was = false;
-  for (size_t at = begin;
-       (at = output.find("partition map: made", at)) != output.npos; ++at) {
+  const std::string made = "partition map: made epoch ";
+  std::map<int64_t, bool> by_epoch;
+  for (size_t at = begin; (at = output.find(made, at)) != output.npos;) {
+    at += made.size();
     const size_t end = output.find('\n', at);
     if (end == output.npos) break;
     const std::string line = output.substr(at, end - at);
-    is = absl::StrContains(line, "(0 silent or gone)") &&
-         absl::StrContains(line, " 0 without a backup in sync");
-    was = was || !is;
-    is_after = is && was;
+    by_epoch[std::strtoll(line.c_str(), nullptr, 10)] =
+        absl::StrContains(line, "(0 silent or gone)") &&
+        absl::StrContains(line, " 0 without a backup in sync");
   }
-  return was_not ? is_after : is;
+  if (by_epoch.empty() || !by_epoch.rbegin()->second) return false;
+  return !was_not || std::any_of(by_epoch.begin(), by_epoch.end(),
+                                 [](const auto& map) { return !map.second; });
 }
 
 // kill -9 of each server in turn, each once its predecessor's partitions are on

@@ -149,7 +149,8 @@ TEST_F(PathTest, CreateAndFetch) {
     ASSERT_THAT(rref::Fetch(*object).status(), IsOk());
   });
   RecordProperty("messages", absl::StrCat(messages));
-  EXPECT_LE(messages, 5);
+  // 4.2 to 4.5; on a busy machine an acknowledgement goes alone more often.
+  EXPECT_LE(messages, 6);
 }
 
 TEST_F(PathTest, PassThroughTwoOwners) {

@@ -133,19 +133,23 @@ TEST_F(Crowd, OneThatIsKilledAmidTheFirstCallsIsNamedAndNobodyElse) {
   }
 }
 
-// One more than a worker shares memory with, and it comes when all the others
+// One more than a worker shares memory with, and it answers when all the others
 // have called each other: it is waited for, and nobody is taken for lost.
-TEST_F(Crowd, SixtyFifthThatComesLateIsWaitedForAndAnswered) {
+TEST_F(Crowd, SixtyFifthThatIsLateIsWaitedForAndAnswered) {
   constexpr int kTrainers = 65;
-  const Words words = {"call:1:100"};
-  std::vector<std::unique_ptr<Process>> all;
-  for (int rank = 0; rank + 1 < kTrainers; ++rank) {
-    all.push_back(Caller(rank, kTrainers, words));
-  }
+  const auto all = Callers(
+      kTrainers, {"--silence=100s", "await:" + Path("go"), "call:1:100"});
   for (const auto& each : all) {
-    AwaitOutput(*each, absl::StrCat("answered ", kTrainers - 2, "\n"));
+    AwaitOutput(*each, "joined");
+    if (HasFatalFailure()) return;
   }
-  all.push_back(Caller(kTrainers - 1, kTrainers, words));
+  all.back()->Signal(SIGSTOP);
+  Touch("go");
+  for (int rank = 0; rank + 1 < kTrainers; ++rank) {
+    AwaitOutput(*all[rank], absl::StrCat("answered ", kTrainers - 2, "\n"));
+    if (HasFatalFailure()) return;
+  }
+  all.back()->Signal(SIGCONT);
   for (const auto& each : all) {
     EXPECT_THAT(each->Wait(kLong), IsOkAndHolds(0)) << each->output();
     EXPECT_THAT(each->output(),
