@@ -78,10 +78,52 @@ std::vector<std::string> DamagedShards() {
   return shards;
 }
 
+// The same of what has changed since another checkpoint, with a row that went.
+std::vector<std::string> DamagedDeltas() {
+  ps::TableContent words = ps::Words(6);
+  ps::TableShard::Image image = ps::ImageOf(words, 0, 1);
+  image.base = "tmp-000001-1-0123456789abcdef";
+  for (auto& [partition, rows] : image.partitions) {
+    rows.is_delta = true;
+    if (rows.keys.empty()) continue;
+    // One of the partition's own keys, as if it had gone.
+    rows.removed = {rows.keys.back()};
+    const size_t dim = rows.weights.size() / rows.keys.size();
+    rows.keys.pop_back();
+    rows.steps.pop_back();
+    rows.weights.resize(rows.weights.size() - dim);
+    for (std::vector<float>& slot : rows.slots) {
+      slot.resize(slot.size() / (rows.keys.size() + 1) * rows.keys.size());
+    }
+  }
+  const auto whole = *ps::ToShard(0, words.spec, image);
+  std::vector<std::string> shards = {Written(whole)};
+  const auto add = [&](const std::string& name, const Tensor& column) {
+    checkpoint::Safetensors bent = whole;
+    bent.tensors[name] = column;
+    shards.push_back(Written(bent));
+  };
+  const int64_t parts = whole.tensors.at("delta").numel();
+  const int64_t gone = whole.tensors.at("removed").numel();
+  const auto all = [](int64_t value, int64_t n) {
+    return Tensor::FromVector(std::vector<int64_t>(n, value));
+  };
+  add("delta", Tensor::FromVector(std::vector<uint8_t>(parts, 2)));
+  add("delta", Tensor::FromVector(std::vector<uint8_t>(parts, 0)));
+  add("removed_rows", all(-1, parts));
+  add("removed_rows", all(0, parts));
+  add("removed_rows", all(gone + 1, parts));
+  add("removed", all(1, gone));
+  add("removed", all(-1, gone));
+  add("removed", all(0, gone + 1));
+  return shards;
+}
+
 std::vector<std::string> Seeds() {
   const ps::TableContent words = ps::Words(3);
   const ps::TableContent vector = ps::Vector(5);
   std::vector<std::string> seeds = DamagedShards();
+  for (std::string& seed : DamagedDeltas()) seeds.push_back(std::move(seed));
   for (std::string& seed : std::vector<std::string>{
            Written(*ps::ToShard(0, words.spec, ps::ImageOf(words, 0, 2))),
            Written(*ps::ToShard(0, vector.spec, ps::ImageOf(vector, 0, 1))),
