@@ -1,7 +1,6 @@
 #include "weft/ps/table_client.h"
 
 #include <cmath>
-#include <functional>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -133,8 +132,7 @@ absl::Status TableClient::CheckHasClock() const {
       "': wanted a clock to tick, found none: ",
       layout_->spec().has_staleness()
           ? "the client has left, or its rank is negative; open the table "
-            "again "
-            "with a rank"
+            "again with a rank"
           : "the table has no staleness; set TableSpec.staleness of an ASYNC "
             "table"));
 }
@@ -159,33 +157,6 @@ void TableClient::NoteLate(const std::vector<ExchangeReply>& replies) {
   late_.dropped += late.dropped;
 }
 
-namespace {
-
-// Has `send` called once all that is under way has ended well.
-Future<void> AfterAll(const std::shared_ptr<TableClient>& table,
-                      std::function<Future<void>()> send) {
-  const Future<void> before = table->UnderWay();
-  if (before.IsReady()) {
-    const absl::Status ended = before.Wait(absl::ZeroDuration());
-    return ended.ok() ? send() : MakeReady<void>(ended);
-  }
-  auto [promise, future] = MakePromise<void>();
-  before.OnReady([send = std::move(send), promise = std::move(promise)](
-                     const absl::Status& status) mutable {
-    if (!status.ok()) {
-      promise.Set(status);
-      return;
-    }
-    send().OnReady(
-        [promise = std::move(promise)](const absl::Status& sent) mutable {
-          promise.Set(sent);
-        });
-  });
-  return std::move(future);
-}
-
-}  // namespace
-
 Future<void> Tick(const std::shared_ptr<TableClient>& table) {
   absl::Status fit = table->status();
   if (fit.ok()) fit = table->CheckHasClock();
@@ -194,7 +165,7 @@ Future<void> Tick(const std::shared_ptr<TableClient>& table) {
   const v1::Request request = table->NewRequest(
       /*push=*/false, /*pull=*/false, table->OwnPart(), /*step=*/true);
   table->EndStep();
-  Future<void> ticked = AfterAll(table, [table, request] {
+  Future<void> ticked = table->UnderWay().Then([table, request] {
     std::vector<Future<ExchangeReply>> calls;
     for (const int server :
          ServersWithRows(table->layout(), table->placement())) {
@@ -234,7 +205,7 @@ Future<void> LeaveClock(const std::shared_ptr<TableClient>& table) {
   };
   // Whatever became of its pushes.
   if (!table->status().ok()) return leave();
-  return AfterAll(table, leave);
+  return table->UnderWay().Then(leave);
 }
 
 std::vector<int> ServersWithRows(const TableLayout& layout,
