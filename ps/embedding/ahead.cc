@@ -5,31 +5,13 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "weft/ps/core/copy_row.h"
+#include "weft/tensor/ops/index.h"
 
 namespace weft::ps {
 
 Tensor JoinKeys(absl::Span<const Tensor> keys) {
-  if (keys.size() == 1) return keys[0];
-  int64_t n = 0;
-  for (const Tensor& each : keys) n += each.numel();
-  Tensor all = Tensor::Empty({n}, DType::kI64);
-  int64_t* to = all.data<int64_t>();
-  for (const Tensor& each : keys) {
-    to = std::copy_n(each.data<int64_t>(), each.numel(), to);
-  }
-  return all;
-}
-
-Tensor JoinRows(absl::Span<const Tensor> rows) {
-  if (rows.size() == 1) return rows[0];
-  int64_t n = 0;
-  for (const Tensor& each : rows) n += each.size(0);
-  Tensor all = Tensor::Empty({n, rows[0].size(1)});
-  float* to = all.data<float>();
-  for (const Tensor& each : rows) {
-    to = std::copy_n(each.data<float>(), each.numel(), to);
-  }
-  return all;
+  if (keys.empty()) return Tensor::Empty({0}, DType::kI64);
+  return keys.size() == 1 ? keys[0] : Concat(keys, 0);
 }
 
 Tensor KeysInBoth(const Tensor& a, const Tensor& b) {

@@ -22,10 +22,8 @@
 
 namespace weft::ps {
 
-// i64 [n], joined.
+// i64 [n], joined; of none [0].
 Tensor JoinKeys(absl::Span<const Tensor> keys);
-// f32 [n, dim], joined; one at least.
-Tensor JoinRows(absl::Span<const Tensor> rows);
 // Those of `a` that are in `b`, each once, as they first come in `a`.
 Tensor KeysInBoth(const Tensor& a, const Tensor& b);
 // Writes row i of `new_rows` to each row whose key is new_keys[i].

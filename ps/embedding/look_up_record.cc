@@ -13,6 +13,7 @@
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
 #include "weft/ps/embedding/ahead.h"
+#include "weft/tensor/ops/index.h"
 
 namespace weft::ps {
 namespace {
@@ -201,7 +202,7 @@ absl::StatusOr<LookUpRecord::Found> LookUpRecord::Pushes(
     Parts& parts = by_table[table];
     Tensor gradients = parts.gradients.empty()
                            ? Tensor::Empty({0, table->dim()})
-                           : JoinRows(parts.gradients);
+                           : Concat(parts.gradients, 0);
     found.pushes.push_back({table, JoinKeys(parts.keys), std::move(gradients)});
   }
   return found;
