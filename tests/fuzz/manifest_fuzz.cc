@@ -16,13 +16,21 @@ std::vector<std::string> Seeds() {
   manifest.files = {
       {checkpoint::ShardName(0), "ps0", checkpoint::DigestOf("a")},
       {checkpoint::ShardName(1), "ps1", checkpoint::DigestOf("b")}};
-  return {empty, *checkpoint::FormatManifest(manifest)};
+  const std::string full = *checkpoint::FormatManifest(manifest);
+  // What has changed since `full`, and since that.
+  manifest.files[1].is_delta = true;
+  manifest.parent = {"step-12", "a1", std::string(64, '0'), 0};
+  manifest.links = 1;
+  const std::string delta = *checkpoint::FormatManifest(manifest);
+  manifest.parent->links = manifest.links++;
+  return {empty, full, delta, *checkpoint::FormatManifest(manifest)};
 }
 
 std::vector<std::string> Words() {
   return {"{",   "}",          "[",    "]",         "\"step\":",
           "-1",  "1e999",      "null", "\"\"",      "\"version\":2",
-          "../", "[[[[[[[[[[", "\xff", "\"files\":"};
+          "../", "[[[[[[[[[[", "\xff", "\"files\":",
+          "\"parent\":", "\"links\":", "\"delta\":true"};
 }
 
 void Run(absl::string_view input) {
