@@ -251,7 +251,10 @@ Future<void> Lookups::CommitAsync() {
   return Send(*std::move(pushes));
 }
 
-absl::Status Lookups::Commit() { return Await(CommitAsync()); }
+absl::Status Lookups::Commit() {
+  WEFT_RETURN_IF_ERROR(AwaitCommit());  // else Await would forget it
+  return Await(CommitAsync());
+}
 
 absl::Status Lookups::CommitNothing() {
   WEFT_RETURN_IF_ERROR(CheckNothing());

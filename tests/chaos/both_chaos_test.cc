@@ -10,19 +10,12 @@
 // What holds the only copy of something is spared (docs/reliability.md): the
 // last trainer that has the model, a server while some partition has one copy,
 // and the host of the coordinator.
-//
-//   WEFT_CHAOS_SEED    determines the faults, their order and their times
-//   WEFT_CHAOS_FAULTS  the number of faults
 
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include <algorithm>
 #include <filesystem>
-#include <iostream>
-#include <map>
-#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -30,9 +23,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -40,6 +31,7 @@
 #include "gtest/gtest.h"
 #include "weft/base/clock.h"
 #include "weft/sim/random.h"
+#include "weft/tests/chaos/chaos_job.h"
 #include "weft/tests/job/aftermath.h"
 #include "weft/tests/job/job.h"
 #include "weft/tests/support/spawn.h"
@@ -49,27 +41,10 @@ namespace weft::testing {
 namespace {
 
 constexpr int kNodes = 3;
-// `weft run` does not restart a process that ends within 2 s of its start three
-// times in a row. So a fault waits until its victim is older than that.
-constexpr absl::Duration kMinLifetime = absl::Milliseconds(2500);
 // Within it servers that were stopped are taken for silent, or are not.
 constexpr absl::Duration kToNotice = absl::Seconds(4);
-constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
 // Steps that are taken after the last fault.
 constexpr int64_t kMoreSteps = 60;
-
-uint64_t NumberOf(const char* variable, uint64_t default_value) {
-  const char* const value = getenv(variable);
-  uint64_t number = 0;
-  return value != nullptr && absl::SimpleAtoi(value, &number) ? number
-                                                              : default_value;
-}
-
-// A different seed on each call, so that --gtest_repeat tries other faults.
-uint64_t NextSeed() {
-  static uint64_t seed = NumberOf("WEFT_CHAOS_SEED", 1);
-  return seed++;
-}
 
 // --- The faults. -------------------------------------------------------------
 
@@ -87,35 +62,22 @@ enum class Kind {
 };
 constexpr int kKinds = 10;
 
-// Drawn completely before the job begins, so that a seed gives the same faults
-// whatever the job does.
 struct Fault {
   Kind kind = Kind::kKillServer;
-  absl::Duration pause;  // before it
+  FaultTimes times;
   int node = 0;
   int other = 0;     // another node
   int host = 1;      // not that of the coordinator
   std::string role;  // of whom is stopped
-  double part = 0;   // [0, 1], fraction of the longest duration
 };
 
-// Uses each kind once before it repeats one.
 std::vector<Fault> DrawFaults(uint64_t seed, int count) {
   sim::Random random(seed);
   std::vector<Fault> faults;
-  std::vector<Kind> remaining;
-  while (static_cast<int>(faults.size()) < count) {
-    if (remaining.empty()) {
-      for (int kind = 0; kind < kKinds; ++kind) {
-        remaining.push_back(static_cast<Kind>(kind));
-      }
-    }
-    Fault fault;
-    const auto at = remaining.begin() + random.Below(remaining.size());
-    fault.kind = *at;
-    remaining.erase(at);
-    fault.pause =
-        random.Between(absl::Milliseconds(50), absl::Milliseconds(600));
+  for (const int kind : DrawKinds(kKinds, count, random)) {
+    Fault& fault = faults.emplace_back();
+    fault.kind = static_cast<Kind>(kind);
+    fault.times = FaultTimes::Draw(random);
     fault.node = static_cast<int>(random.Below(kNodes));
     fault.other =
         (fault.node + 1 + static_cast<int>(random.Below(kNodes - 1))) % kNodes;
@@ -123,35 +85,21 @@ std::vector<Fault> DrawFaults(uint64_t seed, int count) {
     const char* const roles[] = {"ps", "trainer", "coordinator"};
     fault.role = roles[random.Below(3)];
     if (fault.role == "coordinator") fault.node = 0;
-    // More short durations than long ones.
-    fault.part = static_cast<double>(random.Below(1001)) / 1000;
-    if (random.Chance(0.3)) fault.part *= fault.part * fault.part;
-    faults.push_back(fault);
   }
   return faults;
 }
 
 // --- The job. ----------------------------------------------------------------
 
-class BothChaos : public ::testing::Test {
+class BothChaos : public ChaosJob {
  protected:
-  BothChaos() : meet_(absl::StrCat("127.0.0.1:", FreePort())) {
+  BothChaos()
+      : ChaosJob(kKinds), meet_(absl::StrCat("127.0.0.1:", FreePort())) {
     const auto init = StartProcess({Program("weft"), "certs", "init",
                                     "--dir=" + job_.Path("certs"), "--job=both",
                                     absl::StrCat("--servers=", kNodes),
                                     absl::StrCat("--trainers=", kNodes)});
     EXPECT_THAT(init->Wait(kLong), IsOkAndHolds(0)) << init->output();
-  }
-
-  // Prints the seed, the faults and the output of all processes.
-  void TearDown() override {
-    std::cerr << "WEFT_CHAOS_SEED=" << seed_ << " WEFT_CHAOS_FAULTS=" << wanted_
-              << "\n";
-    if (!HasFailure()) return;
-    std::cerr << absl::StrJoin(events_, "\n") << "\n";
-    for (const auto& [name, process] : processes_) {
-      std::cerr << "--- " << name << "\n" << process->output() << "\n";
-    }
   }
 
   std::string EndFile() const { return job_.Path("end"); }
@@ -169,36 +117,21 @@ class BothChaos : public ::testing::Test {
                         " --dump-dir=", job_.Path(""));
   }
 
-  Process* Start(const std::string& name, const std::string& directory,
-                 std::vector<std::string> env, Flags argv) {
-    std::filesystem::create_directory(directory);
-    std::filesystem::permissions(directory, std::filesystem::perms::owner_all);
-    Command command;
-    command.env = std::move(env);
-    command.env.push_back("XDG_RUNTIME_DIR=" + directory);
-    command.env.push_back("OMP_NUM_THREADS=1");
-    command.argv = std::move(argv);
-    auto process = Process::Start(std::move(command));
-    EXPECT_THAT(process, IsOk());
-    processes_.emplace_back(name, *std::move(process));
-    return processes_.back().second.get();
-  }
-
   // `weft run` of a host, of one server and one trainer.
   void StartNode(int node) {
-    nodes_[node] =
-        Start(absl::StrCat("node", node), job_.Path(absl::StrCat("node", node)),
-              {absl::StrCat("WEFT_HOST_ID=node", node)},
-              {Program("weft"), "run", absl::StrCat("--nnodes=", kNodes),
-               absl::StrCat("--node-rank=", node), "--job=both",
-               "--coordinator=" + meet_, "--certs=" + job_.Path("certs"),
-               absl::StrCat("--elastic=1:", kNodes), "--replicas=2", "--role",
-               "ps=1:" + ServerCommand(), "--role",
-               "trainer=1:" + WorkerCommand({"--durability=D1"})});
+    nodes_[node] = &Start(
+        absl::StrCat("node", node), job_.Path(absl::StrCat("node", node)),
+        {Program("weft"), "run", absl::StrCat("--nnodes=", kNodes),
+         absl::StrCat("--node-rank=", node), "--job=both",
+         "--coordinator=" + meet_, "--certs=" + job_.Path("certs"),
+         absl::StrCat("--elastic=1:", kNodes), "--replicas=2", "--role",
+         "ps=1:" + ServerCommand(), "--role",
+         "trainer=1:" + WorkerCommand({"--durability=D1"})},
+        {absl::StrCat("WEFT_HOST_ID=node", node)});
   }
 
-  Process* StartUndisturbed() {
-    return Start("undisturbed", job_.Path("undisturbed"), {},
+  Process& StartUndisturbed() {
+    return Start("undisturbed", job_.Path("undisturbed"),
                  {Program("weft"), "run", "--job=calm", "--elastic=1:2",
                   "--replicas=2", "--role", "ps=2:" + ServerCommand(), "--role",
                   "trainer=1:" + WorkerCommand({"--durability=D2"})});
@@ -206,48 +139,26 @@ class BothChaos : public ::testing::Test {
 
   // --- What is so now. ---
 
-  void Note(const std::string& what) {
-    events_.push_back(absl::StrFormat(
-        "%s (%7.3f s) %s",
-        absl::FormatTime("%H:%M:%E3S", absl::Now(), absl::LocalTimeZone()),
-        absl::ToDoubleSeconds(SteadyClock().Now() - begin_), what));
-  }
-
-  // Waits until `condition` holds; false after kLong, or once a `weft run` has
-  // ended.
-  bool Awaits(const std::string& what, absl::FunctionRef<bool()> condition) {
-    const Instant deadline = SteadyClock().Now() + kLong;
-    for (;;) {
-      Look();
-      if (condition()) return true;
-      const bool all_run =
-          std::all_of(std::begin(nodes_), std::end(nodes_), [](Process* node) {
-            return absl::IsDeadlineExceeded(
-                node->Wait(absl::ZeroDuration()).status());
-          });
-      if (!all_run || SteadyClock().Now() > deadline) {
-        Note(absl::StrCat(all_run ? "timed out" : "a weft run ended",
-                          " waiting for ", what));
-        return false;
-      }
-      absl::SleepFor(kPollInterval);
-    }
-  }
-
-  // Records when each process was first seen, and how much its `weft run` had
-  // written by then.
-  void Look() {
-    const auto look = [&](const std::string& role, int node) {
-      Seen& seen = seen_[absl::StrCat(role, node)];
-      const pid_t pid = FindWorker(*nodes_[node], role, node);
-      if (pid == seen.pid) return;
-      seen = {pid, SteadyClock().Now(), nodes_[node]->output().size()};
+  bool Awaits(absl::string_view what, absl::FunctionRef<bool()> condition) {
+    const auto all_run = [&] {
+      return std::all_of(std::begin(nodes_), std::end(nodes_),
+                         [](Process* node) {
+                           return absl::IsDeadlineExceeded(
+                               node->Wait(absl::ZeroDuration()).status());
+                         });
     };
+    return ChaosJob::Awaits(what, all_run, [&] {
+      Look();
+      return condition();
+    });
+  }
+
+  void Look() {
     for (int node = 0; node < kNodes; ++node) {
-      look("ps", node);
-      look("trainer", node);
+      See(*nodes_[node], "ps", node);
+      See(*nodes_[node], "trainer", node);
     }
-    look("coordinator", 0);
+    See(*nodes_[0], "coordinator", 0);
   }
 
   // The last step that the trainer of a node has told; -1: none since its
@@ -255,7 +166,7 @@ class BothChaos : public ::testing::Test {
   int64_t StepOf(int node) {
     const std::string output = nodes_[node]->output();
     const std::string told = "{\"step\":";
-    const size_t begin = seen_[absl::StrCat("trainer", node)].written;
+    const size_t begin = seen(absl::StrCat("trainer", node)).offset;
     const size_t at = output.rfind(told);
     if (at == output.npos || at < begin) return -1;
     return std::strtoll(output.c_str() + at + told.size(), nullptr, 10);
@@ -271,8 +182,7 @@ class BothChaos : public ::testing::Test {
   std::pair<int64_t, std::string> NewestMap() const {
     std::pair<int64_t, std::string> newest = {-1, ""};
     const std::string made = "partition map: made epoch ";
-    for (const auto& [name, process] : processes_) {
-      const std::string output = process->output();
+    for (const std::string& output : Outputs()) {
       for (size_t at = 0; (at = output.find(made, at)) != output.npos;) {
         at += made.size();
         const int64_t epoch = std::strtoll(output.c_str() + at, nullptr, 10);
@@ -310,15 +220,8 @@ class BothChaos : public ::testing::Test {
                      has_server ? ", and two copies of each partition" : "",
                      has_trainer ? ", and another trainer that trains" : "");
     const bool all = Awaits(what, [&] {
-      found.clear();
-      for (const std::string& name : names) {
-        const Seen& seen = seen_[name];
-        if (seen.pid <= 0 || SteadyClock().Now() - seen.since < kMinLifetime) {
-          return false;
-        }
-        found.push_back(seen.pid);
-      }
-      return (!has_server || IsReplicated()) &&
+      found = OldEnough(names);
+      return !found.empty() && (!has_server || IsReplicated()) &&
              (!has_trainer || CountTraining() >= 2);
     });
     return all ? found : std::vector<pid_t>();
@@ -373,7 +276,7 @@ class BothChaos : public ::testing::Test {
     const std::string name = absl::StrCat(fault.role, fault.node);
     const std::vector<pid_t> found = AwaitVictims({name});
     if (found.empty()) return false;
-    const absl::Duration time = fault.part * absl::Seconds(3);
+    const absl::Duration time = fault.times.part * absl::Seconds(3);
     kill(found[0], SIGSTOP);
     Note(absl::StrCat("stopped ", name, ", process ", found[0], ", for ",
                       absl::FormatDuration(time)));
@@ -399,14 +302,14 @@ class BothChaos : public ::testing::Test {
       case Kind::kKillServerAndTrainer:
         return Kill({server, trainer});
       case Kind::kKillServerThenCoordinator:
-        return KillThen(server, coordinator, fault.part);
+        return KillThen(server, coordinator, fault.times.part);
       case Kind::kKillServerThenTrainer:
-        return KillThen(server, trainer, fault.part);
+        return KillThen(server, trainer, fault.times.part);
       case Kind::kKillTrainerThenServer:
-        return KillThen(trainer, server, fault.part);
+        return KillThen(trainer, server, fault.times.part);
       case Kind::kKillHostThenCoordinator:
         if (!KillHost(fault.host)) return false;
-        absl::SleepFor(fault.part * absl::Seconds(2));
+        absl::SleepFor(fault.times.part * absl::Seconds(2));
         return Kill({coordinator});
       case Kind::kStopForAWhile:
         return Stop(fault);
@@ -438,21 +341,8 @@ class BothChaos : public ::testing::Test {
     return results;
   }
 
-  struct Seen {
-    pid_t pid = -1;
-    Instant since;
-    size_t written = 0;
-  };
-
-  const Job job_;
   const std::string meet_;
-  const uint64_t seed_ = NextSeed();
-  const int wanted_ = static_cast<int>(NumberOf("WEFT_CHAOS_FAULTS", kKinds));
-  const Instant begin_ = SteadyClock().Now();
-  std::vector<std::string> events_;
-  std::vector<std::pair<std::string, std::unique_ptr<Process>>> processes_;
   Process* nodes_[kNodes] = {};
-  std::map<std::string, Seen> seen_;
   int64_t fault_epoch_ = -1;  // of the map when a server was hit last
   Instant noticed_at_;
 };
@@ -463,9 +353,9 @@ TEST_F(BothChaos, AnyProcessOfServersAndElasticTrainersMayBeKilledAtAnyTime) {
     return CountTraining() == kNodes && IsReplicated();
   }));
   Note("all train");
-  for (const Fault& fault : DrawFaults(seed_, wanted_)) {
+  for (const Fault& fault : DrawFaults(seed(), faults())) {
     // The moment is what is tested: nothing is waited for.
-    absl::SleepFor(fault.pause);
+    absl::SleepFor(fault.times.pause);
     ASSERT_TRUE(Do(fault));
   }
   ASSERT_TRUE(Awaits("all to train after the last fault", [&] {
@@ -477,10 +367,10 @@ TEST_F(BothChaos, AnyProcessOfServersAndElasticTrainersMayBeKilledAtAnyTime) {
     EXPECT_THAT(node->Wait(kLong), IsOkAndHolds(0));
     results.merge(ResultsIn(node->output()));
   }
-  Process* const undisturbed = StartUndisturbed();
-  EXPECT_THAT(undisturbed->Wait(5 * kLong), IsOkAndHolds(0));
+  Process& undisturbed = StartUndisturbed();
+  EXPECT_THAT(undisturbed.Wait(5 * kLong), IsOkAndHolds(0));
   EXPECT_EQ(results.size(), 1);
-  EXPECT_EQ(results, ResultsIn(undisturbed->output()));
+  EXPECT_EQ(results, ResultsIn(undisturbed.output()));
   for (int node = 0; node < kNodes; ++node) {
     ExpectNothingLeft(job_.Path(absl::StrCat("node", node)));
   }

@@ -7,17 +7,9 @@
 // fault it is stopped, resumed until the end of its epoch, and compared with a
 // job without faults of the same number of epochs. So the speed of the machine
 // does not matter.
-//
-//   WEFT_CHAOS_SEED    determines the faults, their order and their times
-//   WEFT_CHAOS_FAULTS  the number of faults
 
 #include <signal.h>
-#include <stdlib.h>
 
-#include <filesystem>
-#include <iostream>
-#include <map>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,7 +18,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -34,6 +25,7 @@
 #include "gtest/gtest.h"
 #include "weft/base/clock.h"
 #include "weft/sim/random.h"
+#include "weft/tests/chaos/chaos_job.h"
 #include "weft/tests/job/aftermath.h"
 #include "weft/tests/job/job.h"
 #include "weft/tests/support/spawn.h"
@@ -47,24 +39,6 @@ constexpr int kShards = 8;
 constexpr int kBatch = 4;
 constexpr int64_t kStepsOfEpoch = Job::kTrainImages / (kShards * kBatch);
 constexpr char kEndless[] = "--epochs=1000000";
-
-// `weft run` does not restart a process that ends within 2 s of its start three
-// times in a row. So a fault waits until its victim is older than that.
-constexpr absl::Duration kMinLifetime = absl::Milliseconds(2500);
-constexpr absl::Duration kPollInterval = absl::Milliseconds(10);
-
-uint64_t NumberOf(const char* variable, uint64_t default_value) {
-  const char* const value = getenv(variable);
-  uint64_t number = 0;
-  return value != nullptr && absl::SimpleAtoi(value, &number) ? number
-                                                              : default_value;
-}
-
-// A different seed on each call, so that --gtest_repeat tries other faults.
-uint64_t NextSeed() {
-  static uint64_t seed = NumberOf("WEFT_CHAOS_SEED", 1);
-  return seed++;
-}
 
 // --- The faults. -------------------------------------------------------------
 
@@ -82,43 +56,26 @@ enum class Kind {
 };
 constexpr int kKinds = 10;
 
-// Drawn completely before the job begins, so that a seed gives the same faults
-// whatever the job does.
 struct Fault {
   Kind kind = Kind::kKill;
-  absl::Duration pause;  // before it
-  int victim = 0;        // rank of a trainer of `weft run`
-  int other = 0;         // another such rank
-  bool chance = false;   // chooses between two variants of the fault
-  double part = 0;       // [0, 1], fraction of the longest duration
+  FaultTimes times;
+  int victim = 0;       // rank of a trainer of `weft run`
+  int other = 0;        // another such rank
+  bool chance = false;  // chooses between two variants of the fault
 };
 
-// Uses each kind once before it repeats one.
 std::vector<Fault> DrawFaults(uint64_t seed, int count) {
   sim::Random random(seed);
   std::vector<Fault> faults;
-  std::vector<Kind> remaining;
-  while (static_cast<int>(faults.size()) < count) {
-    if (remaining.empty()) {
-      for (int kind = 0; kind < kKinds; ++kind) {
-        remaining.push_back(static_cast<Kind>(kind));
-      }
-    }
-    Fault fault;
-    const auto at = remaining.begin() + random.Below(remaining.size());
-    fault.kind = *at;
-    remaining.erase(at);
-    fault.pause =
-        random.Between(absl::Milliseconds(50), absl::Milliseconds(600));
+  for (const int kind : DrawKinds(kKinds, count, random)) {
+    Fault& fault = faults.emplace_back();
+    fault.kind = static_cast<Kind>(kind);
+    fault.times = FaultTimes::Draw(random);
     fault.victim = static_cast<int>(random.Below(kTrainers));
     fault.other =
         (fault.victim + 1 + static_cast<int>(random.Below(kTrainers - 1))) %
         kTrainers;
     fault.chance = random.Chance(0.5);
-    // More short durations than long ones.
-    fault.part = static_cast<double>(random.Below(1001)) / 1000;
-    if (random.Chance(0.3)) fault.part *= fault.part * fault.part;
-    faults.push_back(fault);
   }
   return faults;
 }
@@ -128,29 +85,12 @@ constexpr char kCoordinator[] = "coordinator0";
 
 // --- The job. ----------------------------------------------------------------
 
-class ElasticChaos : public ::testing::Test {
+class ElasticChaos : public ChaosJob {
  protected:
-  ElasticChaos() { std::filesystem::create_directory(job_.Path("run")); }
-
-  // Prints the seed, the faults and the output of all processes.
-  void TearDown() override {
-    if (!HasFailure()) return;
-    std::cerr << "WEFT_CHAOS_SEED=" << seed_ << " WEFT_CHAOS_FAULTS=" << wanted_
-              << "\n"
-              << absl::StrJoin(events_, "\n") << "\n";
-    for (const auto& [name, process] : processes_) {
-      std::cerr << "--- " << name << "\n" << process->output() << "\n";
-    }
-  }
+  ElasticChaos() : ChaosJob(kKinds) {}
 
   Process& Start(const std::string& name, Flags argv) {
-    Command command;
-    command.env = {"XDG_RUNTIME_DIR=" + job_.Path("run"), "OMP_NUM_THREADS=1"};
-    command.argv = std::move(argv);
-    auto process = Process::Start(std::move(command));
-    EXPECT_THAT(process, IsOk());
-    processes_.emplace_back(name, *std::move(process));
-    return *processes_.back().second;
+    return ChaosJob::Start(name, job_.Path("run"), std::move(argv));
   }
 
   // A trainer that leaves saves a checkpoint too, so --keep is large enough for
@@ -199,30 +139,13 @@ class ElasticChaos : public ::testing::Test {
 
   // --- Faults. ---
 
-  void Note(const std::string& what) {
-    events_.push_back(absl::StrCat(
-        absl::FormatTime("%H:%M:%E3S", absl::Now(), absl::LocalTimeZone()),
-        absl::StrFormat(" (%7.3f s) ",
-                        absl::ToDoubleSeconds(SteadyClock().Now() - begin_)),
-        what));
-  }
-
   static bool IsRunning(const Process& process) {
     return kill(process.pid(), 0) == 0;
   }
 
-  // Waits until `condition` holds; false after kLong, or once the job has
-  // ended.
-  bool Awaits(const std::string& what, absl::FunctionRef<bool()> condition) {
-    const Instant deadline = SteadyClock().Now() + kLong;
-    while (!condition()) {
-      if (!IsRunning(*run_) || SteadyClock().Now() > deadline) {
-        Note(absl::StrCat("timed out waiting for ", what));
-        return false;
-      }
-      absl::SleepFor(kPollInterval);
-    }
-    return true;
+  bool Awaits(absl::string_view what, absl::FunctionRef<bool()> condition) {
+    return ChaosJob::Awaits(
+        what, [&] { return IsRunning(*run_); }, condition);
   }
 
   // The processes of these workers, once all are older than kMinLifetime; empty
@@ -232,29 +155,15 @@ class ElasticChaos : public ::testing::Test {
     const bool all =
         Awaits(absl::StrJoin(names, ", ") + " to be older than 2.5 s", [&] {
           NoteStarts();
-          found.clear();
-          for (const std::string& name : names) {
-            const auto& [pid, since] = since_[name];
-            if (pid <= 0 || SteadyClock().Now() - since < kMinLifetime)
-              return false;
-            found.push_back(pid);
-          }
-          return true;
+          found = OldEnough(names);
+          return !found.empty();
         });
     return all ? found : std::vector<pid_t>();
   }
 
-  // Records when each process was first seen.
   void NoteStarts() {
-    const auto note = [&](const std::string& name, pid_t pid) {
-      auto& [known, since] = since_[name];
-      if (pid != known) since = SteadyClock().Now();
-      known = pid;
-    };
-    for (int rank = 0; rank < kTrainers; ++rank) {
-      note(TrainerName(rank), FindWorker(*run_, "trainer", rank));
-    }
-    note(kCoordinator, FindWorker(*run_, "coordinator", 0));
+    for (int rank = 0; rank < kTrainers; ++rank) See(*run_, "trainer", rank);
+    See(*run_, "coordinator", 0);
   }
 
   // Kills all of them at once.
@@ -269,7 +178,7 @@ class ElasticChaos : public ::testing::Test {
   bool KillItAndItsReplacement(const Fault& fault) {
     const std::string name = TrainerName(fault.victim);
     if (!Kill({name})) return false;
-    const pid_t killed = since_[name].first;
+    const pid_t killed = seen(name).pid;
     pid_t next = -1;
     if (!Awaits("its replacement", [&] {
           next = FindWorker(*run_, "trainer", fault.victim);
@@ -277,7 +186,7 @@ class ElasticChaos : public ::testing::Test {
         })) {
       return false;
     }
-    absl::SleepFor(fault.part * absl::Seconds(1));
+    absl::SleepFor(fault.times.part * absl::Seconds(1));
     kill(next, SIGKILL);
     Note(absl::StrCat("killed its replacement, process ", next));
     return true;
@@ -288,7 +197,7 @@ class ElasticChaos : public ::testing::Test {
                                             TrainerName(fault.other)};
     const std::vector<pid_t> found = AwaitVictims(names);
     if (found.empty()) return false;
-    const absl::Duration time = fault.part * absl::Seconds(3);
+    const absl::Duration time = fault.times.part * absl::Seconds(3);
     kill(found[0], SIGSTOP);
     Note(absl::StrCat("stopped ", names[0], ", process ", found[0], ", for ",
                       absl::FormatDuration(time)));
@@ -327,7 +236,7 @@ class ElasticChaos : public ::testing::Test {
   bool StartByHandAndKill(const Fault& fault) {
     KillNewcomer();
     newcomer_ = &StartByHand();
-    absl::SleepFor(fault.part * absl::Seconds(1));
+    absl::SleepFor(fault.times.part * absl::Seconds(1));
     KillNewcomer();
     return true;
   }
@@ -390,13 +299,6 @@ class ElasticChaos : public ::testing::Test {
     return "";
   }
 
-  const Job job_;
-  const uint64_t seed_ = NextSeed();
-  const int wanted_ = static_cast<int>(NumberOf("WEFT_CHAOS_FAULTS", kKinds));
-  const Instant begin_ = SteadyClock().Now();
-  std::vector<std::string> events_;
-  std::vector<std::pair<std::string, std::unique_ptr<Process>>> processes_;
-  std::map<std::string, std::pair<pid_t, Instant>> since_;
   Process* run_ = nullptr;
   Process* newcomer_ = nullptr;  // null: none runs
   int newcomers_ = 0;
@@ -413,10 +315,10 @@ int64_t StepOf(const std::string& checkpoint) {
 TEST_F(ElasticChaos, AnyProcessOfAnElasticTrainingMayBeKilledAtAnyTime) {
   run_ = &StartElastic("weft run", Trainer("saved", kEndless));
   ASSERT_TRUE(Awaits("a checkpoint", [&] { return !Saved().empty(); }));
-  for (const Fault& fault : DrawFaults(seed_, wanted_)) {
+  for (const Fault& fault : DrawFaults(seed(), faults())) {
     NoteStarts();
     // The moment is what is tested: nothing is waited for.
-    absl::SleepFor(fault.pause);
+    absl::SleepFor(fault.times.pause);
     ASSERT_TRUE(Do(fault));
     ASSERT_TRUE(IsRunning(*run_));
   }
