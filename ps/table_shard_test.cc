@@ -1,18 +1,12 @@
 #include "weft/ps/table_shard.h"
 
-#include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <memory>
-#include <string>
-#include <thread>
-#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/ps/core/cut.h"
+#include "weft/ps/table_shard_fixture.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::ps {
@@ -23,101 +17,6 @@ using ::testing::ElementsAre;
 using ::testing::SizeIs;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
-
-constexpr int kPartitions = 8;
-
-v1::TableSpec Spec(v1::TableSpec::Kind kind, v1::TableSpec::Mode mode) {
-  v1::TableSpec spec;
-  spec.set_name("t");
-  spec.set_kind(kind);
-  spec.set_elements(5);
-  spec.set_dim(2);
-  spec.set_mode(mode);
-  spec.set_shards(2);
-  spec.set_partitions(kPartitions);
-  spec.mutable_rule()->mutable_sgd()->set_lr(1.0);
-  return spec;
-}
-
-std::unique_ptr<TableShard> Shard(v1::TableSpec::Kind kind,
-                                  v1::TableSpec::Mode mode) {
-  return *TableShard::Create(Spec(kind, mode), /*server=*/0, /*servers=*/1);
-}
-
-absl::StatusOr<ShardReply> Now(Future<ShardReply> future) {
-  return future.Wait(absl::ZeroDuration());
-}
-
-// One worker's view of a sparse or dense shard on the only server.
-class Worker {
- public:
-  Worker(TableShard* shard, int rank)
-      : shard_(shard),
-        rank_(rank),
-        client_(100 + rank),
-        placement_("t", kPartitions, 1),
-        layout_(*TableLayout::Create(shard->spec())) {}
-
-  // Each key's gradient is {value, value}.
-  Future<ShardReply> Sparse(int64_t round, std::vector<int64_t> keys,
-                            float value, bool pull = true, int of_shard = -1) {
-    v1::Request request = Request(round, pull);
-    if (of_shard >= 0) request.set_shard(of_shard);
-    const SparseCut cut = CutSparse(keys, placement_);
-    std::vector<int64_t> sorted;
-    for (const SparsePart::Group& group : cut.parts[0].groups) {
-      AddSpan(request, group.partition, group.end - group.begin);
-    }
-    for (uint64_t key : cut.keys) {
-      sorted.push_back(static_cast<int64_t>(key));
-    }
-    const int64_t n = static_cast<int64_t>(sorted.size());
-    const Tensor k = Tensor::FromVector<int64_t>(sorted);
-    return shard_->Handle(request, k, Tensor::Full({n, 2}, value), k,
-                          Instant::Infinite());
-  }
-
-  Future<ShardReply> Dense(int64_t round, std::vector<float> gradient,
-                           int of_shard = -1, bool take_over = false) {
-    v1::Request request = Request(round, /*pull=*/true);
-    if (of_shard >= 0) request.set_shard(of_shard);
-    request.set_take_over(take_over);
-    const std::vector<DensePart> cut = CutDense(*layout_, placement_);
-    for (const DensePart::Group& group : cut[0].groups) {
-      AddSpan(request, group.partition, group.slices.size());
-    }
-    return shard_->Handle(request, Tensor(), Tensor::FromVector(gradient),
-                          Tensor(), Instant::Infinite());
-  }
-
-  void set_client(uint64_t client) { client_ = client; }
-
- private:
-  v1::Request Request(int64_t round, bool pull) const {
-    v1::Request request;
-    request.set_table("t");
-    request.set_client(client_);
-    request.set_rank(rank_);
-    request.set_shard(rank_);
-    request.set_push(true);
-    request.set_pull(pull);
-    request.set_round(round);
-    return request;
-  }
-  void AddSpan(v1::Request& request, int partition, int64_t rows) const {
-    request.add_partitions(partition);
-    request.add_rows(rows);
-    if (shard_->spec().mode() == v1::TableSpec::ASYNC) {
-      request.add_sequences(1);
-    }
-  }
-
-  TableShard* shard_;
-  int rank_;
-  uint64_t client_;
-  Placement placement_;
-  std::unique_ptr<TableLayout> layout_;
-};
 
 TEST(TableShard, ARoundIsAppliedOnceAllWorkersGaveTheirPart) {
   const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
@@ -464,114 +363,6 @@ TEST(TableShard, PartsAheadLeaveRoomForThoseOfTheOpenRound) {
   EXPECT_EQ(budget->held(), 0);
 }
 
-// Many large partitions are copied while rounds close, or could.
-TEST(TableShard, SavedImageOfASyncTableIsOneVersionWhileRoundsGoOn) {
-  const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
-  std::vector<int64_t> keys(2000);
-  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
-  std::atomic<bool> is_done{false};
-  std::thread rounds([&] {
-    Worker a(shard.get(), 0), b(shard.get(), 1);
-    for (int64_t round = 0; round < 60; ++round) {
-      const auto first = a.Sparse(round, keys, 1.0f);
-      const auto second = b.Sparse(round, keys, 1.0f);
-      // The image that holds the round ends.
-      EXPECT_THAT(first.Wait(absl::Seconds(60)), IsOk());
-      EXPECT_THAT(second.Wait(absl::Seconds(60)), IsOk());
-    }
-    is_done = true;
-  });
-  int images = 0;
-  while (!is_done) {
-    const TableShard::Image image = shard->Save();
-    for (const auto& [partition, rows] : image.partitions) {
-      EXPECT_THAT(rows.weights, Each(-1.0f * image.version));
-    }
-    ++images;
-  }
-  rounds.join();
-  EXPECT_GT(images, 0);
-  EXPECT_EQ(shard->Save().version, 60);
-}
-
-// Nobody copies the frozen table meanwhile, and nothing waits for that.
-TEST(TableShard, RoundsCloseAndPushesGoOnWhileAFrozenTableWaitsToBeCopied) {
-  const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
-  Worker a(shard.get(), 0), b(shard.get(), 1);
-  std::vector<int64_t> keys(500);
-  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
-  const auto round = [&](int64_t number) {
-    const auto first = a.Sparse(number, keys, 1.0f);
-    EXPECT_THAT(Now(b.Sparse(number, keys, 1.0f)), IsOk());
-    EXPECT_THAT(Now(first), IsOk());
-  };
-  round(0);
-  round(1);
-  const auto budget = ByteBudget::Of(int64_t{1} << 30);
-  const auto snapshot = shard->Freeze(budget);
-  round(2);
-  EXPECT_GT(budget->held(), 0);
-  size_t rows = 0;
-  for (int64_t number = 3; !snapshot->is_done(); ++number) {
-    const auto next = snapshot->Next();
-    ASSERT_THAT(next, IsOk());
-    EXPECT_THAT(next->second.weights, Each(-2.0f));
-    rows += next->second.keys.size();
-    round(number);
-  }
-  EXPECT_EQ(snapshot->moment().version, 2);
-  EXPECT_EQ(snapshot->size(), static_cast<size_t>(kPartitions));
-  EXPECT_EQ(rows, keys.size());
-  EXPECT_EQ(budget->held(), 0);
-}
-
-TEST(TableShard, PartitionsOfAFrozenAsyncTableAreOfTheirOwnMoments) {
-  const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::ASYNC);
-  std::vector<int64_t> keys(500);
-  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
-  const auto snapshot = shard->Freeze();
-  for (int i = 0; !snapshot->is_done(); ++i) {
-    Worker worker(shard.get(), i);  // its sequences begin anew
-    EXPECT_THAT(Now(worker.Sparse(0, keys, 1.0f)), IsOk());
-    const auto next = snapshot->Next();
-    ASSERT_THAT(next, IsOk());
-    EXPECT_THAT(next->second.weights, Each(-1.0f * (i + 1)));
-  }
-}
-
-TEST(TableShard, SnapshotThatWouldTakeTooMuchMemoryFailsAndNoRoundWaits) {
-  const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
-  Worker a(shard.get(), 0), b(shard.get(), 1);
-  std::vector<int64_t> keys(5000);
-  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
-  const auto round = [&](int64_t number) {
-    const auto first = a.Sparse(number, keys, 1.0f);
-    EXPECT_THAT(Now(b.Sparse(number, keys, 1.0f)), IsOk());
-    EXPECT_THAT(Now(first), IsOk());
-  };
-  round(0);
-  const auto budget = ByteBudget::Of(20000);
-  const auto snapshot = shard->Freeze(budget);
-  round(1);
-  absl::Status status;
-  while (status.ok() && !snapshot->is_done()) {
-    status = snapshot->Next().status();
-  }
-  EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
-                               "--snapshot-memory"));
-  round(2);
-}
-
-TEST(TableShard, TableSavedBeforeItsFirstValuesIsNotInitializedAfter) {
-  const auto shard = Shard(v1::TableSpec::DENSE, v1::TableSpec::SYNC);
-  const auto restored = Shard(v1::TableSpec::DENSE, v1::TableSpec::SYNC);
-  ASSERT_THAT(restored->Restore(shard->Save()), IsOk());
-  EXPECT_FALSE(restored->Stats().initialized());
-  ASSERT_THAT(shard->Initialize(Tensor::Ones({5})), IsOk());
-  ASSERT_THAT(restored->Restore(shard->Save()), IsOk());
-  EXPECT_TRUE(restored->Stats().initialized());
-}
-
 TEST(TableShard, MissingPartsOfManyShardsAreNotAllNamed) {
   v1::TableSpec spec = Spec(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
   spec.set_shards(1000);
@@ -672,54 +463,6 @@ TEST(TableShard, RefusesAPullThatWouldBringTooMuch) {
   EXPECT_THAT(read(3), IsOk());
   EXPECT_THAT(read(8192), StatusIs(absl::StatusCode::kInvalidArgument,
                                    "ask in several pulls"));
-}
-
-TEST(TableShard, AnImageMovesToAnotherNumberOfServers) {
-  const v1::TableSpec spec = Spec(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
-  const auto one = *TableShard::Create(spec, 0, 1);
-  Worker a(one.get(), 0), b(one.get(), 1);
-  std::vector<int64_t> keys;
-  for (int64_t k = 0; k < 100; ++k) keys.push_back(k * k);
-  a.Sparse(0, keys, 1.0f).OnReady([](const auto&) {});
-  ASSERT_THAT(Now(b.Sparse(0, keys, 3.0f)), IsOk());
-
-  const Placement three("t", kPartitions, 3);
-  int64_t rows = 0;
-  for (int server = 0; server < 3; ++server) {
-    const auto shard = *TableShard::Create(spec, server, 3);
-    ASSERT_THAT(shard->Restore(one->Save()), IsOk());
-    rows += shard->Stats().rows();
-    EXPECT_EQ(shard->Stats().version(), 1);
-    std::vector<int64_t> here;
-    for (int64_t key : keys) {
-      if (three.ServerOf(three.PartitionOfKey(key)) == server) {
-        here.push_back(key);
-      }
-    }
-    v1::Request pull;
-    pull.set_pull(true);
-    pull.set_round(1);
-    const auto read =
-        Now(shard->Handle(pull, Tensor(), Tensor(), Tensor::FromVector(here),
-                          Instant::Infinite()));
-    ASSERT_THAT(read, IsOk());
-    EXPECT_THAT(read->values.ToVector<float>(), Each(-2.0f));
-  }
-  EXPECT_EQ(rows, 100);
-}
-
-TEST(TableShard, RefusesAnImageOfAnotherTable) {
-  const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::ASYNC);
-  TableShard::Image image;
-  image.partitions.emplace_back(0, PartitionImage{});
-  image.partitions[0].second.keys = {7};
-  image.partitions[0].second.steps = {1};
-  image.partitions[0].second.weights = {1, 2, 3};
-  EXPECT_THAT(shard->Restore(image),
-              StatusIs(absl::StatusCode::kInvalidArgument, "'t'"));
-  image.partitions[0].first = 99;
-  EXPECT_THAT(shard->Restore(image),
-              StatusIs(absl::StatusCode::kInvalidArgument, "partition 99"));
 }
 
 }  // namespace
