@@ -15,7 +15,7 @@
 #include "weft/ps/core/table_layout.h"
 #include "weft/ps/replicated/load_report.h"
 #include "weft/ps/replicated/replicated_server.h"
-#include "weft/ps/snapshot.h"
+#include "weft/ps/shard/snapshot.h"
 
 namespace weft::ps {
 namespace {

@@ -29,9 +29,9 @@
 #include "weft/ps/core/byte_budget.h"
 #include "weft/ps/core/openings.h"
 #include "weft/ps/core/replication/rebalancer.h"
+#include "weft/ps/shard/table_shard.h"
+#include "weft/ps/shard/table_snapshot.h"
 #include "weft/ps/table_access.h"
-#include "weft/ps/table_shard.h"
-#include "weft/ps/table_snapshot.h"
 #include "weft/rendezvous/worker_key.h"
 #include "weft/telemetry/metrics.h"
 

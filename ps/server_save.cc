@@ -13,7 +13,7 @@
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/ps/replicated/replicated_server.h"
 #include "weft/ps/server.h"
-#include "weft/ps/snapshot.h"
+#include "weft/ps/shard/snapshot.h"
 
 // Saving: all tables as they are at one moment, written while they change.
 

@@ -19,7 +19,7 @@
 #include "weft/base/future.h"
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/replicated/service.h"
-#include "weft/ps/shard_requests.h"
+#include "weft/ps/shard/shard_requests.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/codec/tensor_codec.h"
 #include "weft/tensor/tensor.h"

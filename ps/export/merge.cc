@@ -14,7 +14,7 @@
 #include "weft/checkpoint/little_endian.h"
 #include "weft/ps/export/buffered.h"
 #include "weft/ps/export/row_walk.h"
-#include "weft/ps/snapshot.h"
+#include "weft/ps/shard/snapshot.h"
 
 namespace weft::ps {
 namespace {

@@ -12,7 +12,7 @@
 #include "weft/checkpoint/file_system.h"
 #include "weft/ps/core/table_layout.h"
 #include "weft/ps/export/row_walk.h"
-#include "weft/ps/snapshot.h"
+#include "weft/ps/shard/snapshot.h"
 
 namespace weft::ps {
 namespace {

@@ -22,8 +22,8 @@
 #include "weft/ps/core/placement.h"
 #include "weft/ps/core/row_life.h"
 #include "weft/ps/core/table_layout.h"
-#include "weft/ps/snapshot.h"
-#include "weft/ps/table_shard.h"
+#include "weft/ps/shard/snapshot.h"
+#include "weft/ps/shard/table_shard.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft::ps {

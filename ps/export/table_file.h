@@ -18,7 +18,7 @@
 #include "weft/checkpoint/little_endian.h"
 #include "weft/checkpoint/safetensors.h"
 #include "weft/ps/core/table_layout.h"
-#include "weft/ps/snapshot.h"
+#include "weft/ps/shard/snapshot.h"
 
 namespace weft::ps {
 

@@ -38,8 +38,8 @@
 #include "weft/ps/core/table_layout.h"
 #include "weft/ps/replicated/batch.h"
 #include "weft/ps/replicated/frame.h"
-#include "weft/ps/table_shard.h"
-#include "weft/ps/table_snapshot.h"
+#include "weft/ps/shard/table_shard.h"
+#include "weft/ps/shard/table_snapshot.h"
 
 namespace weft::ps {
 

@@ -19,7 +19,7 @@
 #include "weft/ps/client.h"
 #include "weft/ps/many.h"
 #include "weft/ps/service.h"
-#include "weft/ps/table_shard.h"
+#include "weft/ps/shard/table_shard.h"
 #include "weft/ps/test_job.h"
 #include "weft/ps/wire/wire_values.h"
 #include "weft/rpc/codec/tensor_codec.h"

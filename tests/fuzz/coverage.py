@@ -38,7 +38,7 @@ PARSERS = {
     "ps/export/table_file.cc": "",
     "ps/replicated/batch.cc": "Decode|CheckColumns|Unfit",
     "ps/replicated/frame.cc": "Decode|CheckK|Unfit|Aligned|FloatsOf",
-    "ps/shard_requests.cc": "",
+    "ps/shard/shard_requests.cc": "",
     "rendezvous/coordinator.cc": "Handle|Parse|Read|Answer",
     "rendezvous/coordinator_call.h": "CallUntil",
     "rendezvous/journal/etcd_journal.cc": "",

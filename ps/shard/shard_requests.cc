@@ -1,10 +1,10 @@
-#include "weft/ps/shard_requests.h"
+#include "weft/ps/shard/shard_requests.h"
 
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
-#include "weft/ps/shard_tensors.h"
+#include "weft/ps/shard/shard_tensors.h"
 
 namespace weft::ps {
 namespace {

@@ -34,8 +34,8 @@
 //
 // Thread-safety: thread-safe.
 
-#ifndef WEFT_PS_TABLE_SHARD_H_
-#define WEFT_PS_TABLE_SHARD_H_
+#ifndef WEFT_PS_SHARD_TABLE_SHARD_H_
+#define WEFT_PS_SHARD_TABLE_SHARD_H_
 
 #include <atomic>
 #include <cstdint>
@@ -62,8 +62,8 @@
 #include "weft/ps/core/replication/load_meter.h"
 #include "weft/ps/core/round_gate.h"
 #include "weft/ps/core/table_layout.h"
-#include "weft/ps/table_metrics.h"
-#include "weft/ps/table_snapshot.h"
+#include "weft/ps/shard/table_metrics.h"
+#include "weft/ps/shard/table_snapshot.h"
 #include "weft/ps/wire/wire_values.h"
 #include "weft/tensor/tensor.h"
 
@@ -324,4 +324,4 @@ class TableShard {
 
 }  // namespace weft::ps
 
-#endif  // WEFT_PS_TABLE_SHARD_H_
+#endif  // WEFT_PS_SHARD_TABLE_SHARD_H_

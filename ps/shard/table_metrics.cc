@@ -1,4 +1,4 @@
-#include "weft/ps/table_metrics.h"
+#include "weft/ps/shard/table_metrics.h"
 
 namespace weft::ps {
 

@@ -1,4 +1,4 @@
-#include "weft/ps/table_shard.h"
+#include "weft/ps/shard/table_shard.h"
 
 #include <algorithm>
 #include <iterator>
@@ -8,7 +8,7 @@
 #include "weft/base/check.h"
 #include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
-#include "weft/ps/shard_tensors.h"
+#include "weft/ps/shard/shard_tensors.h"
 
 namespace weft::ps {
 namespace {

@@ -1,4 +1,4 @@
-#include "weft/ps/table_shard.h"
+#include "weft/ps/shard/table_shard.h"
 
 #include <cstdint>
 #include <cstring>
@@ -6,7 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/ps/table_shard_fixture.h"
+#include "weft/ps/shard/table_shard_fixture.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::ps {

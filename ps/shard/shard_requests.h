@@ -1,8 +1,8 @@
 // ShardRequest: one request with its tensors, and the table that it is about;
 // and several that came in one message, without the network.
 
-#ifndef WEFT_PS_SHARD_REQUESTS_H_
-#define WEFT_PS_SHARD_REQUESTS_H_
+#ifndef WEFT_PS_SHARD_SHARD_REQUESTS_H_
+#define WEFT_PS_SHARD_SHARD_REQUESTS_H_
 
 #include <cstdint>
 #include <memory>
@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "weft/base/future.h"
 #include "weft/proto/ps.pb.h"
-#include "weft/ps/table_shard.h"
+#include "weft/ps/shard/table_shard.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft::ps {
@@ -50,4 +50,4 @@ Future<std::vector<Result<ShardReply>>> HandleMany(
 
 }  // namespace weft::ps
 
-#endif  // WEFT_PS_SHARD_REQUESTS_H_
+#endif  // WEFT_PS_SHARD_SHARD_REQUESTS_H_

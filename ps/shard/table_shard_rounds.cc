@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/base/status_macros.h"
-#include "weft/ps/shard_tensors.h"
-#include "weft/ps/table_shard.h"
+#include "weft/ps/shard/shard_tensors.h"
+#include "weft/ps/shard/table_shard.h"
 
 // SYNC: parts, the rounds that they close, and pulls that wait for one.
 

@@ -1,7 +1,7 @@
 // What parts of a TableShard ask of the tensors of a message.
 
-#ifndef WEFT_PS_SHARD_TENSORS_H_
-#define WEFT_PS_SHARD_TENSORS_H_
+#ifndef WEFT_PS_SHARD_SHARD_TENSORS_H_
+#define WEFT_PS_SHARD_SHARD_TENSORS_H_
 
 #include <cstdint>
 #include <string>
@@ -33,4 +33,4 @@ inline std::string Found(const Tensor& t) {
 
 }  // namespace weft::ps::internal
 
-#endif  // WEFT_PS_SHARD_TENSORS_H_
+#endif  // WEFT_PS_SHARD_SHARD_TENSORS_H_

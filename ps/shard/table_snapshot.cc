@@ -1,4 +1,4 @@
-#include "weft/ps/table_snapshot.h"
+#include "weft/ps/shard/table_snapshot.h"
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"

@@ -1,15 +1,15 @@
 // What the tests of TableShard share: a table on its only server, and workers
 // that push to it.
 
-#ifndef WEFT_PS_TABLE_SHARD_FIXTURE_H_
-#define WEFT_PS_TABLE_SHARD_FIXTURE_H_
+#ifndef WEFT_PS_SHARD_TABLE_SHARD_FIXTURE_H_
+#define WEFT_PS_SHARD_TABLE_SHARD_FIXTURE_H_
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "weft/ps/core/cut.h"
-#include "weft/ps/table_shard.h"
+#include "weft/ps/shard/table_shard.h"
 
 namespace weft::ps {
 
@@ -110,4 +110,4 @@ class Worker {
 
 }  // namespace weft::ps
 
-#endif  // WEFT_PS_TABLE_SHARD_FIXTURE_H_
+#endif  // WEFT_PS_SHARD_TABLE_SHARD_FIXTURE_H_

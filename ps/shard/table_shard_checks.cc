@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "weft/ps/shard_tensors.h"
-#include "weft/ps/table_shard.h"
+#include "weft/ps/shard/shard_tensors.h"
+#include "weft/ps/shard/table_shard.h"
 
 // What a push or a pull must be before anything of it is used.
 

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
-#include "weft/ps/table_shard.h"
+#include "weft/ps/shard/table_shard.h"
 
 // ASYNC with a staleness: clocks, and pulls that wait for them.
 

@@ -6,8 +6,8 @@
 //
 // Thread-safety: one thread at a time.
 
-#ifndef WEFT_PS_TABLE_SNAPSHOT_H_
-#define WEFT_PS_TABLE_SNAPSHOT_H_
+#ifndef WEFT_PS_SHARD_TABLE_SNAPSHOT_H_
+#define WEFT_PS_SHARD_TABLE_SNAPSHOT_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -94,4 +94,4 @@ class TableSnapshot {
 
 }  // namespace weft::ps
 
-#endif  // WEFT_PS_TABLE_SNAPSHOT_H_
+#endif  // WEFT_PS_SHARD_TABLE_SNAPSHOT_H_

@@ -1,4 +1,4 @@
-#include "weft/ps/snapshot.h"
+#include "weft/ps/shard/snapshot.h"
 
 #include <cstdint>
 #include <map>

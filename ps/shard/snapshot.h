@@ -22,8 +22,8 @@
 // checks everything against the spec before any of it is used: files come from
 // disks and people.
 
-#ifndef WEFT_PS_SNAPSHOT_H_
-#define WEFT_PS_SNAPSHOT_H_
+#ifndef WEFT_PS_SHARD_SNAPSHOT_H_
+#define WEFT_PS_SHARD_SNAPSHOT_H_
 
 #include <cstdint>
 #include <map>
@@ -33,7 +33,7 @@
 #include "absl/status/statusor.h"
 #include "weft/checkpoint/safetensors.h"
 #include "weft/proto/ps.pb.h"
-#include "weft/ps/table_shard.h"
+#include "weft/ps/shard/table_shard.h"
 
 namespace weft::ps {
 
@@ -86,4 +86,4 @@ absl::Status CheckWhole(const LoadedTable& table, const std::string& where);
 
 }  // namespace weft::ps
 
-#endif  // WEFT_PS_SNAPSHOT_H_
+#endif  // WEFT_PS_SHARD_SNAPSHOT_H_

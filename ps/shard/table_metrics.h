@@ -1,8 +1,8 @@
 // TableMetrics: how large a table's messages are, and how old what its clients
 // pull is by the time they push.
 
-#ifndef WEFT_PS_TABLE_METRICS_H_
-#define WEFT_PS_TABLE_METRICS_H_
+#ifndef WEFT_PS_SHARD_TABLE_METRICS_H_
+#define WEFT_PS_SHARD_TABLE_METRICS_H_
 
 #include <array>
 #include <cstddef>
@@ -57,4 +57,4 @@ class TableMetrics {
 
 }  // namespace weft::ps
 
-#endif  // WEFT_PS_TABLE_METRICS_H_
+#endif  // WEFT_PS_SHARD_TABLE_METRICS_H_
