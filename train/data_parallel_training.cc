@@ -98,6 +98,9 @@ absl::StatusOr<StepPosition> DataParallelTraining::Begin() {
   StepPosition position;
   if (!options_.checkpoint_dir.empty() && is_first()) {
     WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
+    if (has_tables()) {
+      WEFT_RETURN_IF_ERROR(tables_.checkpoints.check(options_.checkpoint_dir));
+    }
     WEFT_ASSIGN_OR_RETURN(run_, BeginRun(*directory, resumes_));
   }
   if (parts_.virtual_shards == 0) {
@@ -215,6 +218,7 @@ absl::StatusOr<StepPosition> DataParallelTraining::Resume() {
   absl::string_view why = message;
   if (absl::ConsumePrefix(&why, kNoPlace)) return ParseFailure(why);
   if (message.empty()) return StepPosition();
+  if (has_tables()) WEFT_RETURN_IF_ERROR(tables_.checkpoints.reopen());
   WEFT_RETURN_IF_ERROR(GiveOptimizerToAll(/*root=*/0));
   return GoOnFrom(message);
 }
@@ -238,7 +242,8 @@ absl::StatusOr<std::string> DataParallelTraining::RestoreNewest() {
   }
   WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
   WEFT_RETURN_IF_ERROR(CheckNewest(*directory));
-  auto loaded = directory->LoadLatest();
+  auto loaded =
+      has_tables() ? LoadLatestModel(*directory) : directory->LoadLatest();
   if (absl::IsNotFound(loaded.status())) {
     WEFT_LOG(logger_, Info, "nothing to resume from yet; beginning anew")
         .With("checkpoint_dir", options_.checkpoint_dir);
@@ -266,6 +271,10 @@ absl::StatusOr<std::string> DataParallelTraining::RestoreNewest() {
   }
   WEFT_RETURN_IF_ERROR(parts_.model->LoadStateDict(model));
   WEFT_RETURN_IF_ERROR(LoadUpdateState(optimizer));
+  if (has_tables()) {
+    WEFT_RETURN_IF_ERROR(
+        tables_.checkpoints.restore(options_.checkpoint_dir, loaded->name));
+  }
   checkpoint_ = path;
   WEFT_LOG(logger_, Info, "resuming").With("checkpoint", loaded->name);
   const auto drawn = metadata.find(kGenerator);
@@ -546,7 +555,9 @@ absl::Status DataParallelTraining::SaveOnce(std::optional<double> score,
     tensors[absl::StrCat(kOptimizer, name)] = tensor;
   }
   WEFT_ASSIGN_OR_RETURN(const std::string name,
-                        directory->Save(steps(), tensors, metadata));
+                        has_tables()
+                            ? SaveWithTables(*directory, tensors, metadata)
+                            : directory->Save(steps(), tensors, metadata));
   checkpoint_ = absl::StrCat(options_.checkpoint_dir, "/", name);
   return NameCheckpoint(*directory, name, options_, score, is_last);
 }

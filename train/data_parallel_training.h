@@ -127,6 +127,26 @@ class DataParallelTraining {
     std::function<absl::Status(absl::Duration wait)> await_stable = nullptr;
     // How long all that may take.
     absl::Duration timeout = absl::Minutes(1);
+
+    // What checkpoints of model and tables need: all functions, or none.
+    // `path` is Options::checkpoint_dir.
+    struct Checkpoints {
+      // Whether the servers may use it. Called before the first step.
+      std::function<absl::Status(const std::string& path)> check = nullptr;
+      // Writes the tables as they are after `rounds` rounds, all of which are
+      // stable, into this attempt of a checkpoint. Called by one rank; no round
+      // closes meanwhile. An error if the tables are after other rounds.
+      std::function<absl::StatusOr<std::vector<checkpoint::FileRecord>>(
+          const std::string& path, const std::string& attempt, int64_t rounds)>
+          save = nullptr;
+      // Replaces all tables by those of checkpoint `name`. Called by one rank.
+      std::function<absl::Status(const std::string& path,
+                                 const std::string& name)>
+          restore = nullptr;
+      // Opens the tables again, since another rank may have replaced them.
+      std::function<absl::Status()> reopen = nullptr;
+    };
+    Checkpoints checkpoints = {};
   };
 
   // Called by all ranks, with the same options, but for the checkpoint
@@ -193,8 +213,10 @@ class DataParallelTraining {
   static absl::StatusOr<std::unique_ptr<DataParallelTraining>> CreateElastic(
       Elastic elastic, telemetry::Telemetry& telemetry, Parts parts,
       Options options);
-  // The same with tables. kUnimplemented with a checkpoint directory. The
-  // errors of the functions of `tables` end the training on this rank.
+  // The same with tables; checkpoints hold both. kInvalidArgument if there is a
+  // checkpoint directory, and no Tables::Checkpoints. The errors of the
+  // functions of `tables` end the training on this rank, but for that of
+  // `save`, which is logged.
   static absl::StatusOr<std::unique_ptr<DataParallelTraining>> CreateElastic(
       Elastic elastic, telemetry::Telemetry& telemetry, Parts parts,
       Tables tables, Options options);
@@ -318,6 +340,13 @@ class DataParallelTraining {
   // Those of the last step of `source`, for those who lack its state.
   absl::Status ShareParts(int source);
   absl::Status AwaitStable();
+  absl::StatusOr<std::string> SaveWithTables(
+      checkpoint::CheckpointDirectory& directory,
+      const checkpoint::NamedTensors& model,
+      const checkpoint::Metadata& metadata);
+  // As CheckpointDirectory::LoadLatest, without the tables.
+  absl::StatusOr<checkpoint::CheckpointDirectory::Loaded> LoadLatestModel(
+      checkpoint::CheckpointDirectory& directory) const;
 
   // --- Of an elastic training (elastic_training.cc). ---
   bool is_elastic() const { return elastic_.join != nullptr; }

@@ -8,9 +8,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/train/elastic_training_world.h"
-#include "weft/worker/exit_code.h"
 
 namespace weft::train {
 namespace {
@@ -128,15 +128,107 @@ TEST_F(ElasticTablesTest,
   EXPECT_EQ(table.row(), whole.row);
 }
 
-TEST_F(ElasticTablesTest, CheckpointsAreRefused) {
-  PretendTable table;
+// All ranks die in the second epoch, and the job is started again: with the
+// servers that it had, which are further, and with new ones.
+TEST_F(ElasticTablesTest, TrainingWhoseRanksHaveAllDiedGoesOnFromACheckpoint) {
   Person person;
-  person.table = &table;
+  person.seed = 1;
+  const Whole whole = TrainWhole(person, 1);
+  for (const bool has_new_servers : {false, true}) {
+    person.checkpoint_dir = dir_.Path(absl::StrCat("saved", has_new_servers));
+    PretendTable table;
+    person.table = &table;
+    const int64_t of_epoch = whole.outcome.steps / person.epochs;
+    std::vector<Person> people(3, person);
+    people[0].dies = InStep(of_epoch + 1);
+    people[1].dies = InStep(of_epoch + 2);
+    people[2].dies = AfterStep(of_epoch + 2);
+    for (const Outcome& outcome : TrainAll(people)) {
+      EXPECT_THAT(outcome.status, StatusIs(absl::StatusCode::kCancelled));
+    }
+    EXPECT_GT(table.rounds(), of_epoch);
+    PretendTable new_table;
+    PretendTable& next = has_new_servers ? new_table : table;
+    person.table = &next;
+    for (const Outcome& outcome : TrainAll({person, person})) {
+      ASSERT_THAT(outcome.status, IsOk());
+      EXPECT_EQ(outcome.steps, whole.outcome.steps);
+      EXPECT_EQ(outcome.bits == whole.outcome.bits, true);
+    }
+    EXPECT_EQ(next.violation(), "");
+    EXPECT_EQ(next.rounds(), whole.rounds);
+    EXPECT_EQ(next.row(), whole.row);
+  }
+}
+
+// It waited while the others restored.
+TEST_F(ElasticTablesTest, NewcomerThatOpenedATableBeforeItWasRestored) {
+  Person person;
+  person.seed = 1;
+  const Whole whole = TrainWhole(person, 1);
   person.checkpoint_dir = dir_.Path("saved");
-  const Outcome outcome = TrainAll({person})[0];
-  EXPECT_THAT(outcome.status, StatusIs(absl::StatusCode::kUnimplemented,
-                                       "saves no checkpoints yet"));
-  EXPECT_EQ(worker::ExitCodeFor(outcome.status), worker::ExitCode::kUsage);
+  PretendTable table;
+  person.table = &table;
+  Person dies = person;
+  dies.dies = InStep(whole.outcome.steps / person.epochs + 1);
+  EXPECT_THAT(TrainAll({dies})[0].status,
+              StatusIs(absl::StatusCode::kCancelled));
+  table.Open(2);
+  Crowd crowd;
+  crowd.Add(0);
+  Outcome outcomes[2];
+  std::thread newcomer;
+  Person first = person;
+  first.awaits_next_group = true;
+  first.dies = [&](int64_t, bool is_in_step) {
+    if (!is_in_step && !newcomer.joinable()) {
+      crowd.Add(2);
+      newcomer = std::thread([&] { outcomes[1] = Train(crowd, 2, person); });
+      while (!crowd.HasWaiting()) absl::SleepFor(absl::Milliseconds(1));
+    }
+    return false;
+  };
+  outcomes[0] = Train(crowd, 0, first);
+  newcomer.join();
+  for (const Outcome& outcome : outcomes) {
+    ASSERT_THAT(outcome.status, IsOk());
+    EXPECT_EQ(outcome.bits == whole.outcome.bits, true);
+  }
+  EXPECT_EQ(table.violation(), "");
+  EXPECT_EQ(table.row(), whole.row);
+}
+
+TEST_F(ElasticTablesTest, TrainingGoesOnWhereServersCannotSave) {
+  Person person;
+  person.seed = 1;
+  const Whole whole = TrainWhole(person, 1);
+  person.checkpoint_dir = dir_.Path("saved");
+  PretendTable table;
+  table.RefuseToSave(person.epochs - 1);
+  person.table = &table;
+  for (const Outcome& outcome : TrainAll({person, person})) {
+    EXPECT_THAT(outcome.status, IsOk());  // of the last one, too
+    EXPECT_EQ(outcome.bits == whole.outcome.bits, true);
+  }
+  const auto directory =
+      checkpoint::CheckpointDirectory::Open({person.checkpoint_dir});
+  ASSERT_THAT(directory, IsOk());
+  const auto names = (*directory)->List();
+  ASSERT_THAT(names, IsOk());
+  EXPECT_EQ(names->size(), 1);
+  EXPECT_EQ(table.row(), whole.row);
+}
+
+TEST_F(ElasticTablesTest, CheckpointWithoutTablesIsRefused) {
+  Person person;
+  person.checkpoint_dir = dir_.Path("saved");
+  person.epochs = 1;
+  ASSERT_THAT(TrainAll({person})[0].status, IsOk());
+  PretendTable table;
+  person.table = &table;
+  EXPECT_THAT(TrainAll({person})[0].status,
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "wanted a file shard-99999.safetensors"));
 }
 
 }  // namespace

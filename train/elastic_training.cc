@@ -58,14 +58,15 @@ DataParallelTraining::CreateElastic(Elastic elastic,
         "DataParallelTraining::CreateElastic: wanted all functions of Tables, "
         "or none");
   }
-  if (has_tables && !options.checkpoint_dir.empty()) {
-    return worker::WithExitCode(
-        absl::UnimplementedError(absl::StrCat(
-            "--checkpoint-dir=", options.checkpoint_dir,
-            ": an elastic training with tables saves no checkpoints yet; leave "
-            "it out. The job outlives its processes as long as one trainer and "
-            "one copy of each partition are left")),
-        worker::ExitCode::kUsage);
+  const Tables::Checkpoints& checkpoints = tables.checkpoints;
+  const bool can_save =
+      checkpoints.check != nullptr && checkpoints.save != nullptr &&
+      checkpoints.restore != nullptr && checkpoints.reopen != nullptr;
+  if (has_tables && !options.checkpoint_dir.empty() && !can_save) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "DataParallelTraining::CreateElastic: --checkpoint-dir=",
+        options.checkpoint_dir,
+        ": wanted all functions of Tables::Checkpoints, found none, or some"));
   }
   if (elastic.join == nullptr || parts.virtual_shards == 0) {
     return absl::InvalidArgumentError(

@@ -28,6 +28,8 @@
 #include "weft/base/catch_to_status.h"
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
+#include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/checkpoint/safetensors.h"
 #include "weft/collectives/backends/local/local_world.h"
 #include "weft/device/testing/simulated_context.h"
 #include "weft/input/sharded_sampler.h"
@@ -229,8 +231,19 @@ class PretendTable {
  public:
   using Row = std::vector<float>;
 
+  // Once for each rank, before it trains; Reopen after the table was restored.
+  void Open(int id) {
+    MutexLock lock(mu_);
+    opened_.emplace(id, generation_);
+  }
+  void Reopen(int id) {
+    MutexLock lock(mu_);
+    opened_[id] = generation_;
+  }
+
   void Push(int id, int64_t round, int shard, const std::string& part) {
     MutexLock lock(mu_);
+    if (opened_[id] != generation_) return;  // servers refuse it
     const auto [known, is_first] = told_.emplace(std::pair(round, shard), part);
     if (!is_first && known->second != part) Violated("other bits", round);
     if (round > open_) Violated("a round that is not open", round);
@@ -260,8 +273,9 @@ class PretendTable {
     }
     return absl::OkStatus();
   }
-  Row Pull(int64_t round) {
+  Row Pull(int id, int64_t round) {
     MutexLock lock(mu_);
+    if (opened_[id] != generation_) Violated("was restored since", round);
     if (open_ != round || !given_.empty()) Violated("read too late", round);
     return row_;
   }
@@ -273,6 +287,31 @@ class PretendTable {
       lost_ += is_lost;
       at = is_lost ? given_.erase(at) : std::next(at);
     }
+  }
+  // As of `rounds`, as the file of a server.
+  absl::StatusOr<checkpoint::Safetensors> Save(int64_t rounds) {
+    MutexLock lock(mu_);
+    if (refusals_ > 0) {
+      --refusals_;
+      return absl::ResourceExhaustedError("the disk is full");
+    }
+    if (open_ != rounds || !given_.empty()) Violated("saved too late", rounds);
+    checkpoint::Safetensors saved;
+    saved.tensors["row"] = Tensor::FromVector<float>(row_);
+    saved.tensors["rounds"] = Tensor::Scalar<int64_t>(open_);
+    return saved;
+  }
+  void Restore(const checkpoint::Safetensors& saved) {
+    MutexLock lock(mu_);
+    row_ = saved.tensors.at("row").ToVector<float>();
+    open_ = saved.tensors.at("rounds").item<int64_t>();
+    given_.clear();
+    ++generation_;
+  }
+  // So many times Save fails.
+  void RefuseToSave(int times) {
+    MutexLock lock(mu_);
+    refusals_ = times;
   }
   Row row() const {
     MutexLock lock(mu_);
@@ -306,6 +345,9 @@ class PretendTable {
   // By shard: who has given it, and what.
   std::map<int, std::pair<int, std::string>> given_ ABSL_GUARDED_BY(mu_);
   std::map<std::pair<int64_t, int>, std::string> told_ ABSL_GUARDED_BY(mu_);
+  int generation_ ABSL_GUARDED_BY(mu_) = 0;
+  std::map<int, int> opened_ ABSL_GUARDED_BY(mu_);  // by rank
+  int refusals_ ABSL_GUARDED_BY(mu_) = 0;
   int lost_ ABSL_GUARDED_BY(mu_) = 0;
   std::string violation_ ABSL_GUARDED_BY(mu_);
 };
@@ -411,7 +453,7 @@ class ElasticTrainingTest : public ::testing::Test {
       Variable inputs((*batch)[0].To(DeviceOf(person)));
       Variable row;
       if (person.table != nullptr) {
-        row = Variable(Tensor::FromVector<float>(person.table->Pull(step)),
+        row = Variable(Tensor::FromVector<float>(person.table->Pull(id, step)),
                        /*requires_grad=*/true);
         inputs = Add(inputs, row);
       }
@@ -438,6 +480,7 @@ class ElasticTrainingTest : public ::testing::Test {
                                                PretendTable* table) {
     DataParallelTraining::Tables tables;
     if (table == nullptr) return tables;
+    table->Open(id);
     auto rounds = std::make_shared<int64_t>(0);
     tables.begin_round = [](int64_t) { return absl::OkStatus(); };
     tables.push = [=](int64_t round, int shard, const std::string& part) {
@@ -449,6 +492,33 @@ class ElasticTrainingTest : public ::testing::Test {
     tables.await_stable = [=, &crowd](absl::Duration wait) -> absl::Status {
       if (crowd.HasDied(id)) return absl::CancelledError("died");
       return table->AwaitRounds(*rounds, std::min(wait, absl::Milliseconds(1)));
+    };
+    tables.checkpoints.check = [](const std::string&) {
+      return absl::OkStatus();
+    };
+    tables.checkpoints.save = [=](const std::string& path,
+                                  const std::string& attempt, int64_t after)
+        -> absl::StatusOr<std::vector<checkpoint::FileRecord>> {
+      WEFT_ASSIGN_OR_RETURN(const auto saved, table->Save(after));
+      WEFT_ASSIGN_OR_RETURN(const auto directory,
+                            checkpoint::CheckpointDirectory::Open({path}));
+      WEFT_ASSIGN_OR_RETURN(
+          auto file, directory->AddShard(attempt, /*shard=*/0, "ps0", saved));
+      return std::vector<checkpoint::FileRecord>{std::move(file)};
+    };
+    tables.checkpoints.restore = [=](const std::string& path,
+                                     const std::string& name) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(const auto directory,
+                            checkpoint::CheckpointDirectory::Open({path}));
+      WEFT_ASSIGN_OR_RETURN(const auto manifest, directory->ReadManifest(name));
+      WEFT_ASSIGN_OR_RETURN(const auto saved,
+                            directory->LoadShard(name, manifest.files[0]));
+      table->Restore(saved);
+      return absl::OkStatus();
+    };
+    tables.checkpoints.reopen = [=] {
+      table->Reopen(id);
+      return absl::OkStatus();
     };
     return tables;
   }

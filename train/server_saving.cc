@@ -20,8 +20,6 @@
 namespace weft::train {
 namespace {
 
-// Beyond the numbers that ps::Client::Save gives to servers.
-constexpr int kModelShard = 99999;
 // In which servers must have written what they have frozen.
 constexpr absl::Duration kWriteTimeout = absl::Minutes(10);
 
@@ -97,7 +95,7 @@ checkpoint::Safetensors ServerTraining::ModelShard() const {
   for (const auto& [name, tensor] : task_.model->StateDict()) {
     model.tensors[name] = tensor;
   }
-  model.metadata["format"] = "weft.model/1";
+  model.metadata["format"] = kModelFormat;
   return model;
 }
 

@@ -25,6 +25,7 @@
 #include "weft/train/job_outcome.h"
 #include "weft/train/saving/checkpoint_metadata.h"
 #include "weft/train/saving/last_save.h"
+#include "weft/train/saving/servers_use.h"
 #include "weft/train/settings.h"
 #include "weft/train/stop_signal.h"
 #include "weft/worker/exit_code.h"
@@ -71,14 +72,6 @@ int64_t CountTrainers(const rendezvous::View& view) {
   return std::count_if(
       view.members().begin(), view.members().end(),
       [](const rendezvous::Member& m) { return m.role == "trainer"; });
-}
-
-// Whether all servers may save there: a matter of flags, not of who asks.
-absl::Status CheckServersUse(const std::string& directory, ps::Client& client) {
-  const absl::Status usable = client.CheckCheckpointDirectory(directory);
-  return absl::IsPermissionDenied(usable)
-             ? worker::WithExitCode(usable, worker::ExitCode::kConfig)
-             : usable;
 }
 
 telemetry::Progress::Options ProgressOptions(const Options& options) {

@@ -9,6 +9,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/rendezvous/membership.h"
 #include "weft/rendezvous/view.h"
+#include "weft/train/saving/servers_use.h"
 #include "weft/worker/exit_code.h"
 
 namespace weft::train {
@@ -140,7 +141,25 @@ DataParallelTraining::Tables StepTable::MakeTables() {
     return AwaitStable(wait);
   };
   tables.timeout = timeout_;
+  tables.checkpoints.check = [this](const std::string& path) {
+    return CheckServersUse(path, client_);
+  };
+  tables.checkpoints.save = [this](const std::string& path,
+                                   const std::string& attempt, int64_t rounds) {
+    return client_.Save(path, attempt, rounds);
+  };
+  tables.checkpoints.restore = [this](const std::string& path,
+                                      const std::string& name) {
+    return client_.Restore(path, name);
+  };
+  tables.checkpoints.reopen = [this] { return Reopen(); };
   return tables;
+}
+
+absl::Status StepTable::Reopen() {
+  pushed_.clear();
+  table_.reset();
+  return OpenTable();
 }
 
 absl::Status StepTable::BeginRound(int64_t round) {
@@ -150,7 +169,7 @@ absl::Status StepTable::BeginRound(int64_t round) {
       "table '", spec_.name(), "' has ", table_->round(),
       " rounds, and the training begins its step ", round,
       ": all trainers that had gone on to there have died, and the model with "
-      "them; start the job again")));
+      "them, and no checkpoint was saved; start the job again")));
 }
 
 absl::Status StepTable::Push(int64_t round, int shard, absl::string_view part) {

@@ -19,7 +19,9 @@
 //
 // Model and table end with the bits of a training that nobody touched, also if
 // trainers and servers die (docs/elastic.md, "Tables"). Needs a job with two
-// replicas.
+// replicas. With Options::checkpoint_dir, which servers were given too, both
+// are saved together, and a training whose processes have all died goes on from
+// there; there is one StepTable in a job then.
 //
 // Thread-safety: one thread at a time.
 
@@ -83,6 +85,7 @@ class StepTable {
   absl::Status BeginRound(int64_t round);
   absl::Status Push(int64_t round, int shard, absl::string_view part);
   absl::Status AwaitStable(absl::Duration wait);
+  absl::Status Reopen();
 
   worker::Worker& worker_;
   const ps::v1::TableSpec spec_;

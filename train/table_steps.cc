@@ -1,6 +1,8 @@
 // What the steps of an elastic DataParallelTraining give to tables: every rank
 // gets the parts of all shards with the gradients, and once all have taken the
-// step each pushes those of its own shards (core/step_commit.h, C8).
+// step each pushes those of its own shards (core/step_commit.h, C8). Between
+// two steps, when all is pushed and stable, model and tables are saved
+// together.
 
 #include <algorithm>
 #include <cstdint>
@@ -16,6 +18,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/ddp/shard_tree.h"
 #include "weft/train/data_parallel_training.h"
+#include "weft/train/saving/checkpoint_metadata.h"
 
 namespace weft::train {
 namespace {
@@ -138,6 +141,68 @@ absl::Status DataParallelTraining::AwaitStable() {
           absl::FormatDuration(tables_.timeout), ": ", stable.message()));
     }
   }
+}
+
+// No round closes meanwhile: the next one needs the parts of this rank's
+// shards, or of whoever has them once it is dead, and then nobody commits this
+// attempt.
+absl::StatusOr<std::string> DataParallelTraining::SaveWithTables(
+    checkpoint::CheckpointDirectory& directory,
+    const checkpoint::NamedTensors& model,
+    const checkpoint::Metadata& metadata) {
+  WEFT_ASSIGN_OR_RETURN(const std::string attempt, directory.Begin(steps()));
+  const auto save = [&]() -> absl::StatusOr<std::string> {
+    WEFT_ASSIGN_OR_RETURN(
+        std::vector<checkpoint::FileRecord> files,
+        tables_.checkpoints.save(options_.checkpoint_dir, attempt, steps()));
+    WEFT_ASSIGN_OR_RETURN(
+        files.emplace_back(),
+        directory.AddShard(attempt, kModelShard, /*writer=*/"",
+                           {model, {{"format", kModelFormat}}}));
+    return directory.Commit(attempt, std::move(files), metadata);
+  };
+  absl::StatusOr<std::string> name = save();
+  if (!name.ok()) directory.Abandon(attempt);
+  return name;
+}
+
+absl::StatusOr<checkpoint::CheckpointDirectory::Loaded>
+DataParallelTraining::LoadLatestModel(
+    checkpoint::CheckpointDirectory& directory) const {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, directory.List());
+  if (names.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat(options_.checkpoint_dir, " has no checkpoint"));
+  }
+  checkpoint::CheckpointDirectory::Loaded loaded;
+  for (auto name = names.rbegin(); name != names.rend(); ++name) {
+    const absl::Status verified = directory.Verify(*name);
+    if (!verified.ok()) {
+      loaded.skipped.push_back(verified);
+      continue;
+    }
+    loaded.name = *name;
+    WEFT_ASSIGN_OR_RETURN(loaded.manifest, directory.ReadManifest(*name));
+    const std::vector<checkpoint::FileRecord>& files = loaded.manifest.files;
+    const std::string wanted = checkpoint::ShardName(kModelShard);
+    const auto file = std::find_if(
+        files.begin(), files.end(),
+        [&](const checkpoint::FileRecord& one) { return one.name == wanted; });
+    if (file == files.end()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "checkpoint ", options_.checkpoint_dir, "/", *name,
+          " has no model beside tables: wanted a file ", wanted,
+          "; was it saved by a training without tables? Name another "
+          "--checkpoint-dir"));
+    }
+    WEFT_ASSIGN_OR_RETURN(checkpoint::Safetensors model,
+                          directory.LoadShard(*name, *file));
+    loaded.tensors = std::move(model.tensors);
+    return loaded;
+  }
+  return absl::DataLossError(absl::StrCat(
+      "every checkpoint in ", options_.checkpoint_dir,
+      " is damaged; the newest: ", loaded.skipped.front().message()));
 }
 
 }  // namespace weft::train

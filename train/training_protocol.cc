@@ -199,6 +199,11 @@ DataParallelTraining::Done DataParallelTraining::Do(
     const StepCommit::TakePlace& action) {
   kept_.reset();
   received_.reset();
+  // It opened the tables before it met the others, who may have restored them
+  // since.
+  if (action.has_come && tables_.checkpoints.reopen != nullptr) {
+    WEFT_RETURN_IF_ERROR(tables_.checkpoints.reopen());
+  }
   const TrainingPlace& place = places_[action.source];
   mean_loss_ = place.mean_loss;
   samples_ = place.samples;

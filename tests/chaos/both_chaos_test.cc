@@ -32,6 +32,7 @@
 #include "weft/base/clock.h"
 #include "weft/sim/random.h"
 #include "weft/tests/chaos/chaos_job.h"
+#include "weft/tests/chaos/table_job.h"
 #include "weft/tests/job/aftermath.h"
 #include "weft/tests/job/job.h"
 #include "weft/tests/support/spawn.h"
@@ -164,12 +165,8 @@ class BothChaos : public ChaosJob {
   // The last step that the trainer of a node has told; -1: none since its
   // start.
   int64_t StepOf(int node) {
-    const std::string output = nodes_[node]->output();
-    const std::string told = "{\"step\":";
-    const size_t begin = seen(absl::StrCat("trainer", node)).offset;
-    const size_t at = output.rfind(told);
-    if (at == output.npos || at < begin) return -1;
-    return std::strtoll(output.c_str() + at + told.size(), nullptr, 10);
+    return LastStep(nodes_[node]->output(),
+                    seen(absl::StrCat("trainer", node)).offset);
   }
 
   int CountTraining() {
@@ -319,26 +316,14 @@ class BothChaos : public ChaosJob {
 
   // --- Results. ---
 
-  // All trainers stop after so many more steps.
-  void WriteEnd() {
+  void EndAfterMoreSteps() {
     int64_t furthest = 0;
     for (int node = 0; node < kNodes; ++node) {
       furthest = std::max(furthest, StepOf(node));
     }
-    WriteBytes(EndFile() + ".new", absl::StrCat(furthest + kMoreSteps, " end"));
-    std::filesystem::rename(EndFile() + ".new", EndFile());
+    WriteEnd(EndFile(), furthest + kMoreSteps);
     Note(absl::StrCat("the training is to end after ", furthest + kMoreSteps,
                       " steps"));
-  }
-
-  // The lines with which trainers have ended: one, if all agree.
-  static std::set<std::string> ResultsIn(const std::string& output) {
-    std::set<std::string> results;
-    const std::string begins = "{\"steps\":";
-    for (size_t at = 0; (at = output.find(begins, at)) != output.npos; ++at) {
-      results.insert(output.substr(at, output.find('\n', at) - at));
-    }
-    return results;
   }
 
   const std::string meet_;
@@ -361,7 +346,7 @@ TEST_F(BothChaos, AnyProcessOfServersAndElasticTrainersMayBeKilledAtAnyTime) {
   ASSERT_TRUE(Awaits("all to train after the last fault", [&] {
     return CountTraining() == kNodes && IsReplicated();
   }));
-  WriteEnd();
+  EndAfterMoreSteps();
   std::set<std::string> results;
   for (Process* node : nodes_) {
     EXPECT_THAT(node->Wait(kLong), IsOkAndHolds(0));

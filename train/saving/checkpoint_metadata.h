@@ -19,6 +19,12 @@ namespace weft::train {
 
 inline constexpr char kPlaceInData[] = "place_in_data";
 
+// The file of the model in a checkpoint to which servers have added theirs: a
+// number beyond those that ps::Client::Save gives to servers, and "format" in
+// its metadata.
+inline constexpr int kModelShard = 99999;
+inline constexpr char kModelFormat[] = "weft.model/1";
+
 checkpoint::Metadata MetadataOf(const Settings& settings,
                                 const input::ShardedSampler::State& place,
                                 std::optional<double> score = {});

@@ -1,0 +1,120 @@
+// Elastic trainers with tables whose last copy of the model dies: the training
+// goes on from a checkpoint of model and tables, with the bits of one that
+// nobody touched.
+
+#include <signal.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/tests/chaos/chaos_job.h"
+#include "weft/tests/chaos/table_job.h"
+#include "weft/tests/job/aftermath.h"
+#include "weft/tests/job/job.h"
+#include "weft/tests/support/spawn.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::testing {
+namespace {
+
+constexpr int64_t kMoreSteps = 30;
+
+class TableResume : public ChaosJob {
+ protected:
+  TableResume() : ChaosJob(/*faults=*/0) {}
+
+  Process& StartRun(const std::string& name, const std::string& saved,
+                    const std::string& more = "") {
+    const std::string directory = " --checkpoint-dir=" + saved;
+    run_ = &Start(
+        name, job_.Path("run"),
+        {Program("weft"), "run", "--job=" + name, "--elastic=1:2",
+         "--replicas=2", "--role",
+         absl::StrCat("ps=2:", Program("parameter_server"), directory),
+         "--role",
+         absl::StrCat("trainer=2:", RunfilePath("tests/chaos/table_worker"),
+                      directory, " --end=", job_.Path("end"), more)});
+    return *run_;
+  }
+
+  bool AwaitsRunning(const std::string& what,
+                     absl::FunctionRef<bool()> condition) {
+    return Awaits(
+        what,
+        [&] {
+          return absl::IsDeadlineExceeded(
+              run_->Wait(absl::ZeroDuration()).status());
+        },
+        condition);
+  }
+
+  // Both trainers, once they are old enough to be started again.
+  std::vector<pid_t> AwaitTrainers() {
+    std::vector<pid_t> found;
+    EXPECT_TRUE(AwaitsRunning("trainers to be older than 2.5 s", [&] {
+      for (const int rank : {0, 1}) See(*run_, "trainer", rank);
+      found = OldEnough({"trainer0", "trainer1"});
+      return !found.empty();
+    }));
+    return found;
+  }
+
+  // The result of a training that goes on beyond `step`, which its run has told
+  // before, and of one that nobody has touched.
+  void ExpectUndisturbed(int64_t step) {
+    WriteEnd(job_.Path("end"), step + kMoreSteps);
+    EXPECT_THAT(run_->Wait(kLong), IsOkAndHolds(0));
+    const std::set<std::string> results = ResultsIn(run_->output());
+    EXPECT_EQ(results.size(), 1);
+    EXPECT_THAT(StartRun("calm", job_.Path("calm")).Wait(kLong),
+                IsOkAndHolds(0));
+    EXPECT_EQ(results, ResultsIn(run_->output()));
+    ExpectNothingLeft(job_.Path("run"));
+  }
+
+  Process* run_ = nullptr;
+};
+
+// The servers have rows of steps that no trainer has any more: they go back to
+// the checkpoint as well.
+TEST_F(TableResume, AllTrainersAreKilledAtOnce) {
+  const std::string saved = job_.Path("saved");
+  StartRun("tables", saved);
+  ASSERT_TRUE(AwaitsRunning("a checkpoint",
+                            [&] { return !Checkpoints(saved).empty(); }));
+  const std::vector<pid_t> trainers = AwaitTrainers();
+  ASSERT_EQ(trainers.size(), 2);
+  for (const pid_t trainer : trainers) kill(trainer, SIGKILL);
+  Note("killed both trainers");
+  const size_t offset = run_->output().size();
+  ASSERT_TRUE(AwaitsRunning("steps after that", [&] {
+    return LastStep(run_->output(), offset) >= 0;
+  }));
+  EXPECT_THAT(run_->output(), ::testing::HasSubstr("resuming"));
+  ExpectUndisturbed(
+      std::max(LastStep(run_->output(), 0), LastStep(run_->output(), offset)));
+}
+
+TEST_F(TableResume, AllProcessesAreKilledAndTheJobIsStartedAgain) {
+  const std::string saved = job_.Path("saved");
+  StartRun("tables", saved);
+  ASSERT_TRUE(AwaitsRunning("a checkpoint",
+                            [&] { return !Checkpoints(saved).empty(); }));
+  run_->Signal(SIGKILL);  // all that it has started end with it
+  ASSERT_TRUE(run_->Wait(kLong).ok());
+  ExpectNothingLeft(job_.Path("run"));
+  StartRun("tables", saved, " --resume");
+  ASSERT_TRUE(
+      AwaitsRunning("steps", [&] { return LastStep(run_->output(), 0) >= 0; }));
+  ExpectUndisturbed(LastStep(run_->output(), 0));
+}
+
+}  // namespace
+}  // namespace weft::testing
