@@ -9,7 +9,8 @@
 namespace weft::testing {
 
 int64_t LastStep(const std::string& output, size_t offset) {
-  const std::string told = "{\"step\":";
+  // As a worker says it; reports of its end repeat its last lines.
+  const std::string told = "] {\"step\":";
   const size_t at = output.rfind(told);
   if (at == output.npos || at < offset) return -1;
   return std::strtoll(output.c_str() + at + told.size(), nullptr, 10);
