@@ -41,7 +41,7 @@ class CastCache {
     Tensor cast;
   };
 
-  // On which the cast is made; none on the CPU.
+  // The stream on which a cast of `x` is made; none on the CPU.
   static device::Stream StreamOf(const Tensor& x) {
     const Device device = x.device();
     if (device.is_cpu()) return device::Stream();

@@ -7,7 +7,8 @@
 //   }
 //   loss.Backward();   // gradients have the dtypes of the parameters
 //
-// Of variables in f32, f16 or bf16; others are taken as they are:
+// For variables in f32, f16 or bf16 the operations choose as follows; others
+// are taken as they are:
 //
 //   in the scope's dtype  MatMul, Linear, Conv2d, Einsum,
 //                         ScaledDotProductAttention, SelfAttention
@@ -20,7 +21,8 @@
 //
 // The cast of a leaf is kept until the outermost scope of the thread ends, and
 // made again where the leaf was written to; so open a scope for a pass, not for
-// a training. A device's is used on the stream on which it was made.
+// a training. The cast of a leaf on a device is used only on the stream on
+// which it was made.
 //
 // Within Checkpoint, `f` runs again under the scope that it ran under at first.
 // A backward pass and calls to other workers know nothing of the scope. f16
@@ -46,15 +48,15 @@ class CastCache;
 // Thread-safety: lives on one thread; scopes nest, the innermost holds.
 class AutocastScope {
  public:
-  // Nothing: off, within a scope that is on. Throws Error kInvalidArgument for
-  // another dtype than f16 and bf16.
+  // No `dtype`: autocast is off, within a scope in which it is on. Throws Error
+  // kInvalidArgument for another dtype than f16 and bf16.
   explicit AutocastScope(std::optional<DType> dtype);
   ~AutocastScope();
   AutocastScope(const AutocastScope&) = delete;
   AutocastScope& operator=(const AutocastScope&) = delete;
 
-  // That of this thread's innermost scope; nothing if there is none, or if it
-  // is off.
+  // The dtype of this thread's innermost scope; nothing if there is none, or if
+  // it is off.
   static std::optional<DType> Current() {
     return current_ == nullptr ? std::nullopt : current_->dtype_;
   }
@@ -68,7 +70,7 @@ class AutocastScope {
   const std::optional<DType> dtype_;
   AutocastScope* const around_;  // null: this is the outermost
   AutocastScope& outermost_;     // may be this one
-  // Of the outermost; null until needed.
+  // Only the outermost scope has one; null until needed.
   std::unique_ptr<internal::CastCache> cache_;
 };
 

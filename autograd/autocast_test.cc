@@ -106,7 +106,7 @@ TEST(Autocast, NestsAndCanBeOff) {
     EXPECT_EQ(MatMul(x, x).dtype(), DType::kF16);
   }
   EXPECT_EQ(MatMul(x, x).dtype(), DType::kBF16);
-  // Of this thread alone.
+  // A scope holds for its own thread alone.
   std::thread([&] { EXPECT_EQ(MatMul(x, x).dtype(), DType::kF32); }).join();
 }
 
@@ -170,7 +170,7 @@ TEST(Autocast, KeepsCastsOfLeavesInTheOutermostScope) {
   EXPECT_EQ(again().To(DType::kF32).ToVector<float>()[0], 5);
   w.SetValue(Tensor::Full({4, 4}, 7));
   EXPECT_EQ(again().To(DType::kF32).ToVector<float>()[0], 7);
-  // Not of what is no leaf.
+  // The cast of a variable that is no leaf is not kept.
   const Variable y = Relu(w);
   EXPECT_FALSE(AutocastScope::Cast(y, DType::kBF16)
                    .IsSameAs(AutocastScope::Cast(y, DType::kBF16)));

@@ -110,7 +110,7 @@ class CheckpointFrame : public std::enable_shared_from_this<CheckpointFrame> {
       ABSL_LOCKS_EXCLUDED(mu_);
   // Takes it when `f` runs again.
   void Fill(size_t index, const Tensor& tensor) ABSL_LOCKS_EXCLUDED(mu_);
-  // The same of a leaf that is used.
+  // The same for a leaf that is used.
   void Note(const KeptTensor& leaf) ABSL_LOCKS_EXCLUDED(mu_);
   void Compare(size_t index, const KeptTensor& leaf) ABSL_LOCKS_EXCLUDED(mu_);
   // Throws Error unless a leaf is as it was.

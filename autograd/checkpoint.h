@@ -1,7 +1,7 @@
 // Checkpoint: runs a part of a model without keeping what its backward pass
-// needs, and runs it again when that pass comes to it. Memory for time: of a
-// chain of n parts that are checkpointed each, the activations of one part and
-// the inputs of all are kept, and each part's forward pass runs twice.
+// needs, and runs it again when that pass comes to it. It saves memory for
+// time: with a chain of parts, each checkpointed, only the activations of one
+// part and the inputs of all are kept, but each part's forward pass runs twice.
 //
 //   Variable y = Checkpoint(
 //       [&](absl::Span<const Variable> in) { return block.Forward(in[0]); },
@@ -22,8 +22,8 @@
 // `f` runs again on the thread of the backward pass, once, when the first
 // tensor that it saved is wanted. What it refers to must live until then: at
 // most as long as the graph. `inputs` and the leaves that it uses are proven to
-// be the same; all else that it uses must be. An `f` that is not a function of
-// it, or that has effects, gives other gradients.
+// be the same; all else that it uses must be. An `f` that gives other results
+// when it runs again, or that has effects, gives other gradients.
 //
 // Source: Chen, Xu, Zhang, Guestrin, "Training deep nets with sublinear memory
 // cost", 2016; in the form of PyTorch's torch.utils.checkpoint with
@@ -64,7 +64,7 @@ std::vector<Variable> Checkpoint(
 //
 // Whether a function that is checkpointed runs on this thread.
 bool IsCheckpointing();
-// Whether it does so again: what the effect was, it has had.
+// Whether such a function runs again here: its effects have happened already.
 bool IsRecomputing();
 // What `make` returns; when a function that is checkpointed runs again, what
 // `make` returned at first. The tensor is kept, and must not be written to.

@@ -287,7 +287,7 @@ TEST(Checkpoint, InputThatWasWrittenToIsRefused) {
 TEST(Checkpoint, LeafThatWasUpdatedOrReplacedIsRefused) {
   for (const bool is_replaced : {false, true}) {
     const Variable x = Drawn({3}, 1), weight = Drawn({3}, 2);
-    // Whose value no operation saves.
+    // No operation saves the value of `weight`.
     const Variable y =
         Sum(Checkpoint([&](Inputs in) { return Exp(in[0] + weight); }, {x}));
     if (is_replaced) {

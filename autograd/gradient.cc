@@ -92,7 +92,7 @@ Tensor Gradient::TakeDense() && {
                      : std::exchange(dense_, {});
 }
 
-// Which of the two is written to does not change the sum.
+// Adds one into the other; the sum is the same whichever is written to.
 void Gradient::AddDense(Tensor a, Tensor b) {
   if (IsOurs(a)) {
     Add_(a, b);

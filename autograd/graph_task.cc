@@ -123,9 +123,9 @@ inline uint32_t GraphTask::AddPlace(Node* node) {
   return at;
 }
 
-// Puts this task's mark on the node, or finds another one there. Of a task that
-// wants the node alone and a guest, the one whose second look comes last sees
-// the other: both first write, then read.
+// Puts this task's mark on the node, or finds another one there. If one task
+// wants the node alone and another uses it as a guest, at least one of them
+// sees the other: both write first, then read.
 inline void GraphTask::Claim(Node& node, uint32_t place) {
   uint64_t mark = 0;
   const bool is_leaf = node.kind_ == Node::Kind::kLeaf;

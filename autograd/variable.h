@@ -96,7 +96,8 @@ class Variable {
   // These need a leaf, frozen or not: they throw Error kFailedPrecondition
   // where leaf() is null.
   //
-  // Null: the leaf itself again. Borrowed: must outlive every backward pass.
+  // Gives the gradients of this leaf to `sink`; null: to the leaf itself again.
+  // `sink` is borrowed, and must outlive every backward pass.
   void SetGradientSink(GradientSink* sink) const;
   // Gives this leaf, and so all copies of this variable, other memory of the
   // same shape, dtype and device: see Leaf::SetValue.
@@ -107,9 +108,9 @@ class Variable {
   // kFailedPrecondition if it requires none.
   void AddHook(GradientHook hook) const;
 
-  // Adds to the gradients of all leaves behind this variable, which must have
-  // one element, or from `seed`, its own gradient. Throws what weft::Backward
-  // returns.
+  // Computes the gradients of all leaves behind this variable, and adds them to
+  // what the leaves have. Without `seed`, this variable's own gradient, it must
+  // have one element. Throws what weft::Backward returns.
   void Backward(const BackwardOptions& options = {}) const;
   void Backward(Gradient seed, const BackwardOptions& options = {}) const;
 

@@ -19,7 +19,7 @@ namespace weft {
 
 class BytesBuilder {
  public:
-  // So many cost one allocation.
+  // So many bytes cost one allocation.
   static constexpr size_t kFirstBytes = 224;
   // A varint has at most so many.
   static constexpr size_t kMaxVarint = 10;

@@ -14,7 +14,7 @@
 // nothing; a pending one is one allocation, and so is each Then upon it.
 //
 // A Future of a type that can be copied can be copied, and each copy sees the
-// same result. Of a move-only type it has one consumer: Then, WhenAll or
+// same result. A Future of a move-only type has one consumer: Then, WhenAll or
 // std::move(future).Wait() takes the value out.
 //
 // A chain of Then, a loop whose functions return Futures, and a nest of WhenAll
@@ -153,7 +153,7 @@ class [[nodiscard]] Future {
   Future<internal::ThenValue<T, Fn>> Then(Executor& executor, Fn fn) &&;
 
   // Unless it is ready: ends it with `reason`, or with the producer's version
-  // of that (a call adds how far it had come), and notifies the producer. Of a
+  // of that (a call adds how far it had come), and notifies the producer. On a
   // future derived by Then it cancels the first of the chain: the operation is
   // cancelled for all its users. If another thread ends or cancels it at the
   // same time, it may be ready a moment after this returns. REQUIRES:

@@ -16,7 +16,7 @@
 namespace weft {
 namespace internal {
 
-// That of the first which is still to come, else of the first.
+// The driver of the first future that is still pending, else of the first.
 template <typename T>
 Driver& DriverOf(const std::vector<Future<T>>& futures) {
   for (const Future<T>& future : futures) {

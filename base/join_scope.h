@@ -84,7 +84,7 @@ class [[nodiscard]] CancelOnDrop {
 
   // REQUIRES of both: not moved from.
   const Future<T>& future() const { return future_; }
-  // It goes on without this handle.
+  // The operation goes on without this handle.
   Future<T> Release() && {
     cancels_ = false;
     return std::move(future_);

@@ -8,8 +8,8 @@
 
 namespace weft {
 
-// `status` with `message` for its own, and its payloads; OK stays OK. Of `code`
-// where one is given, which is not kOk.
+// `status` with `message` in place of its own, and with its payloads; OK stays
+// OK. It has `code` where one is given, which must not be kOk.
 absl::Status Reworded(const absl::Status& status, absl::string_view message);
 absl::Status Reworded(const absl::Status& status, absl::StatusCode code,
                       absl::string_view message);

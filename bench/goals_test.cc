@@ -20,7 +20,7 @@ TEST(Control, AgreesOnASlowMachineThatStaysSlow) {
   EXPECT_TRUE(Agree({5, 0.9, 40}, {5.5, 1, 38}));
 }
 
-TEST(Control, OfWhichAMeasurementFailedDoesNotAgree) {
+TEST(Control, WithAFailedMeasurementDoesNotAgree) {
   EXPECT_FALSE(Agree({20, 0.3, 0}, {20, 0.3, 0}));
 }
 

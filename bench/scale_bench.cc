@@ -167,7 +167,8 @@ class Rank {
     }
     for (int i = 1; i < options_.size; ++i) {
       const int64_t rank = (options_.rank + i) % options_.size;
-      const absl::StatusOr<int64_t> result = results[i - 1].Wait(absl::Seconds(120));
+      const absl::StatusOr<int64_t> result =
+          results[i - 1].Wait(absl::Seconds(120));
       WEFT_CHECK(result.ok()) << result.status().ToString();
       WEFT_CHECK_EQ(*result, rank + 1);
     }
@@ -361,7 +362,7 @@ bool HasRoomFor(int workers) {
   return false;
 }
 
-// Of a flag: from `least` to a day. CLI::Range lets nan pass.
+// Checks that a flag is from `least` to a day. CLI::Range lets nan pass.
 CLI::Validator SecondsFrom(double least) {
   return CLI::Validator(
       [least](std::string& text) -> std::string {

@@ -93,7 +93,7 @@ class Chain : public ::testing::Test {
   int written_ = 0;
 };
 
-TEST_F(Chain, LeadsToTheOneThatHoldsAllAndAFullOneComesInTurn) {
+TEST_F(Chain, EndsAtAFullCheckpointAndEachNthIsFull) {
   EXPECT_EQ(*directory_->FindParent(3), std::nullopt);
   std::vector<std::string> names;
   for (int i = 0; i < 7; ++i) names.push_back(SaveNext(3));
@@ -110,7 +110,7 @@ TEST_F(Chain, LeadsToTheOneThatHoldsAllAndAFullOneComesInTurn) {
               StatusIs(absl::StatusCode::kFailedPrecondition, names[4]));
 }
 
-TEST_F(Chain, OneOfWhichNoFileIsADeltaHasNoParent) {
+TEST_F(Chain, CheckpointWithoutDeltasHasNoParent) {
   const std::string first = SaveNext();
   const auto parent = *directory_->FindParent(9);
   const auto second = Save(parent, /*is_delta=*/false);
@@ -176,7 +176,7 @@ TEST_F(Chain, LinkThatIsMissingDamagedOrAnotherOneIsNamed) {
   broken("which is missing");
 }
 
-TEST_F(Chain, AnyBitOfAnyFileThatIsAnotherIsFound) {
+TEST_F(Chain, FlippedBitOfAnyFileIsFound) {
   std::vector<std::string> names;
   for (int i = 0; i < 3; ++i) names.push_back(SaveNext());
   for (const std::string& name : names) {
@@ -233,7 +233,7 @@ TEST_F(Chain, ManifestWhoseFilesAndParentDoNotFitIsRefused) {
   }
 }
 
-TEST_F(Chain, OneOfAnOlderBuildIsNoParent) {
+TEST_F(Chain, CheckpointOfAnOlderBuildIsNoParent) {
   const std::string first = SaveNext();
   Manifest manifest = *directory_->ReadManifest(first);
   manifest.attempt.clear();
@@ -243,7 +243,7 @@ TEST_F(Chain, OneOfAnOlderBuildIsNoParent) {
 }
 
 // Whatever is kept, and for whatever reason, what it needs is there.
-TEST_F(Chain, NothingIsRemovedThatOneThatStaysNeeds) {
+TEST_F(Chain, CheckpointsThatAKeptOneNeedsAreKept) {
   for (uint64_t seed = 0; seed < 25; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
@@ -267,7 +267,7 @@ TEST_F(Chain, NothingIsRemovedThatOneThatStaysNeeds) {
   }
 }
 
-TEST_F(Chain, ADamagedOneIsNoneOfThoseThatAreKept) {
+TEST_F(Chain, DamagedCheckpointDoesNotCountAsKept) {
   Open(2);
   const std::string first = SaveNext(1);
   const std::string second = SaveNext(1);

@@ -2,8 +2,7 @@
 //
 //   <path>/ckpt-000007-step-1200/manifest.json     sizes, hashes, metadata
 //                                shard-00000.safetensors ...
-//   <path>/LATEST                                  the newest name, for human
-// readers
+//   <path>/LATEST                                  the newest name, to be read
 //   <path>/NAME-best                               the checkpoint named "best"
 //   <path>/tmp-000008-1300-<nonce>/                being written, or abandoned
 //
@@ -20,13 +19,13 @@
 // A checkpoint may hold only what has changed since another one of the
 // directory, its parent, which may do so as well: a chain, up to one that holds
 // all. The parent is named with the checksum of its manifest, so that no other
-// one passes for it.
+// checkpoint is taken for it.
 //
 // Loading verifies sizes and hashes before it returns anything. Retention
-// removes nothing before the newest checkpoint has been read back and verified,
-// and never the newest good one, nor one that has a name, nor one that a
-// checkpoint that stays needs (its parent, and so on): a file NAME-<name>
-// holds the name of its checkpoint, and may be written and removed by hand.
+// removes nothing before the newest checkpoint has been read back and verified.
+// It never removes the newest good one, one that has a name, or one that a
+// checkpoint that stays needs (its parent, and so on). A file NAME-<name> holds
+// the name of its checkpoint, and may be written and removed by hand.
 //
 // Codes: kResourceExhausted disk full; kDataLoss damaged or unreadable;
 // kNotFound no checkpoint.
@@ -64,7 +63,8 @@ class CheckpointDirectory {
     // none, and so does not read back what it has committed.
     int keep_last = 3;
     static constexpr int kKeepAll = std::numeric_limits<int>::max();
-    // Beyond those, every one whose step is a multiple of this; 0: none.
+    // Besides, every checkpoint whose step is a multiple of this stays; 0:
+    // none.
     int64_t keep_every_steps = 0;
     // Must outlive the directory; null: LocalFiles().
     FileSystem* files = nullptr;
@@ -100,8 +100,9 @@ class CheckpointDirectory {
 
   // --- Written by several processes. ---------------------------------------
 
-  // Makes room for a checkpoint and returns the attempt's name. The step is not
-  // negative. kFailedPrecondition if the numbers have come to their end.
+  // Makes room for a checkpoint and returns the attempt's name.
+  // kInvalidArgument for a negative step. kFailedPrecondition if no number is
+  // left.
   absl::StatusOr<std::string> Begin(int64_t step);
 
   // Writes shard number `shard` of the attempt; each number once.
@@ -134,9 +135,9 @@ class CheckpointDirectory {
                                      const Metadata& metadata,
                                      const std::optional<Parent>& parent);
 
-  // The newest checkpoint as the parent of the next; null if there is none, it
-  // or one that it needs cannot be read or is not whole (by sizes), or it is
-  // time for one that holds all: each `full_every`-th is.
+  // The newest checkpoint as the parent of the next. Null if there is none; if
+  // it, or one that it needs, cannot be read or is not whole (by sizes); or if
+  // the next one should hold all, as each `full_every`-th does.
   absl::StatusOr<std::optional<Parent>> FindParent(int full_every);
 
   // Keeps `checkpoint`, which must be there, under `name`, 1 to 63 of

@@ -340,7 +340,7 @@ TEST_F(CheckpointEdges, NameThatWasWrittenByHandKeepsItsCheckpoint) {
               IsOkAndHolds(ElementsAre("ckpt-000003-step-3")));
 }
 
-// It may be the name of any.
+// The name that cannot be read may be that of any checkpoint.
 TEST_F(CheckpointEdges, NothingIsRemovedWhileANameCannotBeRead) {
   options_.keep_last = 1;
   const auto directory = Open();

@@ -29,7 +29,8 @@ class FakeFileSystem final : public FileSystem {
   enum class Failure { kFull, kBroken, kPowerCut };
   static constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
-  // From now on.
+  // From now on writes succeed until `budget` is spent, and then fail as
+  // `failure` says.
   void FailAfter(int64_t budget, Failure failure) {
     budget_ = budget;
     failure_ = failure;

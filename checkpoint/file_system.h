@@ -49,9 +49,9 @@ class FileSystem {
   virtual absl::StatusOr<std::vector<std::string>> List(
       const std::string& directory) = 0;
 
-  // With the parents that are missing; not an error if it is there, but
-  // kFailedPrecondition if that is no directory. On return what was made
-  // survives a power cut.
+  // Makes the directory and the parents that are missing. It is no error if the
+  // directory exists; kFailedPrecondition if something else has that name. On
+  // return what was made survives a power cut.
   virtual absl::Status MakeDirectories(const std::string& path) = 0;
 
   // Replaces a file at `to`; a directory that has files it does not replace.

@@ -46,7 +46,7 @@ struct Parent {
   int64_t links = 0;     // its own
 };
 
-// Of a checkpoint, at most.
+// The most `links` that a checkpoint may have.
 inline constexpr int64_t kMaxLinks = 1000;
 
 struct Manifest {

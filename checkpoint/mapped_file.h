@@ -44,7 +44,7 @@ class MappedFile {
   // what is no regular file; all name the path.
   static absl::StatusOr<std::unique_ptr<const MappedFile>> Open(
       const std::string& path);
-  // Of the file that has this path now.
+  // The identity of the file that has this path now.
   static absl::StatusOr<Identity> IdentityOf(const std::string& path);
 
   ~MappedFile();
@@ -53,7 +53,7 @@ class MappedFile {
 
   const std::string& path() const { return path_; }
   const Identity& identity() const { return identity_; }
-  // As long as this lives.
+  // The content; valid as long as this lives.
   absl::string_view bytes() const {
     return {data_, static_cast<size_t>(identity_.bytes)};
   }

@@ -28,7 +28,7 @@ class AbortSource {
     MutexLock lock(mu_);
     if (!reason_.ok()) return;
     reason_ = reason;
-    // Under the lock, for a backend may end once it is removed.
+    // With the lock held, since a backend may end once it is removed.
     for (Backend* backend : backends_) AbortOne(*backend);
   }
 

@@ -16,7 +16,7 @@
 
 namespace weft::collectives {
 
-// Of one accumulator for elements of `dtype`.
+// The bytes of one accumulator for elements of `dtype`.
 int64_t AccumulatorBytes(DType dtype);
 
 // Whether LoadElements of this reduction copies elements as they are.

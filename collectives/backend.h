@@ -26,7 +26,7 @@
 
 namespace weft::collectives {
 
-// A Send or Receive that goes on.
+// A Send or Receive under way.
 struct Transfer {
   bool is_send = false;
   int peer = 0;  // -1: receive from any; then the sender, once it is known
@@ -42,12 +42,12 @@ struct SubgroupSpec {
   std::vector<int> members;
   std::string name;  // which no other group made from that one has
   Instant deadline;  // how long to wait for the members
-  // Looked at while they are waited for, where the backend can end that: an
-  // error does, within 2 s, and is its result. May be null. Not called once
-  // Subgroup has returned.
+  // Called while Subgroup waits for the members, where the backend can end that
+  // wait: an error ends it within 2 s, and is its result. May be null. Not
+  // called once Subgroup has returned.
   std::function<absl::Status()> check_wait = nullptr;
-  // Of memory for Allocate on each rank, where the backend has such memory;
-  // none: as much as the other group.
+  // How much memory Allocate may hand out on each rank, where the backend has
+  // such memory; none: as much as in the other group.
   absl::optional<int64_t> arena_bytes;
 
   // The place of `rank` of the other group among the members.
@@ -57,7 +57,8 @@ struct SubgroupSpec {
   }
 };
 
-// Its end is this rank's leaving: the other ranks go on until they wait for it.
+// When a Backend is destroyed this rank leaves the group: the other ranks go on
+// until they wait for it.
 //
 // Thread-safety: Run and Refuse are called by one thread at a time, Advance by
 // one thread at a time (both at once may be); all else by any.
@@ -68,7 +69,7 @@ class Backend {
   virtual absl::string_view name() const = 0;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // How those who wait for its operations wait, and by which clock.
+  // How threads wait for its operations, and by which clock.
   virtual Driver& driver() { return ParkingDriver(); }
 
   // Takes part in `operation` and returns once this rank's part is done and its
@@ -96,9 +97,9 @@ class Backend {
     std::move(done)(Run(operation));
   }
   // The stream on which `operation`, of tensors on `device`, runs where its
-  // blocks may be memory of that device; none: they are to be on the host. On
-  // all ranks it is one or the other, for the same operation and a device that
-  // the rank was given. Any thread.
+  // blocks may be memory of that device; none: they are to be on the host. For
+  // the same operation, and a device that the rank was given, all ranks return
+  // a stream or all return none. Any thread.
   virtual device::Stream StreamOf(const Operation& /*operation*/,
                                   Device /*device*/) const {
     return {};
@@ -118,20 +119,20 @@ class Backend {
   // group, as far as this one knows without asking. Any thread.
   virtual absl::Status CheckRanks() { return health(); }
 
-  // Tells all ranks of an aborted group, without waiting, that the making of a
-  // group of some of them, which `key` names, is to end with `why`.
+  // Tells all ranks of an aborted group, without waiting, to stop making the
+  // smaller group that `key` names, with the error `why`.
   virtual void EndShrink(uint64_t /*key*/, const absl::Status& /*why*/) {}
-  // What any rank has told so of `key`; OK: none has.
+  // The error that EndShrink of any rank gave for `key`; OK if none did.
   virtual absl::Status CheckShrink(uint64_t /*key*/) const {
     return absl::OkStatus();
   }
 
   // Moves what can be moved without waiting. True once it is complete.
   // kInvalidArgument if what has arrived is of another dtype or count than
-  // wanted: then it is dropped. kResourceExhausted where as much of that peer
-  // as may be kept (max_unasked_bytes) has other tags: no more is taken from it
-  // until that is received. Of transfers with one peer, tag and direction, the
-  // oldest is advanced until it is complete.
+  // wanted: then it is dropped. kResourceExhausted where messages of that peer
+  // with other tags fill what may be kept (max_unasked_bytes): no more is taken
+  // from it until those are received. Of several transfers with the same peer,
+  // tag and direction only the oldest advances, until it is complete.
   virtual absl::StatusOr<bool> Advance(Transfer& transfer) = 0;
   // Changes whenever an Advance may find more than before.
   virtual uint64_t transfer_events() const = 0;

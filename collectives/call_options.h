@@ -12,13 +12,14 @@ namespace weft::collectives {
 
 struct CallOptions {
   absl::optional<absl::Duration> timeout;  // none: the group's
-  // Whatever must be equal on all ranks besides the arguments, such as a step
-  // and a bucket: so a rank that skips one of two equal operations is found.
+  // A number that must be equal on all ranks besides the arguments, made of a
+  // step and a bucket for instance: so a rank that skips one of two equal
+  // operations is found.
   uint64_t label = 0;
 };
 
-// Of a call that makes a group: the members give the same, but for `timeout`
-// and `label`.
+// Options of a call that makes a group. All members give the same, but for
+// `timeout` and `label`.
 struct SubgroupOptions : CallOptions {
   // What ProcessGroup::Allocate of the new group may hand out on each rank, at
   // the backends that have memory for it (HostOptions::arena_bytes); none: as

@@ -15,7 +15,7 @@ void Report(const DiagnosisOptions& options, absl::string_view text) {
 
 bool WaitReports::IsDue(Instant now) {
   if (now < due_) return false;
-  // Of a thread that did not run for a while one is due, not several.
+  // If the thread did not run for a while, one report is due, not several.
   while (due_ <= now) {
     due_ = since_ + std::max(2 * (due_ - since_), absl::Milliseconds(1));
   }

@@ -16,8 +16,8 @@
 
 namespace weft::collectives {
 
-// How much a rank keeps of what one other has sent and nobody has asked for;
-// with more, that one's sends wait.
+// How much a rank keeps of what one other rank has sent before a Receive asks
+// for it; beyond that the sends of that rank wait.
 inline constexpr int64_t kMostUnaskedBytes = int64_t{256} << 20;
 
 struct DiagnosisOptions {
@@ -25,23 +25,23 @@ struct DiagnosisOptions {
   // wait has lasted twice as long; it goes on. The end of a wait that was
   // reported is reported too.
   absl::Duration report_after = absl::Seconds(2);
-  // Gets the report, on the thread that waits; and, where ranks of several
-  // hosts called different operations and this one has left the group before it
-  // could be told, a report of that, on any thread. By default it is written to
-  // standard error. Must not block. What it uses must outlive the group, and
-  // the Streams that it used.
+  // Called with the report, on the thread that waits. If ranks of several hosts
+  // called different operations, and this one has left the group before it
+  // could be told, it is called with a report of that, on any thread. By
+  // default it is written to standard error. Must not block. What it uses must
+  // outlive the group, and the Streams that it used.
   std::function<void(absl::string_view report)> report;
 };
 
 // Hands `text` to options.report, or writes it to standard error.
 void Report(const DiagnosisOptions& options, absl::string_view text);
 
-// When a wait is reported. `weft run` reads these lines: launch/stuck.
+// Decides when a wait is reported. `weft run` reads these lines: launch/stuck.
 //
 // Thread-safety: one thread at a time.
 class WaitReports {
  public:
-  // A wait begins: since the operation does, or since something has moved.
+  // A wait begins, because the operation does or because something has moved.
   void Begin(const DiagnosisOptions& options, Instant now) {
     since_ = now;
     due_ = now + options.report_after;
@@ -50,7 +50,7 @@ class WaitReports {
   Instant since() const { return since_; }
   // When IsDue will be true next.
   Instant due() const { return due_; }
-  // Once for each report.
+  // Whether a report is due; true once for each report.
   bool IsDue(Instant now);
   // Whether this wait was reported.
   bool has_reported() const { return has_reported_; }
@@ -92,8 +92,8 @@ absl::Status Mismatch(int rank, absl::string_view text, int other_rank,
 // kAborted: "rank 3 refused its part: ...".
 absl::Status Refused(int rank, absl::string_view why);
 
-// kResourceExhausted: of what `from` has sent, `kept_bytes` are of tags that
-// nobody asks for, the oldest of `tag`.
+// kResourceExhausted: `kept_bytes` of what `from` has sent have tags that no
+// Receive asks for, the oldest one `tag`.
 absl::Status TooMuchUnasked(int from, int64_t kept_bytes, uint64_t tag);
 
 // "ranks 1, 2 and 5" or "rank 3".

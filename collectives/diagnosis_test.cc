@@ -27,7 +27,7 @@ Operation Barrier() {
   return operation;
 }
 
-TEST(RankList, IsAsOneSaysIt) {
+TEST(RankList, IsWrittenAsInASentence) {
   EXPECT_EQ(RankList({}), "no rank");
   EXPECT_EQ(RankList({3}), "rank 3");
   EXPECT_EQ(RankList({3, 1}), "ranks 3 and 1");

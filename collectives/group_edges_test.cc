@@ -320,7 +320,7 @@ TEST(ListsOfTensors, OfARootAreForTheRootAlone) {
       if (is_root) {
         EXPECT_THAT(status, StatusIs(kInvalid, "found 2"));
       } else {
-        // Of a Gather a part needs nobody.
+        // A rank's part in a Gather needs nobody, so it may succeed.
         EXPECT_TRUE(absl::IsAborted(status) || status.ok()) << status;
       }
     }
@@ -400,7 +400,7 @@ std::vector<std::pair<std::string, Body>> AllOperations() {
   };
 }
 
-// Of two ranks.
+// Calls for groups of two ranks.
 std::vector<std::pair<std::string, Body>> AllMessages() {
   return {
       {"Send", [](ProcessGroup& g) { return g.Send(One(1), 1 - g.rank()); }},

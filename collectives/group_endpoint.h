@@ -17,28 +17,30 @@
 
 namespace weft::collectives {
 
-// Of a rank of any backend.
+// The terms on which a rank joins a group, whatever the backend.
 struct GroupTerms {
-  // Of this group alone, among all that its ranks ever had. Where ranks meet in
-  // a store: until they have, when their keys are removed from it.
+  // No other group that its ranks ever had may have this name. Where ranks meet
+  // in a store, it may be used again once they have met: their keys are then
+  // removed.
   std::string name = "world";
   // How long to wait for the other ranks.
   absl::Duration connect_timeout = absl::Minutes(1);
-  // Looked at while it waits for them: an error ends that within 2 s, and is
-  // its result. Null: nothing but the time ends it. Not called later.
+  // Called while this rank waits for them: an error ends the wait within 2 s,
+  // and is its result. Null: only connect_timeout ends the wait. Not called
+  // later.
   std::function<absl::Status()> check_wait = nullptr;
   // A rank that says nothing for so long, though it is asked, is dead. (One of
   // this host, of the host backend, is watched instead.)
   absl::Duration dead_after = absl::Seconds(10);
-  // How much this rank keeps of what one other has sent (ProcessGroup::Send)
-  // and nobody has asked for. With more, that one's sends wait, and a Receive
-  // of another tag is kResourceExhausted, unless one that goes on takes some of
-  // it.
+  // How much this rank keeps of what one other rank has sent
+  // (ProcessGroup::Send) before a Receive asks for it. Beyond that the sends of
+  // that rank wait, and a Receive of another tag is kResourceExhausted, unless
+  // a Receive under way takes some of what is kept.
   int64_t max_unasked_bytes = kMostUnaskedBytes;
   DiagnosisOptions diagnosis;
 };
 
-// Of a rank that finds the others in a store.
+// The same for a rank that finds the others in a store.
 struct GroupEndpoint : GroupTerms {
   // Must outlive the group and the groups made from it.
   rendezvous::Store* store = nullptr;

@@ -29,7 +29,7 @@ struct GroupOptions {
   // the group, on the thread of that operation: so that what all ranks have
   // recorded can be kept, and compared. May be null. Must not call the group.
   std::function<void(const absl::Status& why)> on_broken = nullptr;
-  // Can end this group and those made from it; null: nothing can.
+  // Can end this group and those made from it from outside; null: nothing can.
   std::shared_ptr<AbortSource> abort_source = nullptr;
 };
 

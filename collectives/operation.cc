@@ -87,7 +87,7 @@ std::string DescribeList(const std::vector<int>& list) {
   std::string text = absl::StrCat("[", absl::StrJoin(list, ", "), "]");
   constexpr size_t kMostBytes = 40;
   if (text.size() <= kMostBytes) return text;
-  // Of whole numbers, and not of half of one.
+  // Cuts between two numbers, not within one.
   text.resize(text.rfind(',', kMostBytes / 2) + 1);
   return absl::StrCat(
       text, " ... of ", list.size(), ", #",

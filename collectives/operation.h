@@ -47,7 +47,7 @@ struct Block {
 };
 using Blocks = absl::InlinedVector<Block, 4>;
 
-// Which blocks there are, with `size` ranks:
+// The blocks of an operation with `size` ranks:
 //   verb            inputs                  outputs
 //   AllReduce       1                       1, of the same count
 //   Broadcast       -                       1; the root's is read
@@ -72,13 +72,13 @@ struct Operation {
   uint64_t label = 0;  // CallOptions::label
   Instant deadline;
   CallSite site;
-  // Of blocks on a device: the event after which they may be read and written.
+  // For blocks on a device: the event after which they may be read and written.
   // Null: they are on the host. Must outlive this.
   const device::Event* ready = nullptr;
-  // What the user called, where this is only a step of it: what is described,
-  // and compared between ranks too. Must outlive this.
+  // What the user called, if this is only a step of it. That is what is
+  // described and also compared between ranks. Must outlive this.
   const Operation* whole = nullptr;
-  // What else it was given that must be equal on all ranks, for people: at most
+  // A text of other arguments that must be equal on all ranks: at most
   // kMostDetailBytes.
   std::string detail;
   static constexpr size_t kMostDetailBytes = 63;

@@ -224,7 +224,7 @@ TEST(Fingerprint, RootCountsWhereThereIsOne) {
   }
 }
 
-// Of these a rank knows only its own, so they may differ.
+// With these verbs a rank knows only its own count, so counts may differ.
 TEST(Fingerprint, CountsOfOneRankAloneAreLeftOut) {
   for (const Verb verb : {Verb::kGather, Verb::kScatter, Verb::kAllToAll,
                           Verb::kSend, Verb::kReceive}) {
@@ -240,7 +240,7 @@ TEST(Fingerprint, CountsOfOneRankAloneAreLeftOut) {
   }
 }
 
-TEST(Fingerprint, StepHasThatOfItsWholeInIt) {
+TEST(Fingerprint, OfAStepDependsOnTheWholeOperation) {
   Operation whole = AllReduceOf(4), other = AllReduceOf(4);
   other.label = 1;
   Operation step = AllReduceOf(4);

@@ -54,7 +54,7 @@ class ProcessGroup::Core {
 
 namespace {
 
-// Of a kArena.
+// How messages show the arena_bytes of a group.
 std::string WordsOf(int64_t arena_bytes) {
   return arena_bytes < 0 ? "none" : absl::StrCat(arena_bytes);
 }

@@ -6,20 +6,20 @@
 //   WEFT_RETURN_IF_ERROR(reduced.Wait(absl::Minutes(5)));
 //
 // Order. Every rank calls the same collective operations on a group in the same
-// order; a group runs them one after the other, in the order of the calls (of
-// several threads, each call whole). Operations of two groups have no order.
-// Send and Receive are matched by peer and tag, not by that order.
+// order; a group runs them one after the other, in the order of the calls
+// (calls of several threads do not mix). Operations of two groups have no
+// order. Send and Receive are matched by peer and tag, not by that order.
 //
 // Threads. X() runs on the calling thread, after what was called before. XAsync
 // returns at once; the operation runs on a thread of the group's own, started
 // by the first of them, and callbacks of its Future too, under InlineScope and,
-// with tensors on a device, with the caller's stream for the current one. On
-// a thread under InlineScope (the Loop's, and those callbacks) X() is
+// with tensors on a device, with the caller's stream as the current one. On a
+// thread under InlineScope (the Loop's, and those callbacks) X() is
 // kFailedPrecondition: call XAsync, or give Future::Then an executor. Reduction
 // never runs on the Loop's thread.
 //
-// Tensors. Of any supported dtype. One that is not contiguous is copied. An
-// output that is written (all but pure inputs) must not be read or written
+// Tensors may have any supported dtype. One that is not contiguous is copied.
+// An output that is written (all but pure inputs) must not be read or written
 // elsewhere until the operation is complete; the group holds the handles until
 // then. Counts of 0 are allowed everywhere. Where the result is the same for
 // all ranks it has the same bits on all of them, and on every run with the same
@@ -27,12 +27,12 @@
 //
 // Devices. The tensors of one call are on the CPU or on one device; those of
 // other ranks may be elsewhere. On a device the call is ordered as work on the
-// current stream of the calling thread: it reads what that has computed by
-// then, and what is put on it after the call, or once the Future is ready, sees
-// the results. XAsync does not wait for the device; X() and the group's thread
-// do, until the deadline. Elements pass through pinned host memory, unless the
-// backend moves them from device to device (nccl): the group keeps as much as
-// was in use at one time, and the device's Context.
+// current stream of the calling thread: it reads what that stream has computed
+// by then. Work that is put on the stream once X() has returned, or once the
+// Future is ready, sees the results. XAsync does not wait for the device; X()
+// and the group's thread do, until the deadline. Elements pass through pinned
+// host memory, unless the backend moves them from device to device (nccl): the
+// group keeps as much as was in use at one time, and the device's Context.
 //
 // Errors (each names operation, call site, group and rank):
 //   kInvalidArgument     wrong tensor, root, split or reduction: at once on
@@ -129,13 +129,14 @@ class ProcessGroup {
   int size() const;
   const std::string& name() const;
   std::string backend_name() const;
-  // Of an operation that has none of its own.
+  // The timeout of an operation that has none of its own.
   absl::Duration timeout() const;
   // OK, or why the group is broken.
   absl::Status health() const;
   // The same, or kUnavailable with a rank that has ended without leaving the
-  // group, as far as this one knows without asking: for who waits for something
-  // else than an operation, which would find that out. Any thread.
+  // group, as far as this one knows without asking: for a caller that waits for
+  // something other than an operation, since an operation finds that out
+  // itself. Any thread.
   absl::Status CheckRanks() const;
 
   // A tensor, not initialised, in memory that this group's operations use
@@ -318,9 +319,10 @@ class ProcessGroup {
   Future<int> ReceiveAnyAsync(const Tensor& tensor, uint64_t tag = 0,
                               const CallOptions& options = {},
                               CallSite site = CallSite::Here());
-  // All parts at once, in any order on any rank: what arrives for one of them
-  // is not what nobody asks for, however much it is. The first error is its
-  // result, as soon as it comes; the other parts go on.
+  // Runs all parts at once, in any order on any rank. What arrives for one of
+  // them does not count as unasked for (GroupTerms::max_unasked_bytes), however
+  // much it is. The first error is the result, as soon as it comes; the other
+  // parts go on.
   absl::Status Exchange(const std::vector<PointToPoint>& parts,
                         const CallOptions& options = {},
                         CallSite site = CallSite::Here());
@@ -352,9 +354,9 @@ class ProcessGroup {
       CallSite site = CallSite::Here());
 
   // [size()]: the rank of each in the group from which this one was made by
-  // Split or Subgroup, as that group was then. Of a group of Create: the rank
-  // that each had in it at first, or after the last Reconfigure. Shrink keeps
-  // those of its members.
+  // Split or Subgroup, as that group was then. In a group made by Create: the
+  // rank that each had in it at first, or after the last Reconfigure. Shrink
+  // keeps those of its members.
   std::vector<int> parent_ranks() const;
   // The rank here of rank `parent_rank` there; none: it is no member.
   absl::optional<int> RankOfParent(int parent_rank) const;
@@ -363,8 +365,8 @@ class ProcessGroup {
 
   // Ends all operations in flight and queued, on every rank, with `reason`, and
   // breaks the group; the object stays, for Shrink or Reconfigure. A group that
-  // is being made of this one ends so too; a Shrink, if this rank has called it
-  // before (else it is one that goes on after this Revoke), on all its members.
+  // is being made from this one ends so too. A Shrink that this rank has called
+  // before ends on all its members; one that it calls later is not touched.
   void Revoke(const absl::Status& reason);
   // Called by `members` (current ranks) only, also of a broken group: they
   // become its ranks 0, 1, ... Operations in flight end with kCancelled.
@@ -382,7 +384,7 @@ class ProcessGroup {
  private:
   explicit ProcessGroup(std::shared_ptr<Core> core);
 
-  // The operation of a Split, which fills `wishes`, and what comes of it.
+  // Runs the operation of a Split, which fills `wishes`, and makes the group.
   absl::StatusOr<std::unique_ptr<ProcessGroup>> RunSplit(
       Generation& group, Call call, const Tensor& wishes,
       const SubgroupOptions& options);

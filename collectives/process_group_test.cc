@@ -62,7 +62,8 @@ TEST(ParentRanks, OfASubgroupAreInTheOrderOfItsList) {
   EXPECT_THAT(RunGroup(4, body), Each(IsOk()));
 }
 
-// Of a group of a group, they are those in the nearer one.
+// A group made from a subgroup has the ranks of that subgroup, not of the first
+// group.
 TEST(ParentRanks, AreThoseOfTheNearestGroup) {
   const auto body = [](ProcessGroup& group) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const auto odd, group.Split(group.rank() % 2));

@@ -72,7 +72,7 @@ struct DistributedDataParallelOptions {
   // Parameters and buffers, by name, that each rank keeps for itself: not
   // compared, not broadcast, not reduced.
   std::vector<std::string> ignored;
-  // Give all ranks the buffers after each reduced pass. Without: call
+  // Give all ranks the buffers after each reduced pass. If false, call
   // BroadcastBuffers where they have to agree.
   bool broadcasts_buffers = true;
 };
@@ -174,7 +174,7 @@ class DistributedDataParallel {
     int64_t bytes = 0;
     std::vector<std::string> parameters;
   };
-  // For logs and progress.
+  // A summary for logs and progress.
   struct Log {
     int world_size = 0;
     std::string hook;

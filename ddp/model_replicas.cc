@@ -43,7 +43,7 @@ std::vector<nn::NamedParameter> ModelReplicas::TrainedParameters() const {
   return trained;
 }
 
-// Those that are frozen, but may be trained later.
+// The parameters that are frozen now, but may be trained later.
 std::vector<nn::NamedParameter> ModelReplicas::FrozenLeaves() const {
   std::vector<nn::NamedParameter> frozen;
   for (nn::NamedParameter& parameter : module_.NamedParameters()) {

@@ -32,7 +32,7 @@ class ModelReplicas {
         timeout_(timeout) {}
 
   bool IsIgnored(absl::string_view name) const;
-  // But those that are ignored.
+  // All trained parameters but those that are ignored.
   std::vector<nn::NamedParameter> TrainedParameters() const;
   std::vector<nn::NamedParameter> FrozenLeaves() const;
   std::vector<nn::NamedBuffer> Buffers() const;

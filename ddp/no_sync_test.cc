@@ -154,7 +154,7 @@ TEST(DistributedDataParallel, SparseGradientsAreReducedAsRows) {
   EXPECT_THAT(statuses, Each(IsOk()));
 }
 
-// Those of which there is a gradient; none of a whole one.
+// The indices of the rows that have a gradient; none if the gradient is whole.
 std::vector<int64_t> RowsOf(const Gradient& gradient) {
   if (!gradient.is_sparse()) return {};
   return Coalesce(gradient.sparse()).indices.ToVector<int64_t>();

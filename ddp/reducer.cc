@@ -525,7 +525,7 @@ absl::Status Reducer::Settle() {
       std::find(is_sparse_.begin(), is_sparse_.end(), true) == is_sparse_.end();
   if (!options_.rebuilds_buckets && all_stay) return absl::OkStatus();
   const Tensor order = Tensor::Zeros({size()}, DType::kI64);
-  // Those without a gradient on the root come last: they may have one
+  // Parameters without a gradient on the root come last: they may have one
   // elsewhere.
   std::vector<int> own = marked_in_order_;
   for (int i = size() - 1; i >= 0; --i) {

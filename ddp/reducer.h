@@ -12,22 +12,21 @@
 //
 // It knows no autograd and no model: any loop that makes gradients can use it.
 // Gradients are views into buckets (bucket_plan.h), which lie in the group's
-// own memory, or on the device of their parameters. Of those on a device, all
-// is ordered as work on the current stream of the thread that marks them. A
-// bucket is reduced as soon as all its parameters are marked and
-// all buckets before it are under way: that order is the same on all ranks, so
-// no rank has to ask another. Parameters are bucketed from the last to the
-// first; after the first step in which some rank has gradients the buckets are
-// planned again, in the order in which those of the lowest such rank became
-// ready, on all ranks alike. From then on gradient() is another tensor, with
-// the same content.
+// own memory, or on the device of their parameters. For gradients on a device
+// all is ordered as work on the current stream of the thread that marks them. A
+// bucket is reduced as soon as all its parameters are marked and all buckets
+// before it are under way: that order is the same on all ranks, so no rank has
+// to ask another. Parameters are bucketed from the last to the first; after the
+// first step in which some rank has gradients the buckets are planned again, in
+// the order in which those of the lowest such rank became ready, on all ranks
+// alike. From then on gradient() is another tensor, with the same content.
 //
 // A parameter of two dimensions is reduced as rows, or whole: as rows if all
 // ranks that had a gradient in the first step in which any had one gave rows
 // (MarkRows). The ranks agree on that before they reduce it, so nothing is
 // reduced before Finish in the first step, and a parameter that no rank has
-// used yet is in no bucket. It is settled once for each parameter. Of one that
-// is reduced as rows each rank sends the rows it has, in Finish.
+// used yet is in no bucket. It is settled once for each parameter. For a
+// parameter that is reduced as rows each rank sends the rows it has, in Finish.
 //
 // A step that fails on one rank fails on all: with the reason, where that rank
 // gave one (Abandon); else it is named at the deadline or when it ends. That
@@ -142,8 +141,8 @@ class Reducer {
   double total_weight() const { return census_.total_weight; }
   // The lowest rank with a weight above 0; 0 if there is none.
   int first_rank_with_data() const { return census_.first_rank_with_data; }
-  // Whether it is reduced as rows: rows(parameter) is the result, coalesced, on
-  // the CPU.
+  // Whether the parameter is reduced as rows: rows(parameter) is the result,
+  // coalesced, on the CPU.
   // False as long as no rank has used it.
   bool is_sparse(int parameter) const { return is_sparse_[parameter]; }
   const SparseRows& rows(int parameter) const { return rows_[parameter]; }

@@ -24,8 +24,8 @@ struct ReducerParameter {
   std::string name;  // in messages
   Shape shape;
   DType dtype = DType::kF32;  // floating
-  // Of its gradient. May be another one on each rank; but what is on one device
-  // on this rank is on one device on all.
+  // The device of its gradient. It may be another one on each rank; but
+  // parameters that share a device on this rank share a device on all.
   Device device = Device::Cpu();
 };
 

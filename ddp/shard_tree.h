@@ -46,8 +46,9 @@ inline constexpr int kMostVirtualShards = 1 << 12;
 // kMostVirtualShards, or there are more ranks than shards.
 absl::Status CheckVirtualShards(int shards, int ranks);
 
-// Whose sizes differ by one at most, the larger first: of 8, three ranks own 3,
-// 3 and 2. REQUIRES: 0 <= rank < ranks <= shards.
+// The shards that `rank` owns. The ranks' numbers of shards differ by one at
+// most, the larger first: of 8, three ranks own 3, 3 and 2. REQUIRES: 0 <= rank
+// < ranks <= shards.
 ShardRange OwnShards(int rank, int ranks, int shards);
 
 // The largest complete subtrees that `range` consists of, from left to right:

@@ -247,7 +247,7 @@ absl::Status VirtualShards::EndPass() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     whole_[i] += values[i].dense().defined();
     rows_[i] += values[i].is_sparse();
-    // Told to all in Finish.
+    // Finish reports this to all ranks.
     if (whole_[i] > 0 && rows_[i] > 0) values[i] = Gradient();
   }
   tree_.Add({next_, next_ + 1}, std::move(values),
@@ -384,7 +384,7 @@ absl::StatusOr<Tensor> VirtualShards::ReduceFlat(
     return size / kAlignment * r / ranks * kAlignment;
   };
   const auto length_of = [&](int r) { return begin_of(r + 1) - begin_of(r); };
-  // Of each receiver a part, which has a row for each subtree.
+  // `sent` has a part for each receiver, with a row for each subtree.
   const auto& own = tree_.parts();
   const auto subtrees = static_cast<int64_t>(own.size());
   const Tensor sent = Allocate(subtrees * size, dtype);

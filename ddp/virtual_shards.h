@@ -26,7 +26,7 @@
 // one, the gradient stays undefined. A parameter has rows from all shards or
 // whole gradients from all: rows stay rows, of all shards, coalesced.
 //
-// Gradients of a device are added up on the CPU, to its bits.
+// Gradients on a device are added up on the CPU, and so have its bits.
 //
 // Each shard begins with the buffers of the step's begin. Floating buffers
 // (running statistics) become the mean over the shards of what their passes
@@ -68,10 +68,10 @@ class VirtualShards {
   static constexpr int kNoRoot = std::numeric_limits<int>::min();
   struct Options {
     int shards = 8;
-    // Of each operation; none: the group's.
+    // The timeout of each operation; none: the group's.
     absl::optional<absl::Duration> timeout = absl::nullopt;
-    // Whose parameters and buffers all begin with; kNoRoot: all have the same,
-    // or will before the first Begin.
+    // The rank with whose parameters and buffers all begin; kNoRoot: all have
+    // the same, or will before the first Begin.
     int root = 0;
   };
 
@@ -89,19 +89,20 @@ class VirtualShards {
   VirtualShards& operator=(const VirtualShards&) = delete;
 
   int shards() const { return options_.shards; }
-  // Those that this rank runs.
+  // The shards that this rank runs.
   const ShardRange& own() const { return own_; }
 
-  // Before the pass of `shard`; in a step each own shard in ascending order.
-  // kFailedPrecondition: it is another one's turn, or a parameter has a
-  // gradient already (ZeroGrad comes first).
+  // To be called before the pass of `shard`; in a step once for each own shard,
+  // in ascending order. kFailedPrecondition: it is another shard's turn, or a
+  // parameter has a gradient already (ZeroGrad comes first).
   absl::Status Begin(int shard);
-  // After it: takes the gradients of the shard, which are undefined then, and
-  // its buffers. kFailedPrecondition without a Begin.
+  // To be called after the pass: takes the gradients of the shard, which are
+  // undefined then, and its buffers. kFailedPrecondition without a Begin.
   absl::Status End();
 
-  // After the last own shard; called by all ranks. The gradients of the model
-  // become the means over all shards; they are valid until the next Finish.
+  // To be called by all ranks, after the last own shard. The gradients of the
+  // model become the means over all shards; they are valid until the next
+  // Finish.
   //   kFailedPrecondition   not all own shards have run; or, on every rank,
   //                         some shards gave rows of a parameter and others a
   //                         whole gradient, which names it

@@ -62,8 +62,8 @@ CachingAllocator::CachingAllocator(Runtime& runtime, Device device,
 }
 
 CachingAllocator::~CachingAllocator() {
-  // Nobody is there to hear that the device failed or hangs; then the segments
-  // stay taken.
+  // A destructor cannot report that the device failed or hangs; then the
+  // segments stay taken.
   (void)ReleaseCached();
   MutexLock lock(mu_);
   WEFT_CHECK(handed_out_.empty())
@@ -238,7 +238,7 @@ void* CachingAllocator::AllocateCached(int64_t bytes, int64_t rounded,
       return HandOut(*block, bytes);
     }
   }
-  // It asks, and does not wait: an error is the next call's.
+  // Only asks, and does not wait: the next call reports an error.
   (void)CollectAwaited(false, {});
   MutexLock lock(mu_);
   Block* const block = TakeCached(rounded, stream, in_full);

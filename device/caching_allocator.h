@@ -13,9 +13,10 @@
 //
 // Requests are rounded up to 512 bytes. Those up to 1 MiB are cut from segments
 // of 2 MiB, those below 10 MiB from segments of 20 MiB, and larger ones have a
-// segment of whole 2 MiB each, or of what is left of the budget. A free block is joined with its free neighbours.
-// Source: PyTorch's c10/cuda/CUDACachingAllocator, which these figures are
-// from; free blocks are found as in device/free_blocks.h, in O(1).
+// segment of whole 2 MiB each, or of what is left of the budget. A free block
+// is joined with its free neighbours. Source: PyTorch's
+// c10/cuda/CUDACachingAllocator, which these figures are from; free blocks are
+// found as in device/free_blocks.h, in O(1).
 //
 // Short of memory, by the budget or by the device, it waits for what other
 // streams still use, gives back each segment that is all free, and tries once
@@ -54,7 +55,8 @@ class OwnerScope {
   OwnerScope(const OwnerScope&) = delete;
   OwnerScope& operator=(const OwnerScope&) = delete;
 
-  // That of the innermost scope of this thread; "(no owner)" without.
+  // The owner of the innermost scope of this thread; "(no owner)" without a
+  // scope.
   static absl::string_view Current();
 
  private:
@@ -131,7 +133,7 @@ class CachingAllocator {
   absl::Status ReleaseCached() ABSL_LOCKS_EXCLUDED(mu_);
 
   Statistics statistics() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Who holds what, most bytes first.
+  // The holders of memory, most bytes first.
   std::vector<Holder> holders() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

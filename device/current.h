@@ -52,11 +52,12 @@ class StreamScope : internal::Scope {
   explicit StreamScope(Stream stream);
 };
 
-// That of the innermost scope of this thread; the CPU where there is none.
+// The device of the innermost scope of this thread; the CPU where there is
+// none.
 Device CurrentDevice();
 
-// That of the innermost StreamScope of this thread for `device` and `runtime`,
-// which is the default stream where there is none; its errors.
+// The stream of the innermost StreamScope of this thread for `device` and
+// `runtime`; without one the default stream, with its errors.
 absl::StatusOr<Stream> CurrentStream(Runtime& runtime, Device device);
 
 }  // namespace weft::device

@@ -26,7 +26,7 @@ struct OpenedDevice {
 //   simulated     simulated/runtime.h): for tests, slower than the CPU
 //   auto          as cuda, or the CPU if there is no CUDA device or no toolkit
 // kInvalidArgument for another text, for a device that is not there, with how
-// many are, or for a negative `local_rank`. Of cuda also the errors of
+// many are, or for a negative `local_rank`. With cuda also the errors of
 // CreateCudaRuntime.
 absl::StatusOr<OpenedDevice> OpenDevice(absl::string_view text,
                                         int local_rank = 0);

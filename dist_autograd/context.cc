@@ -186,7 +186,7 @@ absl::StatusOr<MessageSet> Context::LineageOf(
   };
   std::vector<Visit> path;
   MessageSet all;
-  // Of nodes whose note is another context's.
+  // The lineages of nodes whose note belongs to another context.
   absl::flat_hash_map<const Node*, MessageSet> visited;
   absl::Status foreign;
   // Adds the lineage of `node` to `sum` if it is known, else begins a visit.

@@ -31,7 +31,7 @@
 
 namespace weft::dist_autograd {
 
-// Which context: the worker that opened it and a number of its own.
+// The id of a context: the worker that opened it and a number of its own.
 struct ContextId {
   WorkerKey creator;
   uint64_t number = 0;
@@ -47,7 +47,7 @@ struct ContextId {
   }
 };
 
-// One backward pass: the worker that began it and a number of its own.
+// The id of a backward pass: the worker that began it and a number of its own.
 struct PassId {
   WorkerKey root;
   uint64_t number = 0;

@@ -24,7 +24,8 @@ namespace weft::dist_autograd {
 // Thread-safety: thread-safe.
 class ContextTable {
  public:
-  // Of the worker `self`. `most_intervals`: of a lineage, see Context.
+  // The contexts of the worker `self`. `most_intervals`: the limit for a
+  // lineage, see Context.
   ContextTable(WorkerKey self, std::string name, size_t most_intervals)
       : self_(self), name_(std::move(name)), most_intervals_(most_intervals) {}
 

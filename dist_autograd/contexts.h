@@ -38,7 +38,7 @@
 namespace weft::dist_autograd {
 
 struct ContextsOptions {
-  // On which backward passes run.
+  // The number of threads on which backward passes run.
   int threads = 2;
   // How long one of them looks for the next task before it sleeps: what a pass
   // waits for comes within that time, and to wake a thread takes as long. 0: it
@@ -47,7 +47,7 @@ struct ContextsOptions {
   // In place of threads of its own; must outlive the agent. For simulations.
   Executor* executor = nullptr;
   // A lineage that is made here names at most so many intervals of messages.
-  // Of more, it is shortened: passes through it fall back to FAST for some of
+  // A longer one is shortened: passes through it fall back to FAST for some of
   // the workers, and PassReport says so. 0 leaves the names of the workers
   // only. docs/dist_autograd.md.
   size_t max_lineage_intervals = 1024;

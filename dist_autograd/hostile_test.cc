@@ -270,8 +270,8 @@ TEST_F(HostileTest, LiveMessagesThatAreNotThereAreRefused) {
 }
 
 TEST_F(HostileTest, ContextsOfOthersDoNotStay) {
-  // Of a living worker that has not created it, of the callee itself, of one
-  // that is not there.
+  // The contexts of a living worker that has not created it, of the callee
+  // itself, and of a worker that does not exist.
   for (const ContextId& id :
        {ContextId{KeyOf(kRoot), 999}, ContextId{KeyOf(kOwner), 1},
         ContextId{WorkerKey{77, 7}, 1}}) {

@@ -122,7 +122,7 @@ class Participation final : public PassStore,
   std::unique_ptr<Decision> decision_;
   std::optional<Promise<uint64_t>> done_;
   std::map<Place, Meeting> meetings_;  // of a deterministic pass
-  // Of a pass that does not retain the graph: which slots of a message got a
+  // In a pass that does not retain the graph: which slots of a message got a
   // gradient.
   std::map<uint64_t, std::vector<bool>> used_slots_;
   std::vector<Stash> stash_;

@@ -64,14 +64,16 @@ Future<void> TakeOutcome(rpc::CallContext& context, ContextId id, PassId pass,
 // The same, again: the answer to the first was lost with its session.
 Future<void> RepeatOutcome(rpc::CallContext& context, ContextId id, PassId pass,
                            int64_t code, const std::string& message);
-// From another participant, once the root is gone: the state here.
+// From another participant, once the root is gone. Returns the state of the
+// pass here.
 Future<int64_t> AskOutcome(rpc::CallContext& context, ContextId id,
                            PassId pass);
-// From the root, at the deadline: what the callee's part waits for, one line
-// for each message.
+// From the root, at the deadline. Returns what the callee's part waits for, one
+// line for each message.
 Future<std::vector<std::string>> AskAwaited(rpc::CallContext& context,
                                             ContextId id, PassId pass);
-// From an agent to itself: ends with the pass. Its time-out is the deadline.
+// From an agent to itself: a call that ends with the pass. Its time-out is the
+// deadline.
 Future<void> AwaitEnd(rpc::CallContext& context, ContextId id, PassId pass);
 
 // The ends of contexts; contexts.cc has them.

@@ -29,7 +29,8 @@ using ::testing::IsEmpty;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
-// Of a pass that ends by it. Long enough for all workers to have begun.
+// The timeout of a pass that is to time out. Long enough for all workers to
+// have begun.
 constexpr absl::Duration kShort = absl::Seconds(2);
 
 // What the hooks of one worker do: see Multiply.

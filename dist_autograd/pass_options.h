@@ -14,10 +14,10 @@ namespace weft::dist_autograd {
 
 // Which messages of a context a pass waits for.
 enum class PassMode {
-  // Those that the roots depend on. An unused result costs nothing.
+  // The messages that the roots depend on. An unused result costs nothing.
   kSmart,
-  // All that each of the participants has sent in the context, whether the
-  // roots depend on them or not: the rule of PyTorch. A result that was not
+  // All messages that each of the participants has sent in the context, whether
+  // the roots depend on them or not: the rule of PyTorch. A result that was not
   // used ends the pass with kDeadlineExceeded, which names it.
   kFast,
 };

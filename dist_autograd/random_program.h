@@ -33,7 +33,7 @@ struct RandomModel {
 };
 using RandomModels = std::vector<std::shared_ptr<RandomModel>>;
 
-// Of `workers` workers; the same for the same seed.
+// Makes the models of `workers` workers; they are the same for the same seed.
 RandomModels MakeRandomModels(uint32_t seed, int workers);
 
 struct RandomStep {
@@ -57,7 +57,7 @@ struct RandomProgram {
   // Whether the results of a remote step are not behind `roots`.
   bool HasUnusedResult(const std::vector<size_t>& roots) const;
 
-  // By the root at worker 0, of these leaves.
+  // Runs the program in one process, with the leaves of `models`.
   Values RunInOneProcess(const RandomModels& models) const;
   // The same over the workers of these names; `agent` is that of the first.
   absl::StatusOr<Values> RunOverWorkers(const std::vector<std::string>& names,
@@ -70,12 +70,14 @@ struct RandomProgram {
 };
 
 Values Select(const Values& values, const std::vector<size_t>& which);
-// For `n` roots.
+// Seeds for `n` roots.
 std::vector<weft::Gradient> RandomProgramSeeds(size_t n);
-// Of one process, into `models`: the gradients that the workers must have.
+// Runs the program in one process. Its gradients, in `models`, are those that
+// the workers must have.
 absl::Status BackwardInOneProcess(const Values& values,
                                   const std::vector<size_t>& roots);
-// As text to compare, of 9 digits; "-" for an absent gradient. Times `scale`.
+// `gradient` times `scale` as text to compare, with 9 digits; "-" if it is
+// absent.
 std::string ShowGradient(const weft::Gradient& gradient, double scale = 1);
 
 }  // namespace weft::dist_autograd

@@ -25,7 +25,7 @@ struct Header {
   std::string function;  // of a request, for reports
 };
 
-// Of one message: an honest one has a few.
+// The most slots of one message: an honest one has a few.
 constexpr uint64_t kMostSlots = 1 << 16;
 constexpr size_t kMostNameBytes = 1 << 10;
 

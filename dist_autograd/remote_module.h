@@ -103,8 +103,8 @@ class RemoteModule {
     return RemoteModule(std::move(made));
   }
 
-  // The rest fails with kInvalidArgument, and owner() as RRef::owner(), of one
-  // that is empty.
+  // If this is empty, the functions below fail with kInvalidArgument, and
+  // owner() as RRef::owner().
   bool has_value() const { return module_.has_value(); }
   const rref::RRef<M>& reference() const { return module_; }
   const rpc::Target& owner() const { return module_.owner(); }

@@ -120,14 +120,14 @@ class Scope {
     return rref::WaitThrough(object, [&] { return FetchAsync(object); });
   }
 
-  // The gradients of all leaves behind `roots`, into the contexts of their
-  // workers. kInvalidArgument for invalid roots, seeds or timeout;
-  // kFailedPrecondition for a graph that was freed, belongs to another context,
-  // or is lost with a worker that died before, and in a context that was
-  // released; kDeadlineExceeded, which names the messages whose gradients are
-  // missing; kCancelled; kUnavailable if a participant dies before the
-  // decision; the error of a node's function, with its name. After an error all
-  // gradients are as before, and the pass may be repeated.
+  // Computes the gradients of all leaves behind `roots`, and leaves them in the
+  // context at the leaves' workers. kInvalidArgument for invalid roots, seeds
+  // or timeout; kFailedPrecondition for a graph that was freed, belongs to
+  // another context, or is lost with a worker that died before, and in a
+  // context that was released; kDeadlineExceeded, which names the messages
+  // whose gradients are missing; kCancelled; kUnavailable if a participant dies
+  // before the decision; the error of a node's function, with its name. After
+  // an error all gradients are as before, and the pass may be repeated.
   Future<PassReport> BackwardAsync(absl::Span<const Variable> roots,
                                    const PassOptions& options = {}) const {
     return contexts_->passes().Begin(context_, roots, options);

@@ -47,7 +47,7 @@ class World {
     agents_.OnStart([this](int worker, rpc::Agent& agent) {
       Node& node = nodes_[worker];
       node.key = agent.key();
-      books_.push_back(rref::References::Open(agent).value());
+      references_.push_back(rref::References::Open(agent).value());
       ContextsOptions contexts;
       contexts.executor = &agents_.executor();
       node.contexts = Contexts::Open(agent, contexts).value();
@@ -104,7 +104,7 @@ class World {
 
  private:
   const uint32_t seed_;
-  std::vector<std::shared_ptr<rref::References>> books_;
+  std::vector<std::shared_ptr<rref::References>> references_;
   std::vector<std::pair<rpc::WorkerKey, std::shared_ptr<Contexts>>> all_;
   std::vector<std::string> names_;
   rpc::SimulatedAgents agents_;

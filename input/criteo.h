@@ -69,7 +69,8 @@ class CriteoDataset final : public Dataset {
   struct Options {
     std::string path;  // gzipped or not
     CriteoOptions criteo;
-    // Of the file, unpacked; both it and the rows are in memory as it is read.
+    // The largest size of the file, unpacked; the file and the rows are in
+    // memory together while it is read.
     int64_t max_bytes = int64_t{16} << 30;
   };
 

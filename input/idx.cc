@@ -105,7 +105,7 @@ absl::StatusOr<IdxHeader> ParseHeader(absl::string_view bytes,
   return header;
 }
 
-// That as many bytes of elements are there as the header says.
+// Checks that there are as many bytes of elements as the header says.
 absl::Status CheckElements(const IdxHeader& header, int64_t found,
                            absl::string_view where) {
   const int64_t wanted = header.element_bytes;

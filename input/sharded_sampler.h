@@ -65,7 +65,7 @@ class ShardedSampler {
   // How many indices this shard draws from here to the epoch's end.
   int64_t remaining() const;
 
-  // Nothing at the end of the epoch.
+  // The next index; nothing at the end of the epoch.
   std::optional<int64_t> Next();
 
   State state() const { return StateAfter(drawn_); }

@@ -43,9 +43,9 @@ struct ImageTrainingOptions : train::Options {
   int64_t staleness = -1;
   int quorum = 0;
   bool folds_late = false;
-  // In which the forward pass computes (AutocastScope), f16 or bf16; nothing:
-  // f32. Parameters, gradients and the test are in f32. f16, which skips steps
-  // (optimizer::GradScaler), is for ddp.
+  // The dtype in which the forward pass computes (AutocastScope), f16 or bf16;
+  // nothing: f32. Parameters, gradients and the test are in f32. f16, which
+  // skips steps (optimizer::GradScaler), is for ddp.
   std::optional<DType> precision;
   uint64_t seed = 1;  // of first parameters and of the data's order
   // Where the model is trained, with ddp; its context, which may be owned here,
@@ -69,16 +69,16 @@ absl::StatusOr<int64_t> CountRight(ImageModel& model,
 
 // "f32", "f16", "bf16", "int8", as --push-dtype and --pull-dtype have them.
 std::string DtypeName(ps::v1::WireValues::Dtype dtype);
-// kInvalidArgument names those that there are.
+// kInvalidArgument names the valid ones.
 absl::StatusOr<ps::v1::WireValues::Dtype> DtypeNamed(absl::string_view name);
 
-// "f32", "f16" or "bf16", as --precision has them: kInvalidArgument names those
-// that there are.
+// "f32", "f16" or "bf16", as --precision has them: kInvalidArgument names the
+// valid ones.
 absl::StatusOr<std::optional<DType>> PrecisionNamed(absl::string_view name);
 
-// For train::Options::settings. Others than the fixed ones may change when a
-// job goes on from a checkpoint: --lr, --clip-value, --clip-norm, --batch-size,
-// --epochs, --push-dtype, --pull-dtype.
+// The value for train::Options::settings. Those that are not fixed may change
+// when a job goes on from a checkpoint: --lr, --clip-value, --clip-norm,
+// --batch-size, --epochs, --push-dtype, --pull-dtype.
 train::Settings SettingsOf(const ImageTrainingOptions& options,
                            const ImageData& data);
 
@@ -88,11 +88,12 @@ train::Settings SettingsOf(const ImageTrainingOptions& options,
 absl::StatusOr<train::Result> TrainWithServers(
     worker::Worker& worker, const ImageData& data,
     const ImageTrainingOptions& options);
-// With the other trainers; in an elastic job with those who are there.
+// Trains with the other trainers; in an elastic job with those that are in it
+// now.
 absl::StatusOr<train::Result> TrainTogether(
     train::Job& job, const ImageData& data,
     const ImageTrainingOptions& options);
-// The same in a group that is there.
+// The same in a group that exists already.
 absl::StatusOr<train::Result> TrainTogether(
     collectives::ProcessGroup& group, telemetry::Telemetry& telemetry,
     const ImageData& data, const ImageTrainingOptions& options);

@@ -121,7 +121,7 @@ absl::Status Check(const Settings& settings) {
         "of at least 2 and --replicas=2, found --servers=",
         options.servers, " and --replicas=", options.replicas));
   }
-  // It would end at once: all have gone.
+  // Without trainers the server would end at once, since all of them have gone.
   if (!options.is_elastic() && options.trainers < 1) {
     return UsageError(absl::StrCat("wanted --trainers=N of at least 1, found ",
                                    options.trainers));

@@ -149,8 +149,8 @@ TEST_F(ParameterServerProgramTest, WithLogJsonEachLineIsOneObject) {
 #endif
 }
 
-// Nobody depends on it before all have joined. Of the job's own directory what
-// stays is what later workers of it use.
+// A server may end at once before all have joined, since nobody depends on it.
+// Only what later workers of the job use may stay in the job's directory.
 TEST_F(ParameterServerProgramTest, SignalBeforeAllJoinLeavesNoSocketBehind) {
   ASSERT_EQ(setenv("XDG_RUNTIME_DIR", dir_.path().c_str(), 1), 0);
   const auto sockets = [&] {

@@ -42,7 +42,8 @@ namespace {
 constexpr absl::Duration kTick = absl::Milliseconds(100);
 constexpr absl::Duration kShowEvery = absl::Seconds(2);
 constexpr absl::Duration kStoreTimeout = absl::Seconds(5);
-// Of partitions: what moves from one server to another is one of them.
+// The number of groups of partitions: a group is what moves from one server to
+// another.
 constexpr int kGroups = 64;
 
 constexpr char kTrainerRole[] = "trainer";
@@ -194,7 +195,8 @@ void Show(const ps::Server& server, telemetry::Metrics& metrics) {
   server.ExportMetrics(metrics);
 }
 
-// Of a table that stays bounded: what it let go and did not take.
+// For a table that stays bounded: the rows that it evicted and those that it
+// did not make.
 std::string LifeOf(const ps::v1::TableStats& table) {
   std::string text;
   if (table.spec().has_life()) {
@@ -266,7 +268,8 @@ absl::Status CheckReplicas(worker::Worker& worker) {
   for (const rendezvous::Member& member : view->members()) {
     if (member.role != "ps" || member.name == self.name) continue;
     const auto entry = membership.store().Get(key(member.name), kStoreTimeout);
-    // It is still to come, or is of no help.
+    // Only the value of another --replicas is an error. Any other value is of
+    // an earlier incarnation, and none is still to come.
     const int other = own == 1 ? 2 : 1;
     if (!entry.ok() || entry->value != said(member, other)) continue;
     return worker::WithExitCode(
@@ -289,7 +292,8 @@ std::shared_ptr<ps::ReplicatedServer> StartReplicas(
   options.max_tables = of_server.max_tables;
   options.round_budget = of_server.round_budget;
   options.table_memory = of_server.table_memory;
-  // Of 16 three servers would have 6, 5 and 5, which is uneven already.
+  // With 16 groups three servers would have 6, 5 and 5, which is uneven
+  // already.
   options.entries = kGroups;
   options.rebalance = of_server.rebalance;
   options.access = of_server.access;
@@ -343,7 +347,7 @@ std::optional<absl::Status> EndOf(worker::Worker& worker,
                                "asked to stop, and no trainer is there");
 }
 
-// Until all trainers have gone.
+// Serves until all trainers have gone.
 absl::Status Serve(worker::Worker& worker, ps::Server& server,
                    absl::FunctionRef<int()> stop_signal, absl::Duration grace) {
   const int trainers = worker.options().trainers;

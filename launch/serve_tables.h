@@ -13,9 +13,9 @@ namespace weft::launch {
 
 // Serves the tables of `server`, which must outlive `worker`, to the trainers
 // of `worker`'s job until all of them have gone. Returns how the job ended
-// (JobOutcome::Of): OK if it was completed. Once `stop_signal()`, which is
-// called from this thread about ten times a second, is not 0 it serves for
-// `grace` at most, in which trainers may still save what they have: then
+// (JobOutcome::Of): OK if it was completed. `stop_signal()` is called from this
+// thread about ten times a second. Once it is not 0, the server serves for
+// `grace` at most, so that trainers can save what they have, and returns
 // worker::EndedBySignal.
 absl::Status ServeTables(worker::Worker& worker, ps::Server& server,
                          absl::FunctionRef<int()> stop_signal,

@@ -130,8 +130,8 @@ TEST_F(ServeTablesTest, ReportOfATrainerIsTheOutcome) {
                                   "trainer0: no room"));
 }
 
-// Of three servers ps0 hosts the coordinator and serves on a thread. ps1 dies
-// and comes back, when trainer0 has died too.
+// There are three servers; ps0 hosts the coordinator and serves on a thread.
+// ps1 dies, and comes back when trainer0 has died too.
 TEST(ServeTables, DeathOfAServerEndsNoOtherAndWhoTakesItsPlaceServes) {
   worker::TestWorkers::Options options;
   options.servers = 3;

@@ -12,8 +12,8 @@ namespace weft::launch {
 // to what is opened next, and messages would go to a socket or a pipe.
 void OpenStandardStreams();
 
-// With ExitCode kResource if what was printed cannot be written to standard
-// output (a full disk, a reader that has closed it).
+// Flushes standard output. An error with ExitCode kResource if what was printed
+// cannot be written (a full disk, a reader that has closed it).
 absl::Status FlushOutput();
 
 }  // namespace weft::launch

@@ -16,7 +16,7 @@ bool IsNull(int fd) {
          found.st_rdev == null.st_rdev;
 }
 
-TEST(StandardStreams, ThoseThatAreClosedLeadNowhere) {
+TEST(StandardStreams, ClosedOnesAreOpenedToDevNull) {
   EXPECT_EXIT(
       {
         close(STDIN_FILENO);

@@ -128,7 +128,7 @@ absl::Status CheckRule(const ImageTrainingOptions& training) {
 
 absl::Status CheckDevice(const weft::worker::Options& worker,
                          const ImageTrainingOptions& training) {
-  // With servers the best device there is, is the CPU.
+  // With servers models are trained on the CPU: that is what "auto" chooses.
   const bool is_cpu = worker.device == "cpu" || worker.device == "auto";
   if (is_cpu || training.strategy == kDdp) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -201,7 +201,7 @@ void PrintLoss(int64_t step, double loss) {
   std::fflush(stdout);
 }
 
-// With ExitCode kResource if the result cannot be written.
+// Prints the result. An error with ExitCode kResource if it cannot be written.
 absl::Status Print(const Result& result, bool json) {
   if (!result.score.has_value()) return absl::OkStatus();
   if (json) {

@@ -89,9 +89,9 @@ class Module;
 // without a gradient.
 using ForwardPreHook =
     std::function<void(Module& module, absl::Span<Variable> inputs)>;
-// Runs after it, with the inputs that it had, and may put other variables in
-// the place of its outputs, or add hooks of gradients to them
-// (Variable::AddHook).
+// Runs after a forward pass of `module`, with the inputs that it had, and may
+// put other variables in the place of its outputs, or add hooks of gradients to
+// them (Variable::AddHook).
 using ForwardHook =
     std::function<void(Module& module, absl::Span<const Variable> inputs,
                        absl::Span<Variable> outputs)>;
@@ -141,9 +141,9 @@ class Module {
   // a variable made without a gradient, which must be made on the device. The
   // errors of Tensor::To: what was moved before stays there.
   void To(Device device);
-  // And casts parameters and gradients to `dtype`, one of f32, f64, f16 and
-  // bf16; buffers of real numbers too, but to f32 where that is f16 or bf16,
-  // for they are statistics of many steps. An optimizer of f16 or bf16
+  // The same, and casts parameters and gradients to `dtype`, one of f32, f64,
+  // f16 and bf16; buffers of real numbers too, but to f32 where that is f16 or
+  // bf16, for they are statistics of many steps. An optimizer of f16 or bf16
   // parameters keeps them in f32, too.
   void To(Device device, DType dtype);
 
@@ -162,9 +162,9 @@ class Module {
   // is frozen on all ranks alike; one that was frozen when that was made is not
   // reduced by it: make a new one after Unfreeze.
   void Freeze() const { SetRequiresGrad(false); }
-  // Ends that. Error kFailedPrecondition, with nothing changed, names a
-  // parameter that was added as a variable made without a gradient: it is
-  // frozen for good.
+  // Ends what Freeze began. Error kFailedPrecondition, with nothing changed,
+  // names a parameter that was added as a variable made without a gradient: it
+  // is frozen for good.
   void Unfreeze() const { SetRequiresGrad(true); }
 
  protected:
@@ -198,10 +198,10 @@ class Module {
 
   void Visit(const std::string& prefix, Visitor visit) const;
   void SetRequiresGrad(bool on) const;
-  // Nothing: each parameter keeps its dtype.
+  // No `dtype`: each parameter keeps its own.
   void Convert(Device device, std::optional<DType> dtype);
   void ConvertBuffers(Device device, std::optional<DType> dtype);
-  // Under each of their names.
+  // The parameters under each of their names.
   std::vector<NamedParameter> AllNames() const;
   std::vector<std::string> TiedFaults(const nn::StateDict& state) const;
   void CheckName(absl::string_view name) const;

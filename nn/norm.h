@@ -55,7 +55,8 @@ struct BatchNormLayerOptions {
   NormOptions norm;
   // The weight of each batch in the running statistics.
   double momentum = 0.1;
-  // Without them each batch is normalised by its own, in evaluation too.
+  // If false, each batch is normalised by its own statistics, in evaluation
+  // too.
   bool track_running_statistics = true;
 };
 

@@ -100,7 +100,8 @@ OptimizerShard::Found Join(const OptimizerShard::Found& a,
                                       static_cast<Norm>(norm))};
 }
 
-// By which all gradients, of norm `found`, are scaled down to `largest`.
+// The factor by which all gradients, of norm `found`, are scaled down to
+// `largest`.
 absl::StatusOr<double> ClipFactor(double found, double largest) {
   if (!std::isfinite(found)) {
     return absl::InvalidArgumentError(absl::StrCat(

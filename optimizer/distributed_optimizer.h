@@ -21,8 +21,9 @@
 //
 // Participants of the context (dist_autograd/participant.h), such as look-ups
 // in tables, are prepared with the first phase and committed with the second,
-// at an owner before its parameters change. So they are at workers without
-// parameters that have part in the context, which makes two rounds of calls.
+// at an owner before its parameters change. The same is done at workers that
+// have a part in the context but no parameters; a step with such a worker takes
+// two rounds of calls.
 //
 // A parameter without a gradient in the context does not change, as with
 // Optimizer. Each owner keeps the state of its parameters; it is the same as
@@ -31,8 +32,8 @@
 // Several trainers may each have an optimizer of the same parameters (Hogwild):
 // updates at one owner run one at a time, in no order between owners. A
 // recorded forward keeps the weights that it saved (optimizer.h), so its
-// backward works through the steps of others. What reads a weight at the very
-// time of an update may see a part of it.
+// backward works through the steps of others. A read of a weight during an
+// update may see a part of it.
 
 #ifndef WEFT_OPTIMIZER_DISTRIBUTED_OPTIMIZER_H_
 #define WEFT_OPTIMIZER_DISTRIBUTED_OPTIMIZER_H_
@@ -99,15 +100,15 @@ class OptimizerShard {
   using Found = std::tuple<int64_t, double>;
   using State = std::map<std::string, Tensor>;
 
-  // `rules`, `lazy`: of each group. If a parameter cannot be optimized,
+  // `rules`, `lazy`: one for each group. If a parameter cannot be optimized,
   // status() and each call fail.
   OptimizerShard(const std::vector<v1::RuleSpec>& rules,
                  const std::vector<int64_t>& lazy,
                  const std::vector<Placed>& parameters);
 
   // Fails as Optimizer::Check, gradients that are not finite included;
-  // kFailedPrecondition if the context was released. Of a context that has no
-  // part here no parameter has a gradient. `norm`: as the enum; -1: none;
+  // kFailedPrecondition if the context was released. If the context has no part
+  // here, no parameter has a gradient. `norm`: as the enum; -1: none;
   // kInvalidArgument for another number.
   absl::StatusOr<Found> Check(rpc::CallContext& call,
                               const dist_autograd::ContextId& id, int64_t norm);
@@ -116,7 +117,7 @@ class OptimizerShard {
   // Check and Apply in one call, where this owner alone has not agreed yet:
   // `others` is what the others have found together. Returns what all have
   // found; with an error, or if that is no gradient, nothing has changed here.
-  // `largest_norm` counts if `norm` is one.
+  // `largest_norm` is used unless `norm` is -1.
   absl::StatusOr<Found> CheckAndApply(rpc::CallContext& call,
                                       const dist_autograd::ContextId& id,
                                       int64_t norm, double largest_norm,

@@ -18,7 +18,7 @@ namespace {
 constexpr char kScale[] = "scale";
 constexpr char kStepsAtScale[] = "steps_at_scale";
 
-// Which a later multiplication by `growth` cannot make infinite.
+// Whether `scale` is positive and finite.
 bool IsScale(double scale) { return scale > 0 && std::isfinite(scale); }
 
 const Tensor& ValuesOf(const Gradient& gradient) {

@@ -19,10 +19,10 @@
 // one rank makes the sum so on each. All ranks have the same bits, so all skip
 // or none, and their scales stay equal, without another message.
 //
-// Of parameters in f16 (nn::Module::To) gradients are f16, too, and would lose
-// when unscaled what scaling has saved: Unscale refuses them, as PyTorch does.
-// Keep such parameters in f32, under an AutocastScope, or take bf16, which
-// needs no scaler.
+// Parameters in f16 (nn::Module::To) have gradients in f16, too, which would
+// lose when unscaled what scaling has saved: Unscale refuses them, as PyTorch
+// does. Keep such parameters in f32, under an AutocastScope, or take bf16,
+// which needs no scaler.
 //
 // Source: Micikevicius et al., "Mixed precision training", ICLR 2018, 3.2; the
 // schedule is PyTorch's torch.amp.GradScaler.

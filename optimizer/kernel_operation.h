@@ -24,8 +24,8 @@ struct UpdateKind {
   bool is_sparse = false;   // the gradient is indices and rows
 };
 
-// Of sgd, adam and adamw with dense gradients that are not clipped: the rule's
-// name and its numbers at this step. Of others a name that says what they are
+// For sgd, adam and adamw with dense gradients that are not clipped: the rule's
+// name and its numbers at this step. For others a name that says what they are
 // ("lion", "sgd of rows", "adam with clipped gradients"), under which no device
 // may have a kernel of another update.
 KernelOperation KernelOperationOf(const RuleOptions& options, UpdateKind kind,

@@ -9,8 +9,8 @@
 // A parameter whose gradient is undefined does not change: neither weight decay
 // nor momentum is applied, and its steps are not counted. Weights are changed
 // in place, their version bumped. A graph that has saved them, as that of
-// another trainer whose backward is still to come, keeps them as they were: of
-// a weight that a graph has saved the update makes one copy, of others none.
+// another trainer whose backward is still to come, keeps them as they were: the
+// update makes one copy of a weight that a graph has saved, and none of others.
 //
 // A frozen parameter (Variable::SetRequiresGrad) has no gradient: it stands
 // still until it is unfrozen, and its state is kept and saved.
@@ -34,7 +34,7 @@
 //   ...                                   // the others are ready too
 //   WEFT_RETURN_IF_ERROR(optimizer->Apply(gradients));
 //
-// Of a parameter of f16 or bf16 the optimizer has the master weights, in f32 as
+// For a parameter of f16 or bf16 the optimizer has master weights, in f32 like
 // all its state: they are updated, and the parameter is what they round to. A
 // value that is written to the parameter from elsewhere, as LoadStateDict of a
 // module does, becomes the master's, unless it is what the master rounds to.
@@ -112,7 +112,7 @@ class Optimizer {
   // Makes all gradients undefined.
   void ZeroGrad();
 
-  // Of all groups, in their order.
+  // The parameters of all groups, in their order.
   std::vector<Parameter> Parameters() const;
 
   int groups() const { return static_cast<int>(groups_.size()); }
@@ -146,7 +146,7 @@ class Optimizer {
     Parameter parameter;
     std::vector<Tensor> slots;  // in the order of the rule's
     Tensor master;              // f32; undefined if the parameter is f32 or f64
-    // Which version of which storage of the parameter is what `master` rounds
+    // The parameter's storage, and its version, that holds what `master` rounds
     // to; null: unknown.
     const Storage* rounded = nullptr;
     uint64_t rounded_version = 0;

@@ -148,7 +148,7 @@ TEST(BoundedTable, SynchronousBitsAreThoseOfAnyServersAlsoIfTheyDie) {
   EXPECT_EQ(Trained(mode, 2, 3, 2, true), one);
 }
 
-// Of one trainer, whose pushes have an order.
+// With one trainer the pushes have an order, which fixes the bits.
 TEST(BoundedTable, AsynchronousBitsAreThoseOfTheOrderOfPushes) {
   const auto mode = v1::TableSpec::ASYNC;
   const std::vector<float> one = Trained(mode, 1, 1, 1, false);

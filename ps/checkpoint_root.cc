@@ -51,7 +51,7 @@ absl::StatusOr<std::string> CheckpointRoot::Resolve(
   }
   WEFT_ASSIGN_OR_RETURN(const fs::path root, Follow(path_));
   const absl::StatusOr<fs::path> resolved = Follow(directory);
-  // Of what is elsewhere nobody learns whether it is there.
+  // The caller must not learn whether a path outside of the root exists.
   if (!resolved.ok() || !IsAtOrBelow(*resolved, root)) {
     return absl::PermissionDeniedError(absl::StrCat(
         "\"", Shown(directory), "\" is not in this server's --checkpoint-dir, ",

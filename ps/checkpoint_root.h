@@ -21,8 +21,8 @@ class CheckpointRoot {
   // `path` need not be there yet; empty: there is no root.
   explicit CheckpointRoot(std::string path) : path_(std::move(path)) {}
 
-  // Where `directory`, the root or below it, leads: a path without links. It
-  // makes nothing.
+  // The path without links to which `directory` leads: the root, or below it.
+  // Makes no directory.
   //   kFailedPrecondition  there is no root; names the flag that sets one
   //   kPermissionDenied    it leads elsewhere
   //   kNotFound            no such directory

@@ -99,9 +99,9 @@ Result<T> Client::OnEach(
       servers = pinned;
       return result;
     }
-    // Of a server that does not serve yet that is the reason, also where the
-    // time ran out within a later try of it, or within a try that had hardly
-    // any time left, whichever server that names.
+    // If a server did not serve yet, that is the reason to return. It also
+    // replaces a deadline that passed in a later try of that server, or in a
+    // try that had hardly any time left, whichever server that one names.
     if (absl::IsDeadlineExceeded(status) && !not_serving.ok() &&
         (left < options_.timeout / 10 ||
          MayBeOfOneServer(status, not_serving))) {
@@ -268,7 +268,8 @@ absl::StatusOr<std::vector<checkpoint::FileRecord>> Client::Save(
   if (by_map_ != nullptr) {
     WEFT_ASSIGN_OR_RETURN(replies, by_map_->Save(save));
   } else {
-    // Of another incarnation's tables a checkpoint would be incomplete.
+    // A restarted server has lost its tables: a checkpoint of them would be
+    // incomplete. So the calls go to the pinned incarnations.
     const auto servers = servers_ != nullptr ? servers_ : Pin();
     WEFT_RETURN_IF_ERROR(servers->status());
     std::vector<Future<v1::SaveReply>> calls;
@@ -329,8 +330,8 @@ absl::Status Client::CheckCheckpointDirectory(const std::string& path) {
 
 absl::Status Client::Restore(const std::string& path, const std::string& name) {
   if (by_map_ != nullptr) return by_map_->Restore(path, name);
-  // Of the servers that there are now. The tables are opened there: one that
-  // ends before that has lost what was restored.
+  // Restores on the servers that run now, and pins them: the tables are opened
+  // there, and a server that ends before that has lost what was restored.
   std::shared_ptr<PinnedServers> restored;
   WEFT_RETURN_IF_ERROR(OnEach<void>(restored, [&](const auto& servers) {
     std::vector<Future<void>> calls;

@@ -7,7 +7,7 @@
 //
 // Each operation makes one call to each server that holds part of its data, or
 // several, if it is a push or a pull of many keys to an ASYNC table. It ends
-// with the first error of any; the message begins with the server's name.
+// with the first error, whose message begins with the name of the server.
 // Operations on several tables in one call: many.h.
 //
 // With one replica (ClientOptions::replicas) a client stays with the
@@ -65,21 +65,21 @@ struct ClientOptions {
   uint64_t client = 0;
   // For synchronous tables: the rank of this client, and the shard of the data
   // whose gradients Push and PushPull push. With TableSpec.staleness: whose
-  // clock it ticks; negative: it has none, and its pulls wait for nobody. Of a
-  // worker with a certificate, its own rank.
+  // clock it ticks; negative: it has none, and its pulls wait for nobody. A
+  // worker with a certificate must give its own rank.
   int rank = 0;
   absl::Duration timeout = absl::Seconds(60);  // of each operation
-  // Of each partition of the tables, 1 or 2: as the servers have it. With 2 the
-  // death of a server loses nothing, and ends no operation, as long as each
-  // partition has a copy: docs/replication.md. Operations then end with
-  // kDataLoss once it has none: Restore a checkpoint, and open the tables
-  // again.
+  // Copies of each partition of the tables, 1 or 2: the same as the servers'
+  // setting. With 2 the death of a server loses nothing, and ends no operation,
+  // as long as each partition has a copy: docs/replication.md. Operations then
+  // end with kDataLoss once it has none: Restore a checkpoint, and open the
+  // tables again.
   int replicas = 1;
 };
 
 // How much of the tables a checkpoint has. By default all; to save what has
 // changed:
-//   auto parent = directory->FindParent(16);        // null: it is time for all
+//   auto parent = directory->FindParent(16);        // null: save all rows
 //   auto attempt = directory->Begin(step);
 //   auto files = client.Snapshot(path, *attempt, version, timeout,
 //                                SaveAs::Delta(*parent));
@@ -89,10 +89,10 @@ struct SaveAs {
   // can be the parent of another: up to two bits a row, and keys of rows that
   // go.
   bool may_be_parent = false;
-  // Of partitions whose changes since this one their server knows, only these
-  // are written. It does not after a restart, a restore, a move or a promotion,
-  // or when it has served another checkpoint as parent meanwhile, and writes
-  // all of the partition.
+  // A server that knows what has changed in a partition since this checkpoint
+  // writes only that. It does not know after a restart, a restore, a move or a
+  // promotion, or when another checkpoint was saved as a parent meanwhile; then
+  // it writes the whole partition.
   std::optional<checkpoint::Parent> parent = std::nullopt;
 
   static SaveAs Delta(std::optional<checkpoint::Parent> parent) {
@@ -148,14 +148,15 @@ class DenseTable {
   // end with kFailedPrecondition.
   Future<Tensor> PushPull(Tensor gradient);
   Future<void> Push(Tensor gradient);
-  // SYNC: after the rounds that this worker has pushed to.
+  // Pulls the values. SYNC: those after the rounds that this worker has pushed
+  // to.
   Future<Tensor> Pull();
 
   // SYNC, for a worker that serves any number of shards of the data: pushes the
   // gradient of one, and does not end the round. A failure does not close the
-  // table: the same part may be pushed again, as where it is
-  // kResourceExhausted, for the servers hold as many gradients of open rounds
-  // as they may.
+  // table: the same part may be pushed again. kResourceExhausted: the servers
+  // hold as many gradients of open rounds as they may; push the part again
+  // later.
   //   for (int shard : mine) Push shard's part of round();
   //   EndRound();  Pull();
   Future<void> PushShard(const RoundPart& part, Tensor gradient);
@@ -165,11 +166,11 @@ class DenseTable {
   // kept in checkpoints. Schedules of optimizer/schedule.h:
   //   table->SetLearningRateScale(schedule(r), r)   for a round r
   //
-  // SYNC: in round `from_round`, by default round(), and those after it until
-  // the next change: all servers have it before this worker's part of that
-  // round, if that is pushed once this is ready, and so give the bits of a
-  // local optimizer. Every worker may set the same. ASYNC, without a round: for
-  // pushes that are sent once this is ready.
+  // SYNC: holds from round `from_round`, by default round(), until the next
+  // change. If this worker pushes its part of that round once the Future is
+  // ready, all servers have the change by then, and the values have the bits of
+  // a local optimizer. Every worker may set the same. ASYNC, which takes no
+  // round: holds for pushes that are sent once the Future is ready.
   //   kInvalidArgument     `scale` is negative or not finite
   //   kFailedPrecondition  the round is closed, or has another change; ASYNC: a
   //                        round was given
@@ -182,27 +183,29 @@ class DenseTable {
   // that is not closed on all servers.
   int64_t round() const;
 
-  // SYNC with a quorum: of the pushes that have ended. A push that came late
-  // ends well, and so does its pull, which sees the table as it is now.
+  // SYNC with a quorum: the late parts among the pushes that have ended. A push
+  // that came late ends well, and so does its pull, which sees the table as it
+  // is now.
   LateParts late_parts() const;
 
-  // ASYNC with TableSpec.staleness: the worker's step ends with what it has
-  // pushed, and its clock is one more. Sent once all pushes under way have
-  // ended; further pulls wait, at the servers, until no worker's clock is more
-  // than the staleness below. A PushPull ends the step by itself, in one
-  // message, and first waits for pushes that are under way.
+  // ASYNC with TableSpec.staleness: ends the worker's step, to which all that
+  // it has pushed belongs, and advances its clock by one. It is sent once all
+  // pushes under way have ended. Later pulls wait, at the servers, until no
+  // worker's clock is behind this one by more than the staleness. A PushPull
+  // ends the step by itself, in one message, and first waits for pushes that
+  // are under way.
   //
   // A pull whose time runs out ends with kDeadlineExceeded, which names the
-  // slowest worker and its clock. One that dies, leaves or closes the table is
-  // waited for no longer.
+  // slowest worker and its clock. A worker that dies, leaves or closes the
+  // table is no longer waited for.
   //   kFailedPrecondition  the table has no staleness, the client no rank, or
   //                        it has left
   Future<void> Tick();
-  // Nobody waits for this worker any more, and it for nobody: after its last
-  // step. The end of the table does it too.
+  // To be called after the last step: nobody waits for this worker any more,
+  // and it waits for nobody. Destroying the table does the same.
   Future<void> LeaveClock();
-  // How many steps this worker has ended, from the lowest clock of the others
-  // on when it opened the table.
+  // This worker's clock: the lowest clock of the others when it opened the
+  // table, and one more for each step that it has ended since.
   int64_t clock() const;
 
  private:
@@ -257,10 +260,10 @@ class SparseTable {
   Future<void> PushShard(const RoundPart& part, const Tensor& keys,
                          const Tensor& gradients);
   void EndRound();
-  // With two replicas: waits until no single death can lose what was pushed,
-  // SYNC: once its rounds are closed on both copies; at D1 a push is answered
-  // before (docs/replication.md). kDeadlineExceeded after `timeout`; OK at once
-  // with one replica.
+  // With two replicas: waits until no single death can lose what was pushed; in
+  // SYNC, until its rounds are closed on both copies. At D1 a push is answered
+  // earlier than that (docs/replication.md). kDeadlineExceeded after `timeout`;
+  // OK at once with one replica.
   absl::Status AwaitStable(absl::Duration timeout);
   Future<void> SetLearningRateScale(
       double scale, std::optional<int64_t> from_round = std::nullopt);
@@ -305,10 +308,10 @@ class Client {
   absl::StatusOr<std::unique_ptr<DenseTable>> Dense(v1::TableSpec spec);
   absl::StatusOr<std::unique_ptr<SparseTable>> Sparse(v1::TableSpec spec);
 
-  // The error with which Save and Restore would end at a server that may not
-  // use the directory `path`: to be asked before there is something to save.
+  // Checks, before there is something to save, that all servers may use the
+  // directory `path`. The error is that with which Save and Restore would end:
   //   kFailedPrecondition  it was started without --checkpoint-dir
-  //   kPermissionDenied    that is not `path`, nor above it
+  //   kPermissionDenied    that directory is neither `path` nor above it
   //   kNotFound            its host does not see the directory
   absl::Status CheckCheckpointDirectory(const std::string& path);
 
@@ -330,10 +333,10 @@ class Client {
       const std::string& path, const std::string& attempt, int64_t version,
       absl::Duration write_timeout, const SaveAs& as = SaveAs());
 
-  // Every server replaces its tables by those of that checkpoint, which may be
-  // one of what has changed: then those that it needs are read too. Tables that
-  // are open must be opened again. Goes to the servers that there are now, and
-  // the client stays with those.
+  // Every server replaces its tables by those of that checkpoint. If it has
+  // only what has changed, the checkpoints that it needs are read too. Tables
+  // that are open must be opened again. The calls go to the servers that run
+  // now, and the client stays with these incarnations.
   //
   // With two replicas also where all copies of partitions are lost: then the
   // tables, which ended with kDataLoss, are there again. If it fails in that
@@ -344,18 +347,17 @@ class Client {
   absl::StatusOr<std::vector<v1::ServerStats>> Describe();
 
  private:
-  // The incarnations that there are now.
+  // The incarnations of the servers that run now.
   std::shared_ptr<PinnedServers> Pin() const;
   // Makes `call` to all of `servers`, again while one of them does not serve
-  // yet. Null: to those that there are then, which it becomes.
+  // yet. If `servers` is null, calls those that run then, and sets it to them.
   template <typename T>
   Result<T> OnEach(
       std::shared_ptr<PinnedServers>& servers,
       absl::FunctionRef<Future<T>(const std::vector<rpc::Target>&)> call);
   absl::StatusOr<std::unique_ptr<internal::TableClient>> Open(
       v1::TableSpec spec);
-  // With a staleness: makes the client one of the workers that have a clock;
-  // where that begins.
+  // With a staleness: gives the client a clock. Returns where that begins.
   absl::StatusOr<int64_t> JoinClocks(const TableLayout& layout,
                                      uint64_t identity);
   absl::StatusOr<std::unique_ptr<internal::TableClient>> OpenReplicated(

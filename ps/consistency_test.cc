@@ -92,7 +92,7 @@ struct OpenJob {
       tables.push_back(*std::move(table));
     }
   }
-  // Until so many pulls wait at each server.
+  // Waits until so many pulls wait at each server.
   ::testing::AssertionResult Waits(int64_t pulls) {
     return Becomes([&] { return Waiting(job, servers) == pulls * servers; });
   }
@@ -432,7 +432,7 @@ TEST(Quorum, RoundClosesWithoutTheSlowestWhosePushEndsWellAndSaysSo) {
   }
 }
 
-TEST(Quorum, OneThatIsFarBehindGoesOnWithTheOpenRound) {
+TEST(Quorum, WorkerThatIsFarBehindGoesOnWithTheOpenRound) {
   OpenJob open(2, 3, QuorumSpec(3, 2, true));
   for (int round = 0; round < 20; ++round) {
     Future<Tensor> first = Step(*open.tables[0]);

@@ -194,7 +194,7 @@ TEST(Failover, TableOfFewerPartitionsThanTheMapHasEntries) {
   }
 }
 
-// Of 6 MB a partition: 1 MiB at a time.
+// A partition has 6 MB, which are copied 1 MiB at a time.
 TEST(Failover, LargePartitionIsFilledInPiecesWhileTrainingGoesOn) {
   constexpr int64_t kLarge = 1'000'000;
   TestJob job(2, 1, nullptr, "", /*replicas=*/2);

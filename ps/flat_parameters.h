@@ -41,7 +41,7 @@ class FlatParameters final : private GradientSink {
   // Copies. kInvalidArgument unless f32 [elements()].
   absl::Status SetValues(const Tensor& values) const;
   // The parameters get the memory of `values`, which nobody else may write.
-  // What had a parameter's value before keeps the old one. As SetValues.
+  // Whoever holds a parameter's former value keeps that. Errors as SetValues.
   absl::Status AdoptValues(Tensor values) const;
 
   // The gradients f32 [elements()], copied; zeros where there is none.

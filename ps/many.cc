@@ -68,7 +68,7 @@ class TablesTogether {
                                                     of.pull_keys.has_value());
   }
 
-  // By a call of its own.
+  // Runs the operation by a call of its own.
   static Future<Tensor> Alone(TableOperation& of) {
     if (const auto* sparse = std::get_if<SparseTable*>(&of.table)) {
       return (*sparse)->Exchange(Get(of.push_keys), Get(of.gradients),
@@ -86,7 +86,7 @@ class TablesTogether {
 
 namespace {
 
-// Of one operation, by its messages.
+// The replies of one operation, one for each of its messages.
 using Replies = std::vector<std::optional<Future<ExchangeReply>>>;
 
 // From so many keys on a message leaves, so that its server works on it while

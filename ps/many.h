@@ -6,28 +6,28 @@
 //   Future<void> pushed = ps::PushMany({{users.get(), user_keys, u_gradients},
 //                                       {items.get(), item_keys, gradients}});
 //
-// Each operation is what the table's own method is: its rounds, sequence
-// numbers, 64 pushes under way and errors, which name the table. Tables may be
-// sparse or dense, SYNC or ASYNC; no table twice.
+// Each operation does what the table's own method does, with the same rounds,
+// sequence numbers, limit of 64 pushes under way, and errors, which name the
+// table. Tables may be sparse or dense, SYNC or ASYNC; no table twice.
 //
-// A message has at most kMostParts tables and kMostManyBytes (shard_requests.h),
-// what is pulled included; beyond that a server gets several, and one operation
-// that is larger by itself is a call of its own. From 3,000 keys on a message
-// leaves, so that its server works while the keys of the next tables are
-// sorted. With two replicas the operations are calls of their own, made side by
-// side.
+// A message has at most kMostParts tables and kMostManyBytes
+// (shard_requests.h), what is pulled included; beyond that a server gets
+// several, and one operation that is larger by itself is a call of its own.
+// From 3,000 keys on a message leaves, so that its server works while the keys
+// of the next tables are sorted. With two replicas the operations are calls of
+// their own, made side by side.
 //
-// What cannot be sent is refused as a whole, before anything is: tensors that
-// do not fit their table, or a table that an earlier push has closed. Then each
-// server applies or refuses each operation by itself: a refused push closes its
-// table, and no other. If a message is lost, or a server that got one ends,
-// that closes every table to which it had a push.
+// A list that cannot be sent is refused as a whole, before anything is sent:
+// tensors that do not fit their table, or a table that an earlier push has
+// closed. Then each server applies or refuses each operation by itself: a
+// refused push closes its table, and no other. If a message is lost, or a
+// server that got one ends, that closes every table to which it had a push.
 //
-// A server answers once all of a message is done. So what waits for a round, as
-// a SYNC pull does, holds back the answers that it is to give of the other
-// tables: until the round is closed, at most as long as ClientOptions::timeout.
-// What was pushed is applied meanwhile. To hear of it before, push first and
-// pull in a second call.
+// A server answers once all of a message is done. So an operation that waits
+// for a round, as a SYNC pull does, delays the answers for the other tables of
+// its message until the round is closed, at most as long as
+// ClientOptions::timeout. What was pushed is applied meanwhile. To hear of the
+// pushes earlier, push first and pull in a second call.
 //
 // To cancel one of the Futures cancels the messages that it is in.
 //
@@ -72,8 +72,8 @@ struct PushPullOf {
   Tensor pull_keys;
 };
 
-// The first error of any is that of all; what the others pulled is lost then.
-// ExchangeEach tells of each.
+// If an operation fails, the Future has the first error, and what the others
+// pulled is lost. ExchangeEach gives the result of each.
 Future<std::vector<Tensor>> PullMany(std::vector<PullOf> pulls);
 Future<void> PushMany(std::vector<PushOf> pushes);
 Future<std::vector<Tensor>> PushPullMany(std::vector<PushPullOf> operations);

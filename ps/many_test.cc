@@ -366,7 +366,7 @@ TEST(Many, MessagesBeyondTheBoundsAreRefusedWhole) {
                                    "three tensors for each, found 2 and 5"));
   EXPECT_THAT(call(kMostParts + 1, 3 * (kMostParts + 1)),
               StatusIs(absl::StatusCode::kInvalidArgument, "at most 1024"));
-  // Of a client that has not opened it each part is refused by itself.
+  // A client that has not opened the tables has each part refused by itself.
   const auto others = call(2, 6);
   ASSERT_THAT(others, IsOk());
   EXPECT_EQ(std::get<0>(*others).parts(1).status(),

@@ -1,5 +1,5 @@
-// Prepared: an operation on a table of which the messages are made and not
-// sent, so that they can travel beside those of other tables.
+// Prepared: an operation on a table whose messages are made and not yet sent,
+// so that they can travel together with those of other tables.
 
 #ifndef WEFT_PS_OPERATION_H_
 #define WEFT_PS_OPERATION_H_
@@ -27,13 +27,13 @@ struct Message {
 
 struct Prepared {
   std::vector<Message> messages;  // servers ascend
-  // Its result, by the replies to the messages, in their order. What is pushed
-  // counts as sent.
+  // Makes the result of the replies to the messages, which are in their order.
+  // What is pushed counts as sent.
   absl::AnyInvocable<Future<Tensor>(std::vector<Future<ExchangeReply>>) &&>
       finish;
 };
 
-// `message` by itself.
+// Sends `message` by itself.
 Future<ExchangeReply> Send(const rpc::Target& to, Message message);
 
 }  // namespace weft::ps::internal

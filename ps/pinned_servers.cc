@@ -41,7 +41,8 @@ absl::Status PinnedServers::Note(const absl::Status& status) {
         "or start the job again with --resume: ",
         status.message());
     MutexLock lock(mu_);
-    // Of later operations none is sent, so none has an unknown outcome.
+    // Later operations are not sent, so none of them has an unknown outcome:
+    // `lost_` does not say so.
     if (lost_.ok()) {
       lost_ = rpc::WithCause(absl::UnavailableError(message), status);
     }

@@ -1,9 +1,9 @@
 // PinnedServers: the incarnations of the servers that hold a client's tables.
 //
-// A server that died has lost its tables; whoever has its name next begins
-// without them, or with those that another client made since. So a client stays
-// with the incarnations that it found, and the end of one of them is told for
-// good.
+// A server that died has lost its tables. The next one of its name begins
+// without them, or has those that another client has made since. So a client
+// stays with the incarnations that it found, and once one of them has ended,
+// every operation says so.
 
 #ifndef WEFT_PS_PINNED_SERVERS_H_
 #define WEFT_PS_PINNED_SERVERS_H_
@@ -24,8 +24,8 @@ namespace weft::ps {
 // Thread-safety: thread-safe. Must not outlive the targets' agent.
 class PinnedServers {
  public:
-  // `targets`, by the server's index, are pinned here. One that is not there
-  // fails its calls.
+  // Pins `targets`, which are in the order of the servers' index. Calls to one
+  // that is not there fail.
   explicit PinnedServers(const std::vector<rpc::Target>& targets);
 
   const rpc::Target& operator[](int server) const { return targets_[server]; }
@@ -35,11 +35,11 @@ class PinnedServers {
   // it, what was lost and what to do.
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // The error of a call to one of them: says what was lost if that one is gone,
-  // and is as it was if not.
+  // Adds to the error of a call to one of them what was lost, if that one is
+  // gone; else returns it unchanged.
   absl::Status Note(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // `result` of calls to `servers`, its error by Note().
+  // `result` of calls to `servers`, with Note() of its error.
   template <typename T>
   static Future<T> Watch(const std::shared_ptr<PinnedServers>& servers,
                          Future<T> result);

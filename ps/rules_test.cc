@@ -80,7 +80,7 @@ std::vector<Rule> AllRules() {
 
 Tensor Keys() { return Tensor::Arange(kRows, DType::kI64); }
 
-// Of row r, column d; some rows have none of it in some rounds.
+// The gradient of a row in a round; some rows have none in some rounds.
 std::vector<float> GradientOf(int round, int64_t row) {
   std::vector<float> values;
   for (int64_t d = 0; d < kDim; ++d) {

@@ -45,8 +45,9 @@ absl::StatusOr<std::map<std::string, LoadedTable>> LoadFiles(
   return loaded;
 }
 
-// All tables of a checkpoint, read and checked beside what is there. Of one
-// that holds what has changed, those that it needs are read first, one by one.
+// All tables of a checkpoint, read and checked while the present ones stay. If
+// the checkpoint holds only what has changed, those that it needs are read
+// first, one by one.
 absl::StatusOr<std::map<std::string, LoadedTable>> LoadAll(
     const CheckpointRoot& root, const std::string& directory,
     const std::string& name) {

@@ -41,7 +41,8 @@ struct ServerOptions {
   int server = 0;   // this one's index, in [0, servers)
   int servers = 1;  // all must agree on it
   int max_tables = 1024;
-  // Of all tables: partitions, and slices of dense ones.
+  // The limit of partitions, and slices of dense tables, of all tables
+  // together.
   int64_t max_parts = int64_t{1} << 22;
   // Bytes of gradients that wait for the other parts of their round, and of
   // keys that wait for a version, of all tables: TableShard.
@@ -60,7 +61,7 @@ struct ServerOptions {
   std::string checkpoint_dir = {};
   // With two replicas: whether the servers even out what they have to do.
   RebalanceMode rebalance = RebalanceMode::kOff;
-  // Who may read and change which tables.
+  // Which roles may read and change which tables.
   TableAccess access = {};
 };
 
@@ -146,8 +147,8 @@ class Server {
   absl::Status CheckCheckpoint(const std::string& directory,
                                const std::string& name) const;
 
-  // Of a job with two replicas: from now on the tables are `server`'s, and what
-  // is asked of this one is about those.
+  // For a job with two replicas: from now on the tables are those of `server`,
+  // and requests to this object are about those.
   void SetReplicated(std::shared_ptr<ReplicatedServer> server)
       ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<ReplicatedServer> replicated() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -178,7 +179,7 @@ class Server {
   absl::StatusOr<Frozen> FreezeTables(const v1::SaveRequest& request) const
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Those whose Save has not come by `now`.
+  // Drops frozen tables whose Save has not come by `now`.
   void DropFrozen(Instant now) ABSL_LOCKS_EXCLUDED(mu_);
 
   Tables Snapshot() const ABSL_LOCKS_EXCLUDED(mu_);

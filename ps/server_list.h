@@ -20,16 +20,16 @@ struct ServerList {
     rendezvous::WorkerKey key;
     std::string state;  // "live", "silent", "gone"
     bool is_drained = false;
-    // Of how many entries (groups of partitions) it is the primary, the backup,
-    // or a copy that does not have all yet.
+    // The numbers of entries (groups of partitions) of which it is the primary,
+    // the backup, or a copy that does not have all yet.
     int primaries = 0;
     int backups = 0;
     int filling = 0;
 
-    // It can be stopped, and nothing changes for the others.
+    // Whether it can be stopped without any change for the others.
     bool has_nothing() const { return primaries + backups + filling == 0; }
   };
-  // Who has the copies of an entry.
+  // The servers that have the copies of an entry.
   struct Entry {
     rendezvous::WorkerKey primary;
     rendezvous::WorkerKey backup;
@@ -44,7 +44,7 @@ struct ServerList {
   // Null: there is none.
   const Server* Find(uint32_t id) const;
 
-  // Of what GetMap returned. kInvalidArgument: that is no map.
+  // Reads what GetMap returned. kInvalidArgument: that is no map.
   static absl::StatusOr<ServerList> Of(absl::string_view encoded_map);
 };
 

@@ -201,7 +201,8 @@ class SavingServerTest : public ::testing::Test {
                                Tensor::Ones({1000, 2}), Tensor(), Later())),
         IsOk());
   }
-  // Of the table that a server has of checkpoint `name`.
+  // Expects `version` of the table that a server restores from checkpoint
+  // `name`.
   void ExpectRestored(const std::string& name, int64_t version) {
     Server server(Options());
     ASSERT_THAT(server.Restore(temp_.Path("ckpt"), name), IsOk());

@@ -22,7 +22,7 @@ constexpr absl::Duration kPause = absl::Milliseconds(20);
 // A checkpoint that is not found for so long is not there.
 constexpr absl::Duration kNotFoundFor = absl::Seconds(2);
 
-// Whether another map may be the end of it.
+// Whether another map may end the error.
 bool MayPass(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsNotFound(status);
 }

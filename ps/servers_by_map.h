@@ -1,8 +1,9 @@
-// ServersByMap: a client's calls to all servers of a job with two replicas,
-// whoever they are by the newest map: what is not about one table's rows.
+// ServersByMap: a client's calls to all servers of a job with two replicas, as
+// the newest map names them: the calls that are not about one table's rows.
 //
 // A server that dies meanwhile is no error: the call is made again, by the next
-// map. Errors that say so come after the time-out only, but for
+// map. Such an error is returned only when the time-out has passed; these two
+// are returned at once:
 //   kDataLoss            all copies of a partition are lost: Restore
 //   kFailedPrecondition  servers have one replica
 //
@@ -39,21 +40,21 @@ class ServersByMap {
   };
   explicit ServersByMap(Options options) : options_(std::move(options)) {}
 
-  // Makes the table on all, or finds it there. Of all servers the same
-  // generation.
+  // Makes the table on all servers, or finds it there; it has the same
+  // generation on all of them.
   absl::StatusOr<std::vector<v1::TableStats>> Open(const v1::TableSpec& spec,
                                                    uint64_t opening,
                                                    uint64_t opened_at);
-  // `request(index)`: what is asked of the server of that index.
+  // `request(index)`: the request to the server of that index.
   absl::StatusOr<std::vector<v1::SaveReply>> Save(
       absl::FunctionRef<v1::SaveRequest(int index)> request);
-  // Returns once all have frozen their tables; the Future is of their Save, by
-  // the same map.
+  // Returns once all have frozen their tables. The Future has the replies to
+  // their Save, by the same map.
   absl::StatusOr<Future<std::vector<v1::SaveReply>>> Snapshot(
       absl::FunctionRef<v1::SaveRequest(int index)> request,
       absl::Duration write_timeout);
   absl::Status CheckCheckpointDirectory(const std::string& path);
-  // Also of a job that has lost all copies of a partition.
+  // Works also if the job has lost all copies of a partition.
   absl::Status Restore(const std::string& path, const std::string& name);
   absl::StatusOr<std::vector<v1::ServerStats>> Describe();
 
@@ -64,10 +65,10 @@ class ServersByMap {
 
  private:
   absl::Status Begin();
-  // Until another one may be tried: false at once if it is too late.
+  // Waits until another map may be tried; false at once if it is too late.
   bool AwaitNewerMap(Instant give_up);
 
-  // `call` to each server that lives, by its index. `wants_all`: no partition
+  // Makes `call` to each live server, with its index. `wants_all`: no partition
   // may be lost.
   template <typename T>
   absl::StatusOr<std::vector<T>> OnLive(

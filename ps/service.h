@@ -26,9 +26,9 @@
 
 namespace weft::ps {
 
-// What is done with a table needs one that the caller has opened, and is done
-// for the caller's own clients only: kPermissionDenied names the caller and
-// whose the client is. Freeze, Save and Restore are for trainers and admins.
+// Functions about a table need one that the caller has opened, and act for the
+// caller's own clients only: kPermissionDenied names the caller and the worker
+// that has the client. Freeze, Save and Restore are for trainers and admins.
 
 // Server::OpenTable, for the caller's `client`.
 absl::StatusOr<v1::TableStats> OpenTable(rpc::CallContext& context,
@@ -47,16 +47,16 @@ absl::StatusOr<v1::ClockReply> JoinClocks(rpc::CallContext& context,
 absl::Status SetLearningRateScale(rpc::CallContext& context,
                                   const v1::LearningRate& rate);
 
-// Pulled values, which nobody writes to any more: so they travel as they lie,
-// also while the Future that brought them holds them too.
+// Pulled values. Nobody writes to them any more, so they are sent without a
+// copy, although the Future that brought them holds them too.
 struct Pulled {
   Tensor values;
 };
 
-// TableShard::Handle: a push, a pull or both. The tensors that proto/ps.proto
-// names, as far as the request has them. A caller that proves its name, such as
-// trainer1, gives parts of rounds, and ticks, as that rank only: else
-// kPermissionDenied.
+// TableShard::Handle: a push, a pull or both. The tensors are those that
+// proto/ps.proto names, as far as the request has them. A caller that proves
+// its name, such as trainer1, gives parts of rounds, and ticks, as that rank
+// only: else kPermissionDenied.
 using ExchangeReply = std::tuple<v1::Reply, std::optional<Pulled>>;
 Future<ExchangeReply> Exchange(rpc::CallContext& context, v1::Request request,
                                const std::optional<Tensor>& push_keys,
@@ -64,9 +64,10 @@ Future<ExchangeReply> Exchange(rpc::CallContext& context, v1::Request request,
                                const std::optional<Tensor>& pull_keys);
 
 // The same for several tables, as HandleMany of shard_requests.h: each part of
-// `request` is applied, refused and answered by itself. Of the tensors three
-// are of each part; so are the values, if it pulls. Answered once all parts
-// are: by the deadline those are refused that wait for a round.
+// `request` is applied, refused and answered by itself. `tensors` has three for
+// each part. The reply has the values of each part that pulls. It comes once
+// all parts are answered; parts that still wait for a round at the deadline are
+// refused.
 using ManyReply = std::tuple<v1::ReplyMany, std::vector<std::optional<Pulled>>>;
 Future<ManyReply> ExchangeMany(
     rpc::CallContext& context, v1::RequestMany request,
@@ -86,8 +87,9 @@ absl::StatusOr<v1::SaveReply> Save(rpc::CallContext& context,
 absl::Status Restore(rpc::CallContext& context, const std::string& directory,
                      const std::string& checkpoint);
 
-// With two replicas, in this order: the first only if copies are lost. Each
-// returns at once; that the map has changed says that it was done.
+// With two replicas these three are called in this order, the first only if all
+// copies of a partition are lost. Each returns at once; a change of the map
+// shows that it was done.
 //
 // Makes all tables void, and deals what is lost anew: PartitionMap,
 // "Restoring". Fails, and changes nothing, if there is no such checkpoint.
@@ -101,7 +103,7 @@ absl::StatusOr<uint64_t> RestoreReplicated(rpc::CallContext& context,
                                            const std::string& checkpoint,
                                            uint64_t generation,
                                            uint64_t map_epoch);
-// All servers have loaded it.
+// To be called once all servers have loaded the checkpoint.
 absl::Status EndRestore(rpc::CallContext& context,
                         const v1::EndRestoreRequest& request);
 

@@ -140,7 +140,7 @@ std::vector<Message> MessagesOf(TableClient& table, const SparseCut* pushed,
 // sorted.
 class CutPieces {
  public:
-  // Of `keys` keys. `gradients`: of a push.
+  // Cuts `keys` keys into pieces. `gradients`: those of a push, else null.
   CutPieces(TableClient& table, int64_t keys, const Tensor* gradients)
       : table_(table), left_(keys), gradients_(gradients) {
     const bool serves_already = gradients != nullptr

@@ -27,21 +27,21 @@ class TableAccess {
 
   // "users*=trainer:rw,admin:r;*=trainer:rw": rules of tables, the name of one
   // or, with * at the end, the beginning of names; of each the roles with their
-  // rights, r and w. The first rule that a table's name fits says all: a role
-  // that it does not name may nothing, and so may every role where no rule
-  // fits. Empty: TableAccess(). kInvalidArgument says what is wrong where.
+  // rights, r and w. Only the first rule that fits a table's name counts: a
+  // role that it does not name has no rights. Where no rule fits, no role has
+  // any. Empty: TableAccess(). kInvalidArgument says what is wrong where.
   static absl::StatusOr<TableAccess> Parse(absl::string_view text);
 
   bool is_open() const { return rules_.empty(); }
 
   // kPermissionDenied names caller, role, table and what the rule allows. A
-  // caller without a role proved nothing, as by a unix socket or under
-  // --insecure: allowed, as for functions (docs/security.md).
+  // caller that has proved no role, as at a unix socket or under --insecure,
+  // may do all, as for functions (docs/security.md).
   absl::Status Check(absl::string_view caller, absl::string_view role,
                      absl::string_view table, Right right) const;
 
-  // Of who opens a table: either right lets it open one that is there; a caller
-  // that may not change it does not make it either.
+  // Whether the caller may open a table. Either right lets it open a table that
+  // exists; a caller that may not change a table may not create it either.
   absl::Status CheckOpen(absl::string_view caller, absl::string_view role,
                          absl::string_view table, bool is_there) const;
 

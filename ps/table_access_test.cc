@@ -26,7 +26,7 @@ TEST(TableAccess, WithoutRulesAllMayDoEverything) {
   EXPECT_TRUE(TableAccess::Parse("")->is_open());
 }
 
-TEST(TableAccess, FirstRuleThatFitsSaysAll) {
+TEST(TableAccess, OnlyTheFirstRuleThatFitsCounts) {
   WEFT_ASSERT_OK_AND_ASSIGN(
       const TableAccess access,
       TableAccess::Parse("users.frozen=trainer:r,admin:rw;"
@@ -68,7 +68,7 @@ TEST(TableAccess, ReaderOpensWhatIsThereAndMakesNothing) {
               StatusIs(absl::StatusCode::kPermissionDenied, "may not read"));
 }
 
-TEST(TableAccess, WhoProvedNothingIsTrusted) {
+TEST(TableAccess, CallerThatProvedNoRoleIsTrusted) {
   WEFT_ASSERT_OK_AND_ASSIGN(const TableAccess access,
                             TableAccess::Parse("t=trainer:r"));
   EXPECT_THAT(access.Check("trainer3", "", "t", Right::kWrite), IsOk());

@@ -111,8 +111,8 @@ class TableClient {
     return PinnedServers::Watch(servers_, std::move(result));
   }
 
-  // Of what it pushes. The bytes that are made are those that are sent, also
-  // where they are sent again.
+  // The encoder of what it pushes. A push that is sent again has the bytes that
+  // were encoded first.
   PushEncoder& encoder() { return encoder_; }
   const PushEncoder& encoder() const { return encoder_; }
 
@@ -134,7 +134,7 @@ class TableClient {
     if (is_sync()) round_ = round() + 1;
   }
 
-  // With a quorum: what the servers said of a part.
+  // With a quorum: counts what the servers said of a part.
   void NoteLate(const std::vector<ExchangeReply>& replies)
       ABSL_LOCKS_EXCLUDED(mu_);
   LateParts late_parts() const ABSL_LOCKS_EXCLUDED(mu_) {
@@ -155,7 +155,7 @@ class TableClient {
   // All pushes under way.
   Future<void> UnderWay() const;
 
-  // To every server: all must know it.
+  // Sends the change to every server: all must know it.
   Future<void> SetLearningRateScale(double scale,
                                     std::optional<int64_t> from_round) const;
 

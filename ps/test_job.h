@@ -84,9 +84,10 @@ class TestJob {
     Serve(i, rank);
   }
 
-  // With replicas: the first half of that, and the second.
+  // With replicas: KillServer is the first half of RestartServer, StartServer
+  // the second.
   void KillServer(int i) { KillServers({i}); }
-  // At once: the others hear of none before all have ended.
+  // Kills all of them at once: the others hear of none before all have ended.
   void KillServers(const std::vector<int>& servers) {
     std::vector<rpc::WorkerKey> ended;
     for (const int i : servers) {

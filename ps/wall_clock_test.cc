@@ -30,7 +30,7 @@ std::atomic<int64_t> set_back_seconds{0};
 
 }  // namespace
 
-// In place of the C library's, in the whole process.
+// Replaces the C library's function in the whole process.
 extern "C" int clock_gettime(clockid_t clock, struct timespec* now) noexcept {
   const long result = syscall(SYS_clock_gettime, clock, now);
   if (result == 0 && clock == CLOCK_REALTIME) now->tv_sec -= set_back_seconds;

@@ -40,8 +40,8 @@ constexpr absl::Duration kStopTimeout = absl::Seconds(10);
 // the system has no thread for an ExitWatch, whether members have ended: that
 // counts at the second look.
 constexpr absl::Duration kLookPause = absl::Milliseconds(250);
-// After an end is seen until it counts: a launcher that saw it too knows how,
-// and may say so.
+// The time from when an end is seen until it counts: a launcher that saw it too
+// knows how the process ended, and may report it.
 constexpr absl::Duration kWitnessTime = absl::Milliseconds(30);
 
 // A parsed message takes many times its bytes. The longest that members send is
@@ -365,7 +365,7 @@ bool Coordinator::State::IsFlushed(const absl::Status& appended) {
   return true;
 }
 
-// For good. If a successor is there already, callers are sent to it.
+// Stops for good. If a successor is there already, callers are sent to it.
 void Coordinator::State::Stop(const absl::Status& why) {
   if (why.ok()) return;
   journal_status_ = absl::Status(
@@ -533,7 +533,8 @@ void Coordinator::State::LookLater() {
   });
 }
 
-// Told again until it is known: while the journal is not to be had, nothing is.
+// Ends that were seen are reported to the core again until it knows them: while
+// the journal is not available, it takes nothing.
 void Coordinator::State::LookAtProcesses() {
   is_looking_ = false;
   Look();

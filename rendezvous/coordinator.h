@@ -25,11 +25,12 @@ namespace weft::rendezvous {
 
 struct CoordinatorOptions {
   CoordinatorCore::Options core;
-  // By which members survive a restart of the coordinator. Null: all is kept in
-  // memory, and a restarted coordinator knows nobody.
+  // The journal by which members survive a restart of the coordinator. Null:
+  // all is kept in memory, and a restarted coordinator knows nobody.
   std::unique_ptr<Journal> journal;
-  // Without a journal, which counts them: above that of any earlier coordinator
-  // of the job, that no incarnation's key is used again. See TermOfNow.
+  // The term where there is no journal to count terms. It must be above that of
+  // any earlier coordinator of the job, so that no incarnation's key is used
+  // again. See TermOfNow.
   uint32_t term = 1;
   telemetry::Telemetry* telemetry = nullptr;  // null: silent; must outlive it
 };
@@ -56,7 +57,7 @@ class Coordinator {
     std::string text;  // for messages to people
     // The only worker for which it may speak; empty: any.
     std::string name;
-    // It is of this process.
+    // Whether the caller is in this process.
     bool is_host = false;
   };
   // Answers one call of `method` (Join); `respond` runs once, on any thread, or

@@ -36,7 +36,8 @@ class TimerSource {
  public:
   virtual ~TimerSource() = default;
 
-  // By which delays are measured, and how a thread waits for what comes of it.
+  // The driver whose clock measures delays, and by which a thread waits for
+  // what a timer does.
   virtual Driver& driver() = 0;
 
   // Runs `fn` once, not before `delay` has passed; drops it unrun if the source

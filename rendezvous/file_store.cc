@@ -150,7 +150,7 @@ class FileStore final : public Store {
     return std::move(plan.reply);
   }
 
-  // At least one attempt is made.
+  // Takes the file's lock. At least one attempt is made.
   absl::Status Lock(Instant deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     while (flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK && errno != EINTR) {

@@ -76,7 +76,7 @@ class Membership::State : public std::enable_shared_from_this<State> {
         }) {}
 
   void Post(MemberCore::Event event);
-  // Until this worker is in, or the whole world is.
+  // Waits until this worker is in, or the whole world is.
   absl::Status Await(bool whole_world, absl::Duration timeout);
   void Stop();
   absl::Status Leave(absl::Duration timeout);
@@ -108,7 +108,7 @@ class Membership::State : public std::enable_shared_from_this<State> {
   void Do(const MemberCore::Ended& ended);
   void Do(const MemberCore::Waiting& waiting);
   void Do(const MemberCore::Warn& warning);
-  // At the processes of this host. On the strand.
+  // Look at the processes of this host. On the strand.
   void LookLater();
   void Look();
 
@@ -312,7 +312,7 @@ void Membership::State::Do(const MemberCore::Ended& ended) {
   }
   feed_->End(status);
   {
-    // Who comes after this has seen the end of the feed.
+    // A waiter that comes after this has seen the end of the feed.
     MutexLock lock(mu_);
     waiters = std::exchange(end_waiters_, {});
     refreshes = std::exchange(asked_, {});

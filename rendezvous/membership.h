@@ -45,7 +45,8 @@ struct JoinOptions {
   // has it.
   absl::Duration suspect_after = absl::ZeroDuration();
   absl::Duration dead_after = absl::ZeroDuration();
-  // Until the coordinator has answered and the world is complete.
+  // How long to wait until the coordinator has answered and the world is
+  // complete.
   absl::Duration timeout = absl::Minutes(5);
   // Return as soon as this worker is in, whoever else is.
   bool wait_for_world = true;
@@ -180,11 +181,10 @@ class Membership {
   std::unique_ptr<Store> store_;
 };
 
-// For the host of a coordinator that found its address in use: the error that a
-// Join there gets, if a coordinator listens there. kAlreadyExists: `name` of
-// this job does; kFailedPrecondition: another job, or a job of another world;
-// kInternal: a program that is no coordinator. Ok if nobody answers so within
-// `timeout`.
+// For the host of a coordinator that found its address in use: finds out who
+// listens there. kAlreadyExists: `name` of this job; kFailedPrecondition:
+// another job, or a job of another world; kInternal: a program that is no
+// coordinator. Ok if nobody answers so within `timeout`.
 absl::Status CheckNobodyIsThere(TimerSource& timers, CoordinatorLink& link,
                                 const std::string& job, absl::string_view name,
                                 const World& world, absl::Duration timeout);

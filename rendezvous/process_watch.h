@@ -57,8 +57,8 @@ class ExitWatch {
   ExitWatch(const ExitWatch&) = delete;
   ExitWatch& operator=(const ExitWatch&) = delete;
 
-  // As long as `process` lives. False: it is not watched, for the system has no
-  // memory left, or it had ended before it was looked for.
+  // Watches the process as long as `process` lives. False: it is not watched,
+  // because the system has no memory left or the process had ended before.
   bool Add(const ProcessWatch& process);
 
  private:

@@ -17,16 +17,17 @@ namespace {
 // How long a wait at the store lasts before the view is looked at again.
 constexpr absl::Duration kLeastLook = absl::Milliseconds(50);
 constexpr absl::Duration kMostLook = absl::Milliseconds(500);
-// Of many that come at once each would be in the way of all others: who finds
-// the value changed waits, for longer each time.
+// If many come at once, each write makes the others' writes fail: a worker that
+// finds the value changed more than kQuickWrites times waits, longer each time.
 constexpr int kQuickWrites = 3;
 constexpr absl::Duration kLeastPause = absl::Milliseconds(1);
 constexpr absl::Duration kMostPause = absl::Milliseconds(200);
-// Nor does each that comes wake many others at once.
+// With so many present, a worker also waits before it reads a changed value, so
+// that each that comes does not wake all at once.
 constexpr int kMany = 8;
 constexpr absl::Duration kPauseOfEach = absl::Milliseconds(1);
 constexpr absl::Duration kTellInterval = absl::Seconds(1);
-// To strike this worker out, after its deadline.
+// The time to remove this worker from the round, after its deadline.
 constexpr absl::Duration kGiveUpTimeout = absl::Seconds(2);
 
 absl::Duration Left(Instant deadline) {
@@ -100,15 +101,15 @@ absl::StatusOr<std::vector<std::string>> RollCalls::Waiting(
   WEFT_ASSIGN_OR_RETURN(
       const StoreEntry entry,
       Read(membership_.store(), KeyOf(name, selector), timeout));
-  absl::StatusOr<RollBook> book = RollBook::Decode(entry.value);
-  if (!book.ok()) {
+  absl::StatusOr<RollCallState> state = RollCallState::Decode(entry.value);
+  if (!state.ok()) {
     return absl::InternalError(
-        absl::StrCat("roll call ", name, ": ", book.status().message()));
+        absl::StrCat("roll call ", name, ": ", state.status().message()));
   }
-  std::sort(book->present.begin(), book->present.end(), InRollOrder);
+  std::sort(state->present.begin(), state->present.end(), InRollOrder);
   const auto view = membership_.view();
   std::vector<std::string> names;
-  for (const RollEntry& one : book->present) {
+  for (const RollEntry& one : state->present) {
     if (!view->IsGone(one.key)) names.push_back(one.name);
   }
   return names;
@@ -175,7 +176,7 @@ absl::StatusOr<Roll> RollCall::Follow(Instant deadline,
       if (!swap.ok()) {
         entry = swap.status();
       } else if (!swap->applied && ++refused > kQuickWrites) {
-        GiveWay(pause, deadline);
+        Pause(pause, deadline);
         pause = std::min(pause * 2, kMostPause);
         entry = Read(store, key_, Left(deadline));
       } else {
@@ -196,13 +197,13 @@ absl::StatusOr<Roll> RollCall::Follow(Instant deadline,
     if (!next.ok() && absl::IsDeadlineExceeded(next.status())) continue;
     entry = std::move(next);
     if (entry.ok() && core_.present() >= kMany) {
-      GiveWay(kPauseOfEach * core_.present(), deadline);
+      Pause(kPauseOfEach * core_.present(), deadline);
       entry = Read(store, key_, Left(deadline));
     }
   }
 }
 
-void RollCall::GiveWay(absl::Duration most, Instant deadline) {
+void RollCall::Pause(absl::Duration most, Instant deadline) {
   const absl::Duration wait =
       std::uniform_real_distribution<double>(0.5, 1)(random_) * most;
   (void)membership_.WaitFor([](const View&) { return false; },

@@ -28,7 +28,7 @@ namespace weft::rendezvous {
 
 class RollCall;
 
-// Of one worker. Thread-safety: thread-safe.
+// The roll calls of one worker. Thread-safety: thread-safe.
 class RollCalls {
  public:
   // `membership` must outlive it and what it begins.
@@ -43,8 +43,8 @@ class RollCalls {
                                                   RollTerms terms)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Who has come to the open round and waits, by role and rank; none: nobody
-  // does.
+  // The names of those that have come to the open round and wait, by role and
+  // rank.
   // Errors of the store; kInternal if its value is none of a roll call.
   absl::StatusOr<std::vector<std::string>> Waiting(const std::string& name,
                                                    const std::string& selector,
@@ -75,8 +75,8 @@ class RollCall {
   // and Membership::status(); and the reason of `cancel`, as at the deadline.
   absl::StatusOr<Roll> Next(Instant deadline, const CancelToken& cancel = {});
 
-  // Told who has come and for whom is waited, at most once a second, when that
-  // has changed.
+  // `progress` is called with who has come and for whom is waited, at most once
+  // a second, when that has changed.
   void OnProgress(std::function<void(const std::string&)> progress) {
     progress_ = std::move(progress);
   }
@@ -87,12 +87,13 @@ class RollCall {
 
   // Reads and does what the core says, until `deadline`.
   absl::StatusOr<Roll> Follow(Instant deadline, const CancelToken& cancel);
-  // Strikes this worker out; a roll that was closed meanwhile.
+  // Removes this worker from the open round. Returns a roll with it that was
+  // closed meanwhile.
   absl::StatusOr<Roll> GiveUp(const absl::Status& why);
 
   void Tell(const View& view, Instant now);
-  // Waits for half of `most` to all of it.
-  void GiveWay(absl::Duration most, Instant deadline);
+  // Waits for a random time, from half of `most` to all of it.
+  void Pause(absl::Duration most, Instant deadline);
 
   RollCalls& calls_;
   Membership& membership_;

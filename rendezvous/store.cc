@@ -11,7 +11,8 @@
 namespace weft::rendezvous {
 namespace {
 
-// For a look at each key that may be missing once the time is over.
+// The time to look at each key that may be missing, once the deadline has
+// passed.
 constexpr absl::Duration kLastLook = absl::Seconds(1);
 // The time for one key of several that were all waited for in time.
 constexpr absl::Duration kLeastLook = absl::Milliseconds(1);
@@ -21,7 +22,7 @@ absl::Duration Left(Instant deadline) {
   return std::max(deadline - SteadyClock().Now(), absl::ZeroDuration());
 }
 
-// Those of keys[first..] that do not exist.
+// The keys of keys[first..] that do not exist.
 std::string Missing(Store& store, const std::vector<std::string>& keys,
                     size_t first) {
   const Instant until = SteadyClock().Now() + kLastLook;

@@ -79,7 +79,7 @@ class Store {
   virtual absl::StatusOr<bool> Delete(absl::string_view key,
                                       absl::Duration timeout) = 0;
 
-  // How many keys there are now. Of a PrefixStore: below its prefix.
+  // How many keys there are now; in a PrefixStore those below its prefix.
   absl::StatusOr<int64_t> NumKeys(absl::Duration timeout) {
     return CountKeys("", timeout);
   }
@@ -105,7 +105,7 @@ class Store {
       const std::vector<std::string>& keys, absl::Duration timeout);
 };
 
-// For those who make a Store, before anything else is done: kInvalidArgument or
+// Checks that every Store makes before anything else: kInvalidArgument or
 // kDeadlineExceeded as above.
 absl::Status CheckKey(absl::string_view key);
 absl::Status CheckTimeout(absl::string_view key, absl::Duration timeout);

@@ -151,7 +151,7 @@ absl::StatusOr<std::shared_ptr<const View>> ViewFeed::NextView(
     {
       MutexLock lock(mu_);
       if (!waiter.unseen.empty()) {
-        // Too late for all but the newest.
+        // After the deadline only the newest view is looked at.
         while (waiter.unseen.size() > 1 && now() >= deadline) {
           waiter.unseen.pop_front();
         }

@@ -52,7 +52,7 @@ class ViewFeedTest : public ::testing::Test {
   std::vector<std::string> told_;
 };
 
-TEST_F(ViewFeedTest, WhoFollowsIsToldOfThePresentViewThenOfEachAndTheLossLast) {
+TEST_F(ViewFeedTest, FollowerGetsThePresentViewThenEachNewOneAndTheLossLast) {
   Publish(1);
   const auto end = Follow();
   Publish(2);
@@ -64,7 +64,7 @@ TEST_F(ViewFeedTest, WhoFollowsIsToldOfThePresentViewThenOfEachAndTheLossLast) {
   end();
 }
 
-TEST_F(ViewFeedTest, WhoFollowsAfterTheLossIsToldOfIt) {
+TEST_F(ViewFeedTest, FollowerThatComesAfterTheLossIsToldOfIt) {
   Publish(1);
   feed_->End(absl::AbortedError("out"));
   feed_->TellLost();
@@ -72,7 +72,7 @@ TEST_F(ViewFeedTest, WhoFollowsAfterTheLossIsToldOfIt) {
   EXPECT_THAT(told_, ElementsAre("1", "out"));
 }
 
-TEST_F(ViewFeedTest, WhoHasEndedIsToldOfNothing) {
+TEST_F(ViewFeedTest, FollowerThatHasEndedIsToldNothing) {
   Follow()();
   Publish(1);
   EXPECT_THAT(told_, ElementsAre("0"));
@@ -98,7 +98,7 @@ TEST_F(ViewFeedTest, AWaitJudgesEachViewInOrder) {
   EXPECT_THAT(judged, ElementsAre(0, 1, 2));
 }
 
-TEST_F(ViewFeedTest, TheEndIsThatOfEachWait) {
+TEST_F(ViewFeedTest, EndOfTheFeedEndsEachWaitWithItsReason) {
   Parker waits;
   std::thread waiter([&] {
     const auto view = feed_->WaitFor(

@@ -17,7 +17,8 @@ namespace weft::rref {
 // Named, so that it has the same name from any compiler.
 namespace internal {
 
-// By the owner of `object`: whether the call that makes it may still come.
+// Called by the owner of `object`: whether the call that makes it may still
+// come.
 Future<void> AskCreator(rpc::CallContext& context, rpc::ObjectId object) {
   auto* const references = context.Local<References>();
   if (references == nullptr) return MakeReady();
@@ -52,7 +53,7 @@ absl::Status CheckOfRequest(const rpc::CodecContext& context,
       " carries an attachment of kind '", kind, "', which only requests do"));
 }
 
-// Of a call that waits for `object`.
+// The attachment of a call that waits for `object`.
 class AwaitStaged final : public rpc::Attachment {
  public:
   explicit AwaitStaged(const rpc::ObjectId& object) : object_(object) {}
@@ -84,7 +85,7 @@ class References::CreationStaged final : public rpc::Attachment {
   const uint64_t secret_;
 };
 
-// At the owner, as long as the creating call.
+// Lives at the owner as long as the creating call.
 class References::CreationReceipt final : public rpc::ReceivedAttachment {
  public:
   CreationReceipt(std::shared_ptr<References> references, const Token& token)
@@ -143,8 +144,8 @@ std::shared_ptr<Reference> References::BeginCreation(
     Tell(UserTable::Creating{token}, &tasks);
     reference = MakeReference(token);
   }
-  made.OnReady([books = shared_from_this(), fork](const absl::Status& status) {
-    books->CreationEnded(fork, status);
+  made.OnReady([self = shared_from_this(), fork](const absl::Status& status) {
+    self->CreationEnded(fork, status);
   });
   return reference;
 }
@@ -276,8 +277,8 @@ void References::AskCreator(const rpc::ObjectId& object) {
   if (!agent().To(object.creator).status().ok()) return CreatorAnswered(object);
   weak_agent()->CallUntilAnswered(
       object.creator, absl::InfiniteDuration(), internal::AskCreator,
-      [books = shared_from_this(), object](const absl::Status&) {
-        books->CreatorAnswered(object);
+      [self = shared_from_this(), object](const absl::Status&) {
+        self->CreatorAnswered(object);
       },
       object);
 }

@@ -103,7 +103,7 @@ int64_t GetOf(const RRef<Cell>& cell) { return Call(cell, &Cell::Get).value(); }
 WEFT_RPC(GetOf);
 int64_t Double(int64_t x) { return 2 * x; }
 WEFT_RPC(Double);
-// Until the test says so.
+// Waits until the test says so.
 std::atomic<bool> may_end{false};
 int64_t DoubleLate(int64_t x) {
   EXPECT_TRUE(Becomes([] { return may_end.load(); }));
@@ -142,19 +142,20 @@ class HostileTest : public ::testing::Test {
  protected:
   HostileTest() {
     for (int i = 0; i < 3; ++i) {
-      books_.push_back(References::Open(ranks_[i]).value());
+      references_.push_back(References::Open(ranks_[i]).value());
     }
   }
   ~HostileTest() override {
     for (int i = 0; i < 3; ++i) {
       EXPECT_TRUE(Becomes([&] { return IsEmpty(i); }))
           << "w" << i << " still has: "
-          << ::testing::PrintToString(books_[i]->ExplainLeaks());
+          << ::testing::PrintToString(references_[i]->ExplainLeaks());
     }
-    for (const auto& books : books_) EXPECT_THAT(books->Close(kLong), IsOk());
+    for (const auto& references : references_)
+      EXPECT_THAT(references->Close(kLong), IsOk());
   }
   bool IsEmpty(int rank) const {
-    const References::Counts c = books_[rank]->counts();
+    const References::Counts c = references_[rank]->counts();
     return c.held + c.open_children + c.owned + c.waiting + c.creating == 0;
   }
   WorkerKey KeyOf(int rank) { return ranks_[rank].key(); }
@@ -169,15 +170,16 @@ class HostileTest : public ::testing::Test {
           return std::make_unique<Raw>(bytes);
         });
   }
-  // Of an object of the owner that the holder has.
+  // Makes an object at the owner to which the holder has a reference.
   RRef<Cell> MakeCell() {
     RRef<Cell> cell = rref::Make<Cell>(From(kHolder, kOwner), 10).value();
-    EXPECT_TRUE(Becomes([&] { return !books_[kOwner]->Holdings().empty(); }));
+    EXPECT_TRUE(
+        Becomes([&] { return !references_[kOwner]->Holdings().empty(); }));
     return cell;
   }
 
   rpc::Ranks ranks_{3};
-  std::vector<std::shared_ptr<References>> books_;
+  std::vector<std::shared_ptr<References>> references_;
 };
 
 TEST_F(HostileTest, TokenTwiceInAMessageIsRefused) {
@@ -191,7 +193,7 @@ TEST_F(HostileTest, TokenTwiceInAMessageIsRefused) {
                     .status(),
                 StatusIs(absl::StatusCode::kAlreadyExists, "a second time"));
   }
-  // Of another object, but the same fork.
+  // The second token names another object, but the same fork.
   Token other = token;
   other.object.call = 8;
   EXPECT_THAT(rpc::Call(Carrying(References::kKind,
@@ -309,17 +311,19 @@ TEST_F(HostileTest, ForkOfAnotherIsNotDeleted) {
 }
 
 // The number of a fork is known to all who may guess it.
-TEST_F(HostileTest, RequestsOfAnotherHolderAreNotEndedOrTakenItsPlaceOf) {
+TEST_F(HostileTest, RequestsOfAnotherHolderAreNeitherEndedNorReplaced) {
   may_end = false;
   const auto made = BeginRemote(From(kHolder, kOwner), DoubleLate, 1);
   ASSERT_THAT(made.status(), IsOk());
   const Token held = (*made).reference()->token();
-  EXPECT_TRUE(Becomes([&] { return books_[kOwner]->counts().creating == 1; }));
+  EXPECT_TRUE(
+      Becomes([&] { return references_[kOwner]->counts().creating == 1; }));
   // w1 registers a second fork of its own, which waits for the object.
   const Future<void> honest =
       rpc::CallAsync(From(kHolder, kOwner), internal::RegisterFork, held.object,
                      KeyOf(kHolder), uint64_t{500}, held.secret);
-  EXPECT_TRUE(Becomes([&] { return books_[kOwner]->counts().waiting == 1; }));
+  EXPECT_TRUE(
+      Becomes([&] { return references_[kOwner]->counts().waiting == 1; }));
   EXPECT_THAT(rpc::Call(From(kHostile, kOwner), internal::DeleteForks,
                         std::vector<internal::DeletedFork>{
                             {held.object, KeyOf(kHolder), 500}}),
@@ -328,12 +332,14 @@ TEST_F(HostileTest, RequestsOfAnotherHolderAreNotEndedOrTakenItsPlaceOf) {
   // The same number, for an object of its own that is never made.
   const auto own = BeginRemote(From(kHostile, kOwner), DoubleLate, 1);
   ASSERT_THAT(own.status(), IsOk());
-  EXPECT_TRUE(Becomes([&] { return books_[kOwner]->counts().creating == 2; }));
+  EXPECT_TRUE(
+      Becomes([&] { return references_[kOwner]->counts().creating == 2; }));
   const Token mine = (*own).reference()->token();
   const Future<void> early =
       rpc::CallAsync(From(kHostile, kOwner), internal::RegisterFork,
                      mine.object, KeyOf(kHolder), uint64_t{501}, mine.secret);
-  EXPECT_TRUE(Becomes([&] { return books_[kOwner]->counts().waiting == 2; }));
+  EXPECT_TRUE(
+      Becomes([&] { return references_[kOwner]->counts().waiting == 2; }));
   const RRef<Cell> cell = MakeCell();
   const Token& token = cell.reference()->token();
   EXPECT_THAT(

@@ -25,10 +25,10 @@ namespace {
 
 // ------------------------------------------------------------ what peers call
 
-// Of an error.
+// The most references that an error message lists.
 constexpr size_t kMostExplained = 20;
 
-// Of one message.
+// The most deletions in one message.
 constexpr size_t kMostDeletions = 1000;
 
 // Objects that an agent keeps by no call have numbers that no call of it to
@@ -264,9 +264,9 @@ std::shared_ptr<Reference> References::Adopt(const rpc::Target& owner,
   }
   weak_agent()->CallUntilAnswered(
       object.owner, absl::InfiniteDuration(), AdoptObject,
-      [books = shared_from_this(),
+      [self = shared_from_this(),
        fork = token.fork](const absl::Status& status) {
-        books->TellAndRun(UserTable::Event(UserTable::Created{fork, status}));
+        self->TellAndRun(UserTable::Event(UserTable::Created{fork, status}));
       },
       token.object, token.fork.parent, token.fork.number, token.secret);
   return reference;
@@ -469,11 +469,11 @@ void References::Tell(const OwnerTable::Event& event, Tasks* tasks) {
 
 void References::Do(const UserTable::Action& action, Tasks* tasks) {
   if (const auto* ask = std::get_if<UserTable::SendForkRequest>(&action)) {
-    tasks->Add([books = shared_from_this(), token = ask->token] {
-      books->weak_agent()->CallUntilAnswered(
+    tasks->Add([self = shared_from_this(), token = ask->token] {
+      self->weak_agent()->CallUntilAnswered(
           token.object.owner, absl::InfiniteDuration(), RegisterFork,
-          [books, fork = token.fork](const absl::Status& status) {
-            books->TellAndRun(
+          [self, fork = token.fork](const absl::Status& status) {
+            self->TellAndRun(
                 UserTable::Event(UserTable::Registered{fork, status}));
           },
           token.object, token.fork.parent, token.fork.number, token.secret);
@@ -494,15 +494,15 @@ void References::SendDeletions(WorkerKey owner, Tasks* tasks) {
   std::vector<UserTable::SendDelete> forks(to.waiting.begin(),
                                            to.waiting.begin() + count);
   to.waiting.erase(to.waiting.begin(), to.waiting.begin() + count);
-  tasks->Add([books = shared_from_this(), owner, forks = std::move(forks)] {
+  tasks->Add([self = shared_from_this(), owner, forks = std::move(forks)] {
     std::vector<DeletedFork> request;
     for (const UserTable::SendDelete& end : forks) {
       request.emplace_back(end.object, end.fork.parent, end.fork.number);
     }
-    books->weak_agent()->CallUntilAnswered(
+    self->weak_agent()->CallUntilAnswered(
         owner, absl::InfiniteDuration(), DeleteForks,
-        [books, owner, forks](const absl::Status&) {
-          books->Deleted(owner, forks);
+        [self, owner, forks](const absl::Status&) {
+          self->Deleted(owner, forks);
         },
         request);
   });

@@ -131,13 +131,14 @@ class References final : public rpc::extension::Library,
     std::unique_ptr<rpc::Attachment> attachment;
   };
   Creation PrepareCreation() ABSL_LOCKS_EXCLUDED(mu_);
-  // It has left, and makes `object`: the reference that its creator holds.
-  // `made` is how the call ends.
+  // The creating call has left, and makes `object`. Returns the reference that
+  // its creator holds. `made` is how the call ends.
   std::shared_ptr<Reference> BeginCreation(const ForkId& fork,
                                            const rpc::ObjectId& object,
                                            const Future<void>& made)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Of kind kAwaitKind: the call that carries it runs once `object` is made.
+  // An attachment of kind kAwaitKind: the call that carries it runs once
+  // `object` is made.
   static std::unique_ptr<rpc::Attachment> AwaitObject(
       const rpc::ObjectId& object);
   // Keeps `object` here, shared.
@@ -301,7 +302,8 @@ class References final : public rpc::extension::Library,
   OwnerTable owner_ ABSL_GUARDED_BY(mu_);
   uint64_t forks_made_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t objects_kept_ ABSL_GUARDED_BY(mu_) = 0;
-  // Of forks that are not confirmed, and of requests that wait here.
+  // Promises for forks that are not confirmed yet, and answers to requests that
+  // wait here.
   absl::flat_hash_map<ForkId, Promise<void>> ready_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<ForkOf, Waiting> answers_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<ForkOf, Fork> registered_ ABSL_GUARDED_BY(mu_);
@@ -312,11 +314,12 @@ class References final : public rpc::extension::Library,
   absl::flat_hash_map<rpc::ObjectId, std::vector<Awaiting>> awaiting_
       ABSL_GUARDED_BY(mu_);
   uint64_t awaits_ ABSL_GUARDED_BY(mu_) = 0;
-  // Of forks that failed after they were confirmed; some that are not held any
-  // more, too.
+  // The errors of forks that failed after they were confirmed. May have forks
+  // that are not held any more.
   absl::flat_hash_map<ForkId, absl::Status> failures_ ABSL_GUARDED_BY(mu_);
   std::atomic<bool> has_failures_{false};
-  // When each fork that is held here came; some that are not any more, too.
+  // When each fork that is held here came. May have forks that are not held any
+  // more.
   absl::flat_hash_map<ForkId, absl::Time> held_since_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -47,9 +47,9 @@
 
 namespace weft::rref {
 
-// Cheap to copy; copies are one reference. Empty if default constructed or
-// moved from, or if such a one was passed on: a peer may send one. Whatever
-// wants an object then fails with kInvalidArgument.
+// Cheap to copy; copies are one reference. It is empty if it was default
+// constructed or moved from, or if an empty one was received: a peer may send
+// one. Whatever needs an object then fails with kInvalidArgument.
 //
 // Thread-safety: as for an int. May outlive its agent and References::Close:
 // then it is invalid, and dropping it does nothing.
@@ -253,7 +253,7 @@ Future<RRef<T>> WhenMade(absl::StatusOr<Begun<T>> begun, Driver& driver) {
   return begun->made.Then([ref = begun->ref] { return ref; });
 }
 
-// Of what a call leaves, without what makes it.
+// The reference alone, without waiting for its object to be made.
 template <typename T>
 absl::StatusOr<RRef<T>> AtOnce(absl::StatusOr<Begun<T>> begun) {
   if (!begun.ok()) return begun.status();
@@ -293,7 +293,7 @@ Result<RRef<T>> Make(const rpc::Target& target, A&&... arguments) {
 // can be used and passed on at once: calls that reach the owner before the
 // object is made wait there, without a thread. Confirmed() is ready once it is
 // made, or with the error if it never will be; the waiting calls end with that
-// error. An error returned here is of the caller: nothing was sent.
+// error. An error returned here is the caller's: nothing was sent.
 template <typename T, typename... A>
 absl::StatusOr<RRef<T>> BeginMake(const rpc::Target& target, A&&... arguments) {
   return internal::AtOnce(
@@ -374,7 +374,7 @@ Result<T> Fetch(const RRef<T>& ref) {
 
 namespace weft::rpc {
 
-// As an argument or a result, in any container.
+// An RRef as an argument or a result, in any container.
 template <typename T>
 struct Codec<rref::RRef<T>> {
   static std::string TypeName() {

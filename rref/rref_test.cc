@@ -82,7 +82,7 @@ class RRefTest : public ::testing::Test {
   RRefTest() {
     kept.clear();
     for (int i = 0; i < 3; ++i) {
-      books_.push_back(References::Open(ranks_[i]).value());
+      references_.push_back(References::Open(ranks_[i]).value());
     }
   }
   ~RRefTest() override {
@@ -91,14 +91,14 @@ class RRefTest : public ::testing::Test {
       EXPECT_TRUE(testing::Becomes([&] { return IsEmpty(i); }))
           << "w" << i << " still has references";
     }
-    for (const auto& books : books_) {
-      EXPECT_THAT(books->Close(absl::Seconds(20)), IsOk());
+    for (const auto& references : references_) {
+      EXPECT_THAT(references->Close(absl::Seconds(20)), IsOk());
     }
     // An object is destroyed after its owner's table has given it up.
     EXPECT_TRUE(testing::Becomes([] { return live_counters == 0; }));
   }
   bool IsEmpty(int rank) const {
-    const References::Counts c = books_[rank]->counts();
+    const References::Counts c = references_[rank]->counts();
     return c.held == 0 && c.open_children == 0 && c.owned == 0 &&
            c.waiting == 0;
   }
@@ -108,7 +108,7 @@ class RRefTest : public ::testing::Test {
   }
 
   rpc::Ranks ranks_{3};
-  std::vector<std::shared_ptr<References>> books_;
+  std::vector<std::shared_ptr<References>> references_;
 };
 
 TEST_F(RRefTest, ObjectIsUsedAndEndsWithItsLastCopy) {
@@ -177,8 +177,8 @@ TEST_F(RRefTest, HolderKeepsTheObjectAfterItsMakerDroppedIt) {
   ASSERT_THAT(kept, SizeIs(1));
   EXPECT_EQ(Call(kept[0], &Counter::Add, 1).value(), 11);
   ASSERT_TRUE(
-      testing::Becomes([&] { return books_[0]->Holdings().size() == 1; }));
-  EXPECT_EQ(books_[0]->Holdings()[0].holder, "w2");
+      testing::Becomes([&] { return references_[0]->Holdings().size() == 1; }));
+  EXPECT_EQ(references_[0]->Holdings()[0].holder, "w2");
 }
 
 TEST_F(RRefTest, ContainersCarrySeveralAndEmptyReferences) {
@@ -211,7 +211,7 @@ TEST_F(RRefTest, HoldersEndReleasesItsReferences) {
     ASSERT_THAT(rpc::Call(ranks_[1].To("w2"), KeepIt, ref), IsOk());
   }
   ASSERT_TRUE(
-      testing::Becomes([&] { return books_[0]->Holdings().size() == 1; }));
+      testing::Becomes([&] { return references_[0]->Holdings().size() == 1; }));
   EXPECT_EQ(live_counters, 1);
   ranks_[0].PeerGone({2, 1}, "killed");
   EXPECT_TRUE(testing::Becomes([] { return live_counters == 0; }));
@@ -258,7 +258,7 @@ TEST(References, AgentWithoutReferencesNamesTheMissingCall) {
       StatusIs(absl::StatusCode::kFailedPrecondition, "References::Open"));
 }
 
-TEST(References, PeerWithoutBooksRefusesTheReference) {
+TEST(References, PeerWithoutReferencesRefusesTheReference) {
   rpc::Ranks ranks(3);
   auto zero = References::Open(ranks[0]).value();
   auto one = References::Open(ranks[1]).value();
@@ -319,8 +319,8 @@ TEST(References, QuotaOfAHolderNamesIt) {
                 StatusIs(absl::StatusCode::kResourceExhausted, "limit 2"));
   }
   kept.clear();
-  for (const auto& books : {one, two, zero}) {
-    EXPECT_THAT(books->Close(absl::Seconds(20)), IsOk());
+  for (const auto& references : {one, two, zero}) {
+    EXPECT_THAT(references->Close(absl::Seconds(20)), IsOk());
   }
 }
 

@@ -56,7 +56,7 @@ inline std::atomic<int> live{0};
 inline std::atomic<int> waiting{0};
 inline std::atomic<bool> may_go_on{false};
 
-// Until the test says so.
+// Waits until the test says so.
 inline void WaitHere() {
   ++waiting;
   EXPECT_TRUE(::weft::testing::Becomes([] { return may_go_on.load(); }));
@@ -150,7 +150,7 @@ class Scenario : public ::testing::Test {
   Scenario() {
     may_go_on = false;
     for (int i = 0; i < 4; ++i) {
-      books_.push_back(References::Open(ranks_[i]).value());
+      references_.push_back(References::Open(ranks_[i]).value());
     }
   }
   ~Scenario() override {
@@ -158,14 +158,14 @@ class Scenario : public ::testing::Test {
     for (int i = 0; i < 4; ++i) {
       EXPECT_TRUE(::weft::testing::Becomes([&] { return IsEmpty(i); }))
           << "w" << i << " still has: "
-          << ::testing::PrintToString(books_[i]->ExplainLeaks());
+          << ::testing::PrintToString(references_[i]->ExplainLeaks());
     }
     EXPECT_TRUE(::weft::testing::Becomes([] { return live == 0; })) << live;
-    for (const auto& books : books_)
-      EXPECT_THAT(books->Close(kLong), ::weft::testing::IsOk());
+    for (const auto& references : references_)
+      EXPECT_THAT(references->Close(kLong), ::weft::testing::IsOk());
   }
   bool IsEmpty(int rank) const {
-    const References::Counts c = books_[rank]->counts();
+    const References::Counts c = references_[rank]->counts();
     return c.held == 0 && c.open_children == 0 && c.owned == 0 &&
            c.waiting == 0 && c.creating == 0 &&
            ranks_.size_of_objects(rank) == 0;
@@ -178,7 +178,7 @@ class Scenario : public ::testing::Test {
   }
   // The counts of the owner once nobody moves.
   int64_t Holders(int owner) const {
-    return static_cast<int64_t>(books_[owner]->Holdings().size());
+    return static_cast<int64_t>(references_[owner]->Holdings().size());
   }
 
   class CountedRanks : public rpc::Ranks {
@@ -189,7 +189,7 @@ class Scenario : public ::testing::Test {
     }
   };
   CountedRanks ranks_{4};
-  std::vector<std::shared_ptr<References>> books_;
+  std::vector<std::shared_ptr<References>> references_;
 };
 
 }  // namespace weft::rref

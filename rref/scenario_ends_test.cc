@@ -78,7 +78,8 @@ TEST_F(Scenario, AH_CloseWithLiveHandlesOnAll) {
       cells.push_back(MakeAt(owner, creator));
     }
   }
-  for (const auto& books : books_) EXPECT_THAT(books->Close(kLong), IsOk());
+  for (const auto& references : references_)
+    EXPECT_THAT(references->Close(kLong), IsOk());
   EXPECT_EQ(live, 0);
   for (const RRef<Cell>& cell : cells) {
     EXPECT_THAT(Call(cell, &Cell::Add, 1).status(),
@@ -93,7 +94,7 @@ TEST_F(Scenario, AI_CloseWhileAWorkerIsDead) {
     ranks_[worker].PeerGone(ranks_[kB].key(), "killed");
     ranks_[kB].PeerGone(ranks_[worker].key(), "killed");
   }
-  EXPECT_THAT(books_[kA]->Close(kLong), IsOk());
+  EXPECT_THAT(references_[kA]->Close(kLong), IsOk());
 }
 
 TEST_F(Scenario, AJ_CycleOfReferencesEndsWithClose) {
@@ -104,12 +105,12 @@ TEST_F(Scenario, AJ_CycleOfReferencesEndsWithClose) {
     ASSERT_THAT(Call(b, &Cell::Put, a), IsOk());
   }
   // Not collected: each is held by the other.
-  EXPECT_TRUE(Becomes([&] { return books_[kA]->counts().held == 0; }));
+  EXPECT_TRUE(Becomes([&] { return references_[kA]->counts().held == 0; }));
   EXPECT_EQ(live, 2);
-  EXPECT_THAT(::testing::PrintToString(books_[kO]->ExplainLeaks()),
+  EXPECT_THAT(::testing::PrintToString(references_[kO]->ExplainLeaks()),
               HasSubstr("w2"));
-  EXPECT_THAT(books_[kO]->Close(kLong), IsOk());
-  EXPECT_THAT(books_[kB]->Close(kLong), IsOk());
+  EXPECT_THAT(references_[kO]->Close(kLong), IsOk());
+  EXPECT_THAT(references_[kB]->Close(kLong), IsOk());
 }
 
 TEST_F(Scenario, AM_FetchOfAValueThatIsNeverReady) {
@@ -154,19 +155,20 @@ TEST_F(Scenario, AO_OneThreadDropsWhileAnotherPassesOn) {
 // Messages with a token of the test's making.
 class Forger {
  public:
-  explicit Forger(const std::shared_ptr<References>& books) : books_(books) {}
+  explicit Forger(const std::shared_ptr<References>& references)
+      : references_(references) {}
   absl::Status Register(const rpc::Worker& from, const Token& token) const {
-    return books_->ServeRegister(from, token).Wait(kLong);
+    return references_->ServeRegister(from, token).Wait(kLong);
   }
 
  private:
-  const std::shared_ptr<References> books_;
+  const std::shared_ptr<References> references_;
 };
 
 TEST_F(Scenario, ForgedAndRepeatedForksAreRefused) {
   const RRef<Cell> cell = MakeAt(kO, kA);
   ASSERT_THAT(cell.Confirmed().Wait(kLong), IsOk());
-  const Forger forger(books_[kO]);
+  const Forger forger(references_[kO]);
   const rpc::Worker b{"w2", ranks_[kB].key(), ""};
   Token token = cell.reference()->token();
   // A fork that exists.
@@ -177,7 +179,8 @@ TEST_F(Scenario, ForgedAndRepeatedForksAreRefused) {
   ++token.secret;
   EXPECT_THAT(forger.Register(b, token),
               StatusIs(absl::StatusCode::kPermissionDenied, "secret"));
-  // Of an object that was never made, and of one of an incarnation to come.
+  // A token for an object that was never made, and one for an object of a later
+  // incarnation.
   --token.secret;
   token.object.call += 1000;
   EXPECT_THAT(forger.Register(b, token),
@@ -236,7 +239,8 @@ TEST_F(Scenario, EmptyReferencesAreRefusedWhereverAnObjectIsWanted) {
     EXPECT_THAT(CallAsync(empty, &Cell::Add, 1).Wait(kLong).status(), refused);
     EXPECT_THAT(rpc::Call(From(kA, kB), Use, empty).status(),
                 StatusIs(absl::StatusCode::kInternal));
-    // Of what cannot return an error, the function that asked fails.
+    // WithTimeout and the like cannot return an error, so the function that
+    // called them fails.
     EXPECT_THAT(rpc::Call(From(kA, kB), NameOfOwner, empty).status(), refused);
     EXPECT_THAT(CatchToStatus([&] { (void)empty.WithTimeout(kLong); }),
                 refused);
@@ -265,7 +269,7 @@ TEST_F(Scenario, CallsByWithRetryRefuseReferences) {
   EXPECT_THAT(
       rpc::Call(From(kA, kB).WithRetry(rpc::RetryPolicy()), Use, cell).status(),
       StatusIs(absl::StatusCode::kFailedPrecondition, "WithRetry()"));
-  EXPECT_EQ(books_[kA]->counts().open_children, 0);
+  EXPECT_EQ(references_[kA]->counts().open_children, 0);
 }
 
 TEST(ScenarioSessions, AK_SecondAgentOfAProcessBeginsEmpty) {

@@ -52,7 +52,7 @@ TEST_F(Scenario, A_UserCreatesFetchesAndDrops) {
   ASSERT_THAT(number.status(), IsOk());
   EXPECT_THAT(Fetch(*number), IsOkAndHolds(42));
   // The owner serves it before its own account of the creation is done.
-  EXPECT_TRUE(Becomes([&] { return books_[kO]->counts().owned == 1; }));
+  EXPECT_TRUE(Becomes([&] { return references_[kO]->counts().owned == 1; }));
 }
 
 TEST_F(Scenario, B_WorkerCreatesOnItself) {
@@ -68,7 +68,7 @@ TEST_F(Scenario, C_OwnerPassesItsOwnAsArgument) {
   Future<int64_t> used = rpc::CallAsync(From(kO, kA), UseLate, cell);
   cell = RRef<Cell>();
   EXPECT_TRUE(Becomes([] { return waiting == 1; }));
-  EXPECT_EQ(books_[kO]->counts().owned, 1);
+  EXPECT_EQ(references_[kO]->counts().owned, 1);
   may_go_on = true;
   EXPECT_THAT(used.Wait(kLong), IsOkAndHolds(2));
 }
@@ -83,7 +83,8 @@ TEST_F(Scenario, D_OwnerReturnsItsOwn) {
 TEST_F(Scenario, E_UserPassesToTheOwner) {
   const RRef<Cell> cell = MakeAt(kO, kA);
   EXPECT_THAT(rpc::Call(From(kA, kO), IsMine, cell), IsOkAndHolds(true));
-  EXPECT_TRUE(Becomes([&] { return books_[kA]->counts().open_children == 0; }));
+  EXPECT_TRUE(
+      Becomes([&] { return references_[kA]->counts().open_children == 0; }));
 }
 
 TEST_F(Scenario, F_UserReturnsToTheOwner) {
@@ -166,7 +167,7 @@ TEST_F(Scenario, J_CreatorPassesOnBeforeTheObjectIsMade) {
     used.push_back(rpc::CallAsync(From(kA, to), FetchIt, *number));
   }
   number = absl::CancelledError("dropped");
-  EXPECT_TRUE(Becomes([&] { return books_[kO]->counts().waiting >= 2; }));
+  EXPECT_TRUE(Becomes([&] { return references_[kO]->counts().waiting >= 2; }));
   may_go_on = true;
   for (const Future<int64_t>& each : used) {
     EXPECT_THAT(each.Wait(kLong), IsOkAndHolds(42));
@@ -178,7 +179,7 @@ TEST_F(Scenario, J_ReferenceToAnObjectStillBeingMadeIsPassedOn) {
   ASSERT_THAT(number.status(), IsOk());
   Future<int64_t> used = rpc::CallAsync(From(kO, kB), FetchIt, *number);
   number = absl::CancelledError("dropped");
-  EXPECT_TRUE(Becomes([&] { return books_[kO]->counts().waiting == 1; }));
+  EXPECT_TRUE(Becomes([&] { return references_[kO]->counts().waiting == 1; }));
   may_go_on = true;
   EXPECT_THAT(used.Wait(kLong), IsOkAndHolds(42));
 }
@@ -189,7 +190,7 @@ TEST_F(Scenario, L_ReferenceIsDroppedBeforeItsObjectIsMade) {
     ASSERT_THAT(cell.status(), IsOk());
     EXPECT_TRUE(Becomes([] { return waiting == 1; }));
   }
-  EXPECT_EQ(books_[kA]->counts().held, 1);  // until its creation has ended
+  EXPECT_EQ(references_[kA]->counts().held, 1);  // until its creation has ended
   may_go_on = true;
 }
 
@@ -278,7 +279,7 @@ TEST_F(Scenario, P_DeleteTwiceIsRefused) {
   ASSERT_THAT(cell.Confirmed().Wait(kLong), IsOk());
   const Token& token = cell.reference()->token();
   const rpc::Worker stranger{"w2", ranks_[kB].key(), ""};
-  EXPECT_THAT(books_[kO]->ServeDelete(stranger, token.object, token.fork),
+  EXPECT_THAT(references_[kO]->ServeDelete(stranger, token.object, token.fork),
               StatusIs(absl::StatusCode::kPermissionDenied, "is not held by"));
   EXPECT_THAT(Call(cell, &Cell::Add, 1), IsOkAndHolds(11));
 }
@@ -309,8 +310,8 @@ TEST_F(Scenario, U_EncodingFailsAfterReferencesWereWritten) {
   EXPECT_THAT(
       rpc::Call(From(kA, kB), UseWithUnfit, cell, cell, Unfit{true}).status(),
       StatusIs(absl::StatusCode::kInvalidArgument, "is unfit"));
-  EXPECT_EQ(books_[kA]->counts().open_children, 0);
-  EXPECT_EQ(books_[kA]->counts().held, 1);
+  EXPECT_EQ(references_[kA]->counts().open_children, 0);
+  EXPECT_EQ(references_[kA]->counts().held, 1);
 }
 
 TEST_F(Scenario, V_DecodingFailsAfterReferencesWereTaken) {
@@ -318,14 +319,14 @@ TEST_F(Scenario, V_DecodingFailsAfterReferencesWereTaken) {
   EXPECT_THAT(
       rpc::Call(From(kA, kB), UseWithUnfit, cell, cell, Unfit{}).status(),
       StatusIs(absl::StatusCode::kInvalidArgument, "cannot be read"));
-  EXPECT_TRUE(Becomes([&] { return books_[kB]->counts().held == 0; }));
+  EXPECT_TRUE(Becomes([&] { return references_[kB]->counts().held == 0; }));
 }
 
 TEST_F(Scenario, W_SendFailsDefinitely) {
   const RRef<Cell> cell = MakeAt(kO, kA);
   EXPECT_THAT(rpc::Call(ranks_[kA].To("nobody"), Use, cell).status(),
               StatusIs(absl::StatusCode::kNotFound, "nobody"));
-  EXPECT_EQ(books_[kA]->counts().open_children, 0);
+  EXPECT_EQ(references_[kA]->counts().open_children, 0);
 }
 
 TEST_F(Scenario, X_OutcomeOfTheSendIsUnknown) {

@@ -85,13 +85,13 @@ void ForgetCells(rpc::CallContext& context) {
 }
 WEFT_RPC(ForgetCells);
 
-// Agents with References, and all incarnations' books.
+// Agents, and the References of all their incarnations.
 class World {
  public:
   World(uint64_t seed, const rpc::SimulatedAgents::Options& options)
       : workers_(options.workers), agents_(seed, options), random_(seed) {
     agents_.OnStart([this](int, rpc::Agent& agent) {
-      books_.push_back(References::Open(agent).value());
+      references_.push_back(References::Open(agent).value());
       agent.SetLocal(std::make_shared<Shelf>());
     });
   }
@@ -103,19 +103,20 @@ class World {
   // Open references of the live workers.
   std::string Open() const {
     std::string open;
-    for (const auto& books : books_) {
-      if (books->is_closed()) continue;
-      const References::Counts c = books->counts();
+    for (const auto& references : references_) {
+      if (references->is_closed()) continue;
+      const References::Counts c = references->counts();
       if (c.held + c.open_children + c.owned + c.waiting + c.creating == 0) {
         continue;
       }
-      absl::StrAppend(&open, books->name(), " ", books->key().ToString(), ": ",
-                      absl::StrJoin(books->ExplainLeaks(), "; "), "\n");
+      absl::StrAppend(&open, references->name(), " ",
+                      references->key().ToString(), ": ",
+                      absl::StrJoin(references->ExplainLeaks(), "; "), "\n");
     }
     return open;
   }
 
-  // Makes all workers forget, and waits until all books are empty.
+  // Makes all workers forget, and waits until no references are left.
   absl::Status AwaitEmpty(int by) {
     for (int i = 0; i < 600; ++i) {
       for (int worker = 0; worker < workers_; ++worker) {
@@ -132,7 +133,7 @@ class World {
 
  private:
   const int workers_;
-  std::vector<std::shared_ptr<References>> books_;
+  std::vector<std::shared_ptr<References>> references_;
   rpc::SimulatedAgents agents_;
   std::mt19937_64 random_;
 };

@@ -60,7 +60,7 @@ class BatonScheduler final : private Driver, private Executor {
   // Lets others go first, if the seed says so. The clock does not move while
   // somebody yields: to poll, sleep. Not in an event.
   void Yield();
-  // Not in an event.
+  // Not to be called in an event.
   void SleepFor(absl::Duration duration);
 
   int64_t deadlocks() const { return deadlocks_; }

@@ -36,7 +36,7 @@ class SimNode {
                          const Bytes& message) = 0;
   // The connection with `peer` broke; what was under way is lost.
   virtual void OnReset(const std::string& /*peer*/) {}
-  // It is dead from now until OnStart: the network drops what it sends.
+  // The node is dead from now until OnStart: the network drops what it sends.
   virtual void OnCrash() {}
 };
 

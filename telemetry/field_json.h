@@ -16,7 +16,7 @@ nlohmann::ordered_json ToJson(const Field::Value& value);
 // An object in the order of `fields`; of two with one key the later stays.
 nlohmann::ordered_json ToJson(const Fields& fields);
 
-// On one line; bytes that are not UTF-8 become U+FFFD.
+// `json` on one line; bytes that are not UTF-8 become U+FFFD.
 std::string DumpLine(const nlohmann::ordered_json& json);
 
 }  // namespace weft::telemetry

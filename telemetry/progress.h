@@ -75,7 +75,7 @@ class Progress {
   std::string JsonLine() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Units per second; 0 while there are too few updates.
   double Rate() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Until `total`; negative if unknown.
+  // The time until `total` is reached; negative if unknown.
   absl::Duration Remaining() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Options options_;

@@ -57,7 +57,8 @@ class Span {
  private:
   friend class Spans;
 
-  // As one is made while spans are disabled, which is each call's.
+  // Whether it was made while spans are disabled; then every call makes such a
+  // span.
   bool is_unused() const { return owner_ == nullptr && !context_.is_valid(); }
   void MoveFrom(Span&& other) noexcept;
   void Finish();

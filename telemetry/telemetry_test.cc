@@ -263,7 +263,7 @@ TEST(Spans, ProcessesOfSeveralRanksAreApart) {
   EXPECT_NE(TraceOf(one)[0]["pid"], TraceOf(other)[0]["pid"]);
 }
 
-TEST(Spans, TheOldestGiveWay) {
+TEST(Spans, TheOldestAreDropped) {
   FakeClock clock;
   Spans::Options options = Tracing(clock);
   options.capacity = 3;

@@ -38,7 +38,7 @@ absl::StatusOr<Tensor> DecodeTensor(const tensor::v1::TensorHeader& header,
                                     const Slices& elements);
 absl::StatusOr<Tensor> DecodeTensor(const tensor::v1::Tensor& message);
 
-// In one message, with a copy.
+// The tensor in one message, with a copy of its elements.
 tensor::v1::Tensor EncodeTensor(const Tensor& tensor);
 
 }  // namespace weft

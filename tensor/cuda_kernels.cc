@@ -30,7 +30,7 @@ struct Kernel {
   LibraryCall call = nullptr;
 };
 
-// By name.
+// Sorted by name.
 constexpr Kernel kKernels[] = {
     {"Abs", &LaunchUnary<Abs>},
     {"Add", &LaunchBinary<OfTwo<AddOp>>},

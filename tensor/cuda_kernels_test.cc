@@ -29,7 +29,7 @@ TEST(CudaKernels, NamesTheOperationThatHasNone) {
 }
 
 TEST(CudaKernels, NamesTheOperationWhoseTensorsHaveNone) {
-  // Of bytes there is none, in any build.
+  // No build has CUDA kernels for bytes.
   const Tensor bytes = Tensor::Zeros({2, 3}, DType::kU8);
   EXPECT_THAT(Lacking("Add", {bytes, bytes, bytes}), HasSubstr("Add"));
   EXPECT_THAT(Lacking("adamw", std::vector<Tensor>(9, Tensor::Zeros({2}))),

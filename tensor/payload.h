@@ -29,11 +29,12 @@ class Payload {
  public:
   Payload() = default;  // f32 [0].
 
-  // Without a copy if `tensor` is on the CPU, contiguous and the only handle on
-  // storage that is its own; else a Snapshot.
+  // Takes the tensor's memory without a copy if `tensor` is on the CPU,
+  // contiguous and the only handle on storage that is its own; else a Snapshot.
   static Payload FreezeByMove(Tensor tensor);
   static Payload Snapshot(const Tensor& tensor);
-  // Without a copy if `tensor` is on the CPU and contiguous; else a Snapshot.
+  // Shares the tensor's memory without a copy if `tensor` is on the CPU and
+  // contiguous; else a Snapshot.
   static Payload Borrow(const Tensor& tensor);
 
   DType dtype() const { return dtype_; }
@@ -51,7 +52,7 @@ class Payload {
   Shape shape_ = {0};
   Bytes elements_;
   IntrusivePtr<Storage> borrowed_;  // Null: nobody can write.
-  uint64_t version_ = 0;            // Of borrowed_, when it was borrowed.
+  uint64_t version_ = 0;            // borrowed_'s when it was borrowed.
 };
 
 }  // namespace weft

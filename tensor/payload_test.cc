@@ -32,7 +32,7 @@ TEST(Payload, OfNothingIsAnEmptyF32) {
   EXPECT_THAT(payload.Elements().status(), IsOk());
 }
 
-// Of a large storage only the part that the tensor names travels.
+// Only the part of a large storage that the tensor names travels.
 TEST(Payload, OfAPartHoldsThatPart) {
   const Tensor x = Tensor::Arange(100);
   EXPECT_EQ(Numbers(Payload::Borrow(x.Slice(0, 40, 43))),

@@ -30,8 +30,8 @@ class Generator;
 class GeneratorObserver {
  public:
   virtual ~GeneratorObserver() = default;
-  // Before a number is drawn from `generator`, or another place sought in it or
-  // assigned to it.
+  // Called before a number is drawn from `generator`, or its position or value
+  // is changed.
   virtual void OnDraw(Generator& generator) = 0;
   // `generator` ends.
   virtual void OnEnd(const Generator& generator) = 0;
@@ -95,7 +95,7 @@ class Generator {
   uint64_t seed_;
   uint64_t stream_;
   uint64_t position_ = 0;
-  uint64_t block_index_ = ~uint64_t{0};  // Of block_; none yet.
+  uint64_t block_index_ = ~uint64_t{0};  // block_'s; none yet.
   std::array<uint32_t, 4> block_{};
 };
 

@@ -331,7 +331,8 @@ TEST(Bernoulli, IsCertainAtItsEnds) {
 TEST(NextBelow, CoversRangesNear64Bits) {
   Generator generator(12);
   const uint64_t half = uint64_t{1} << 63;
-  // Of [0, 2^63 + 1): without drawing again, small numbers came twice as often.
+  // Numbers in [0, 2^63 + 1): without drawing again, small ones would come
+  // twice as often.
   int small = 0;
   for (int i = 0; i < 10000; ++i) {
     const uint64_t x = generator.NextBelow(half + 1);

@@ -55,19 +55,20 @@ class Storage : public RefCounted<Storage> {
   static IntrusivePtr<Storage> Allocate(int64_t bytes,
                                         Device device = Device::Cpu());
 
-  // Memory of someone else, which `owner` keeps alive. May be written to. Of a
-  // device, `owner` keeps it until the work that uses it has run.
+  // Memory of someone else, which `owner` keeps alive. May be written to. For
+  // memory of a device, `owner` must keep it until the work that uses it has
+  // run.
   static IntrusivePtr<Storage> Wrap(void* memory, int64_t bytes,
                                     std::shared_ptr<const void> owner,
                                     Device device = Device::Cpu());
 
   ~Storage();
 
-  // Of a device, an address that the host must not touch.
+  // On a device this is an address that the host must not touch.
   char* memory() const { return memory_; }
   int64_t bytes() const { return bytes_; }
   Device device() const { return device_; }
-  // Its block of a device; null if it is of the CPU or wrapped.
+  // The block of device memory; null if it is on the CPU or wrapped.
   device::Block* block() const { return block_.get(); }
   bool is_wrapped() const { return owner_ != nullptr; }
   // Whether Allocate made it: nobody else knows the memory.
@@ -83,15 +84,16 @@ class Storage : public RefCounted<Storage> {
   uint64_t version() const { return version_.load(std::memory_order_relaxed); }
   void BumpVersion() { version_.fetch_add(1, std::memory_order_relaxed); }
 
-  // From now on BeginUpdate disturbs nobody who holds a version. Until then
-  // Hold is free, and returns null.
+  // From now on whoever holds a version keeps its elements in spite of a
+  // BeginUpdate. Without this Hold costs nothing, and returns null.
   void KeepVersions();
   // The elements as they are, and their number in `version`.
   IntrusivePtr<HeldVersion> Hold(uint64_t* version) const;
-  // In place of BumpVersion, before an update in place of what graphs may have
-  // saved, such as weights: who holds the version gets a copy of the bytes,
-  // which is made if anybody does. Throws as Allocate, with nothing changed. A
-  // reader at the very time of the update may see a part of it.
+  // To be called in place of BumpVersion before elements that graphs may have
+  // saved, such as weights, are updated in place: those who hold the version
+  // get a copy of the bytes, which is made if anybody does. Throws as Allocate,
+  // with nothing changed. A reader at the very time of the update may see a
+  // part of it.
   void BeginUpdate();
 
  private:

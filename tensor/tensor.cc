@@ -129,8 +129,8 @@ bool ViewStrides(const Tensor& tensor, const Shape& shape, Shape* strides) {
   const Shape& old_shape = tensor.shape();
   const Shape& old_strides = tensor.strides();
   int64_t next = static_cast<int64_t>(shape.size()) - 1;
-  int64_t old_elements = 1;  // Of the current run of old dimensions.
-  int64_t new_elements = 1;  // Of it, what new dimensions cover.
+  int64_t old_elements = 1;  // In the current run of old dimensions.
+  int64_t new_elements = 1;  // How many of them new dimensions cover.
   int64_t run_stride = old_strides.empty() ? 1 : old_strides.back();
   for (int64_t d = static_cast<int64_t>(old_shape.size()) - 1; d >= 0; --d) {
     old_elements *= old_shape[d];

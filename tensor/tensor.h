@@ -19,8 +19,8 @@
 // assignment and destruction throws FAILED_PRECONDITION.
 //
 // Thread-safety: as for std::shared_ptr; elements: many readers or one writer.
-// Of a device, those on one stream are in order; between two streams the caller
-// orders them by events.
+// On a device, work on one stream is in order; between two streams the caller
+// orders it by events.
 
 #ifndef WEFT_TENSOR_TENSOR_H_
 #define WEFT_TENSOR_TENSOR_H_
@@ -129,7 +129,7 @@ class Tensor {
     CheckOnHost(dtype());
     return body_->memory;
   }
-  // As raw(), of any device: an address that the host may not be able to touch.
+  // As raw(), on any device: the host may not be able to touch the address.
   void* address() const { return body().memory; }
 
   // The elements, which must be contiguous and on the CPU.

@@ -32,14 +32,15 @@ class AdoptedShards {
   // `load` opens a shard. `worker` and `running` must outlive it.
   AdoptedShards(worker::Worker& worker, const RunningJob& running, Load load);
 
-  // No shard has given its part to the round that begins.
+  // A round begins, to which no shard has given its part yet.
   void BeginRound();
-  // Each is taken up again at the place of its next batch.
+  // Forgets all loaders: a shard is opened again at the place of its next
+  // batch.
   void Clear() { shards_.clear(); }
 
-  // Has `give` take the batch of each shard that is this trainer's to serve
-  // now, and has not given its part to this round; of one that comes to it, the
-  // batch at `place`. What `give` returns, if it is an error, is returned.
+  // Calls `give` with the batch of each shard that this trainer is to serve now
+  // and that has not given its part to this round; for a shard that is new to
+  // it, the batch at `place`. Returns the first error of `give`.
   absl::Status Serve(
       const input::ShardedSampler::State& place,
       absl::FunctionRef<absl::Status(int shard, const input::Example& batch)>

@@ -536,7 +536,7 @@ absl::Status DataParallelTraining::Save(bool is_last) {
 
 absl::Status DataParallelTraining::SaveOnce(std::optional<double> score,
                                             bool is_last) {
-  // It would push a good one out.
+  // A checkpoint that is not finite would push a good one out.
   WEFT_RETURN_IF_ERROR(CheckFinite(*parts_.model));
   WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
   WEFT_RETURN_IF_ERROR(CheckRun(*directory, run_));

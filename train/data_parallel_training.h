@@ -31,8 +31,8 @@
 // fails on the others with the reason. Not so where ranks may come and go
 // (CreateElastic): the others take over the virtual shards of a rank that has
 // died, repeat the step that was under way, and end with the bits of a run that
-// nobody touched. Who comes later gets model, optimizer and place from the
-// others.
+// nobody touched. A rank that comes later gets model, optimizer and place from
+// the others.
 //
 // Thread-safety: one thread at a time.
 
@@ -83,17 +83,18 @@ class DataParallelTraining {
     // Loads this rank's shard: its ShardedSampler has group.rank() of
     // group.size(). Null with virtual_shards.
     input::DataLoader* loader = nullptr;
-    // From which the steps draw (Dropout): each rank its own. A resumed
-    // training goes on at the position at which that of rank 0 was, which is
-    // that of every rank if all have drawn as many numbers. With virtual_shards
-    // each pass draws from a generator that depends on the seed and stream of
-    // rank 0's, the step and the shard. Null: none.
+    // The generator from which the steps draw (Dropout); each rank has its own.
+    // When a training is resumed, each rank's goes on at the position that rank
+    // 0's had, which is right for all if all have drawn as many numbers. With
+    // virtual_shards each pass draws from a generator that depends on the seed
+    // and stream of rank 0's, the step and the shard. Null: none.
     Generator* generator = nullptr;
-    // 0: the ranks share the data. Else a power of two, at least as many as
-    // there are ranks, and part of the settings that a checkpoint fixes.
+    // The number of virtual shards: a power of two, at least the number of
+    // ranks, and part of the settings that a checkpoint fixes. 0: there are
+    // none, and the ranks share the data.
     int virtual_shards = 0;
-    // Only with virtual_shards: a loader of a ShardedSampler of `shard` of
-    // `shards`, which differs in nothing else.
+    // Only with virtual_shards: makes the loader of one shard. Its
+    // ShardedSampler has `shard` of `shards`; otherwise the loaders are alike.
     std::function<absl::StatusOr<std::unique_ptr<input::DataLoader>>(
         int shard, int shards)>
         make_loader = nullptr;
@@ -114,11 +115,11 @@ class DataParallelTraining {
   // data is a virtual shard, and round n (from 0) is the step after n steps.
   // train::StepTable makes these functions.
   struct Tables {
-    // Before the passes of a step, where tables have `rounds` rounds: what is
-    // pulled from now on is of that version.
+    // Called before the passes of a step. The tables have had `rounds` rounds,
+    // and what is pulled from now on must be of that version.
     std::function<absl::Status(int64_t rounds)> begin_round = nullptr;
-    // Begins to push what GivePart was given for `shard` in that round: the
-    // same bytes whoever of the ranks does so, once or again.
+    // Begins to push what GivePart was given for `shard` in that round. The
+    // bytes are the same whichever rank pushes them, and however often.
     std::function<absl::Status(int64_t round, int shard,
                                const std::string& part)>
         push = nullptr;
@@ -165,19 +166,19 @@ class DataParallelTraining {
       collectives::ProcessGroup& group, telemetry::Telemetry& telemetry,
       Parts parts, Options options);
 
-  // How the ranks of a training come together that may come and go.
+  // How ranks that may come and go form the groups of a training.
   struct Elastic {
     // Makes the group of those who are there now, at most as many as there are
-    // virtual shards. Called by every rank at the begin, when a rank was lost
-    // and when one is to be taken in; an error ends the training on this rank.
-    // worker::JoinGroup, in an elastic job.
+    // virtual shards. Called by every rank at the beginning, when a rank was
+    // lost, and when one is to be taken in. An error ends the training on this
+    // rank. In an elastic job this is worker::JoinGroup.
     std::function<absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>>()>
         join;
     // Begins to make the next group, of those who train and those who wait,
-    // while this one trains; returns at once. `join` gives it, once
-    // `has_joined_ahead` says that it would not wait, or where a rank was lost
-    // before, when it waits for it. Called by every rank, after the same step.
-    // Null: all stop until the group is made.
+    // while the present one trains; returns at once. `join` then returns that
+    // group. It is called once `has_joined_ahead` says that it would not wait;
+    // or at once if a rank is lost before, and then it waits. Called by every
+    // rank, after the same step. Null: all stop until the group is made.
     std::function<void()> join_ahead = nullptr;
     std::function<bool()> has_joined_ahead = nullptr;
     // Whether somebody waits to be taken in; asked by rank 0 between steps, at
@@ -185,12 +186,13 @@ class DataParallelTraining {
     // lost.
     std::function<bool()> has_newcomers = nullptr;
     absl::Duration ask_interval = absl::Milliseconds(200);
-    // It is not asked where there are so many.
+    // has_newcomers is not asked once there are so many ranks.
     int max_ranks = ddp::kMostVirtualShards;
-    // What the job remembers, whoever of its ranks dies: whether they have
-    // trained; with `begins` they have from now on. Checkpoints that are there
-    // are then this job's own, and those who begin go on from them. Asked by
-    // one of them. Null: nobody remembers, and Options::resume alone counts.
+    // Whether ranks of this job have trained before. The job must remember it
+    // whichever of them dies; with `begins` it is true from now on. If it is
+    // true, checkpoints in the directory are this job's own, and ranks that
+    // begin go on from them. Called by one of the ranks. Null: the job does not
+    // remember, and Options::resume alone counts.
     std::function<absl::StatusOr<bool>(bool begins)> has_trained = nullptr;
     // Whether this rank is to leave the others; asked after each step. Once
     // true, and `leave_after` later, it leaves with a checkpoint, and the
@@ -201,15 +203,16 @@ class DataParallelTraining {
   };
 
   // The same for ranks that may die and come while it trains. Needs
-  // Parts::virtual_shards; checkpoints are written by who is rank 0, so all
-  // must see the directory. Where nobody trains yet, Options::resume of any of
-  // them counts; without it checkpoints that are there are an error
-  // (kFailedPrecondition, with ExitCode kConfig). What a step has done is kept
-  // if one rank is left that has taken it; else the others repeat it, with the
-  // same samples. A rank that has just come ends with kInvalidArgument where
-  // its model, settings or shards are not those of the others, who go on
-  // without it; with kDataLoss where it does not have the bits of the state
-  // that it was given. Other errors as Create, and those of `join`.
+  // Parts::virtual_shards. Rank 0 writes the checkpoints, and that may be
+  // another one later, so all must see the directory. If nobody trains yet, the
+  // ranks resume if any of them has Options::resume; if none has, a checkpoint
+  // in the directory is an error (kFailedPrecondition, with ExitCode kConfig).
+  // What a step has done is kept if one rank is left that has taken it; else
+  // the others repeat it, with the same samples. A rank that has just come ends
+  // with kInvalidArgument where its model, settings or shards are not those of
+  // the others, who go on without it; with kDataLoss where it does not have the
+  // bits of the state that it was given. Other errors as Create, and those of
+  // `join`.
   static absl::StatusOr<std::unique_ptr<DataParallelTraining>> CreateElastic(
       Elastic elastic, telemetry::Telemetry& telemetry, Parts parts,
       Options options);
@@ -236,37 +239,37 @@ class DataParallelTraining {
   // virtual shards one for each own shard.
   absl::Status Step(const Variable& loss);
 
-  // Its parts, for what belongs between them: clipped gradients, or several
-  // passes for a step (all but the last in a ddp::NoSyncScope).
+  // The two parts of Step(loss), for a program that does something between
+  // them: clips gradients, or runs several passes for a step (all but the last
+  // in a ddp::NoSyncScope).
   //
   // Adds the gradients of `loss`, one real number, and averages them
   // over the ranks. What the pass throws becomes its status.
   absl::Status Backward(const Variable& loss);
-  // With tables: what the pass of the batch that Next has given pushes to them,
-  // between its Next and its Step; without it, an empty part. All ranks get it
-  // before the step is taken, so that any of them can push it.
-  // kFailedPrecondition without tables.
+  // With tables: gives what the pass of the present batch pushes to them. To be
+  // called between the batch's Next and its Step; without a call the part is
+  // empty. All ranks get it before the step is taken, so that any of them can
+  // push it. kFailedPrecondition without tables.
   absl::Status GivePart(std::string part);
   // Tells all ranks the mean of the losses since the step before, updates the
   // parameters and makes their gradients undefined. OK also if a rank was lost
   // meanwhile and ranks may go: then Next gives batches of that step again.
-  // kOutOfRange, with
-  // ExitCode kDiverged and on every rank, if that is not finite, unless
-  // Options::allow_non_finite. kFailedPrecondition without a Backward before.
-  // What a function of Options throws becomes its status.
+  // kOutOfRange, with ExitCode kDiverged and on every rank, if the mean loss is
+  // not finite, unless Options::allow_non_finite. kFailedPrecondition without a
+  // Backward before. What a function of Options throws becomes its status.
   absl::Status Step();
 
   // After the last step: checks that all ranks hold the same bits (kDataLoss),
   // and computes the score. Called by all ranks.
   absl::StatusOr<Result> Finish();
 
-  // From 0; of the next batch.
+  // The epoch of the next batch, from 0.
   int64_t epoch() const { return commit_.position().epoch; }
-  // Since the training began, in earlier runs too.
+  // Steps since the training began, earlier runs included.
   int64_t steps() const { return commit_.position().steps; }
-  // The mean over all ranks in the last step; 0 before.
+  // The mean loss over all ranks in the last step; 0 before the first.
   double mean_loss() const { return mean_loss_; }
-  // Without virtual shards.
+  // Only without virtual shards.
   ddp::DistributedDataParallel& ddp() { return *ddp_; }
   // The ranks now; in an elastic training valid until the next call.
   collectives::ProcessGroup& group() { return *group_; }
@@ -298,7 +301,7 @@ class DataParallelTraining {
     std::vector<std::string> of_shard;
   };
 
-  // Of a state that this rank is being given: what its bits are to be.
+  // A state that this rank is being given: the hashes that it is to have.
   struct ReceivedState {
     int64_t steps = 0;  // that it has taken
     std::vector<uint64_t> hashes;
@@ -337,7 +340,8 @@ class DataParallelTraining {
   bool has_tables() const { return tables_.push != nullptr; }
   // All ranks get the parts of all shards.
   absl::Status GatherParts();
-  // Those of the last step of `source`, for those who lack its state.
+  // Gives the parts of the last step of `source` to the ranks that lack its
+  // state.
   absl::Status ShareParts(int source);
   absl::Status AwaitStable();
   absl::StatusOr<std::string> SaveWithTables(
@@ -356,7 +360,7 @@ class DataParallelTraining {
   absl::Status CheckNoFormerRun();
   TrainingPlace Place() const;
   std::string Description() const;
-  // In which line the descriptions of two ranks differ.
+  // The line in which the descriptions of this rank and of `source` differ.
   absl::StatusOr<std::string> DifferenceFrom(int source);
   absl::Status TakeData(const input::ShardedSampler::State& data, int root);
   // Gives the state of those who have gone as far as `source` to the others
@@ -408,11 +412,11 @@ class DataParallelTraining {
   absl::Status SaveOnce(std::optional<double> score, bool is_last);
   absl::StatusOr<double> Score();
   bool is_first() const { return group_->rank() == 0; }
-  // Of all epochs: there is nothing left that could be stopped.
+  // The last step of all epochs: there is nothing left that could be stopped.
   bool is_last_step() const {
     return epoch() + 1 >= options_.epochs && loader().remaining() == 0;
   }
-  // All own ones are at the same place between two steps.
+  // One of the own loaders: between two steps all are at the same place.
   input::DataLoader& loader() const { return *loaders_[0]; }
   bool was_stopped() const { return commit_.position().was_stopped; }
   bool has_left() const { return commit_.phase() == StepCommit::Phase::kLeft; }

@@ -17,7 +17,7 @@
 namespace weft::train {
 namespace {
 
-// Of the messages of the hand-over.
+// The first tag of the messages of the hand-over.
 constexpr uint64_t kStateTag = 0x57656674'53746174;
 
 }  // namespace
@@ -83,7 +83,7 @@ class DataParallelTraining::Handover {
     return parts_.Differing(received->hashes);
   }
 
-  // Of each rank, what it lacks.
+  // Tells the others what this rank lacks. Returns what each rank lacks.
   absl::StatusOr<std::vector<std::vector<int>>> Tell(
       const std::vector<int>& lacks) {
     WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> said,

@@ -87,7 +87,8 @@ TEST_F(ElasticTrainingTest, RankWhoseDeviceIsLostIsReplacedByTheOthers) {
 TEST_F(ElasticTrainingTest, DeathAtEachMessageLeavesTheBits) {
   Person person;
   person.epochs = 1;
-  // Of all: rank 0 may die before it has given the others its own.
+  // All ranks begin with the same weights: rank 0 may die before it has given
+  // the others its own.
   person.seed = 1;
   const Outcome whole = TrainAll({person})[0];
   ASSERT_THAT(whole.status, IsOk());
@@ -276,7 +277,7 @@ TEST_F(ElasticTrainingTest, CheckpointsGoOnWhereTheFirstRankDies) {
 
 // The only rank that has trained dies when others wait to take part: what it
 // has saved is the job's own, and none of them was told to resume.
-TEST_F(ElasticTrainingTest, ThoseWhoHaveNotBegunGoOnFromWhatTheJobHasSaved) {
+TEST_F(ElasticTrainingTest, RanksThatBeginGoOnFromWhatTheJobHasSaved) {
   Crowd crowd;
   crowd.Add(0);
   std::atomic<bool> has_trained{false};

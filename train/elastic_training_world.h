@@ -173,7 +173,7 @@ class Points : public input::Dataset {
 // Which samples count for which step, by the group that trained with them.
 class Ledger {
  public:
-  // Of a group and a step.
+  // The samples of one step of one group.
   struct Entry {
     std::multiset<int64_t> samples;
     bool is_taken = false;  // by one of its ranks at least
@@ -377,7 +377,7 @@ class ElasticTrainingTest : public ::testing::Test {
     int64_t width = 16;
     bool ties = false;  // Net
     int epochs = 3;
-    // Of its own first weights; 0: those of its id.
+    // The seed of its own first weights; 0: its id.
     uint64_t seed = 0;
     std::string checkpoint_dir;
     bool resume = true;
@@ -435,7 +435,7 @@ class ElasticTrainingTest : public ::testing::Test {
                                      : Device(person.devices->context(), 0);
   }
 
-  // Until its epochs are over, or it dies.
+  // Trains until its epochs are over, or until it dies.
   static absl::Status TrainSteps(Crowd& crowd, int id, const Person& person,
                                  Net& net, const BackgroundTask<Group>& next,
                                  DataParallelTraining& training) {
@@ -611,7 +611,8 @@ class ElasticTrainingTest : public ::testing::Test {
     return outcomes;
   }
 
-  // Of one that comes after four steps to two others, which go on without it.
+  // The status of a newcomer that comes after four steps to two others, which
+  // go on without it.
   absl::Status StatusOfNewcomer(const Person& other) {
     Crowd crowd;
     crowd.Add(0);

@@ -1,4 +1,4 @@
-// Whether what a training computes are numbers still.
+// Checks that what a training computes is still finite.
 
 #ifndef WEFT_TRAIN_FINITE_H_
 #define WEFT_TRAIN_FINITE_H_

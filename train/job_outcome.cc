@@ -27,7 +27,7 @@ constexpr absl::Duration kStoreTimeout = absl::Seconds(2);
 constexpr char kFinal[] = "final";
 constexpr char kPassing[] = "passing";
 
-// Of an elastic job.
+// The counter of an elastic job's trainers that have completed the training.
 constexpr char kCompleted[] = "outcome/completed";
 
 std::string TrainerName(int rank) { return absl::StrCat("trainer", rank); }

@@ -26,8 +26,8 @@ std::string FormatFailure(const absl::Status& failure);
 // kInternal if `text` is no such text.
 absl::Status ParseFailure(absl::string_view text);
 
-// Whether `status` says only that a peer is lost or a deadline has passed, as a
-// worker says that is not itself the cause.
+// Whether `status` says only that a peer is lost or a deadline has passed: the
+// error of a worker that is not itself the cause.
 bool IsOfPeer(const absl::Status& status);
 
 // Thread-safety: thread-safe.
@@ -41,15 +41,15 @@ class JobOutcome {
   // s at most; without a coordinator the report is lost.
   void Report(const absl::Status& why);
 
-  // Of an elastic job: this trainer has completed the training. The job
-  // remembers it: trainers that are gone do not come again.
+  // In an elastic job: this trainer has completed the training. The job
+  // remembers it: then trainers that are gone will not come back.
   void ReportCompleted();
   // How often trainers have said so, in earlier runs of the job as well;
   // nothing if the coordinator does not answer.
   std::optional<uint64_t> CountCompleted();
 
-  // `own`, unless that IsOfPeer and a trainer has reported what is not: then
-  // the report, which begins with the name of the trainer.
+  // `own`, unless it IsOfPeer and a trainer has reported an error that is not:
+  // then that report, which begins with the name of the trainer.
   absl::Status CauseOf(const absl::Status& own);
 
   // How a job ended whose trainers have all gone, as `view` has it. The first

@@ -25,9 +25,9 @@ inline constexpr char kBest[] = "best";
 struct Options {
   int epochs = 3;
   std::string checkpoint_dir;  // empty: nothing is saved
-  // From the newest checkpoint there, unless other trainers of the job are at
-  // work with parameter servers: then this one joins them where they are, with
-  // or without it.
+  // Goes on from the newest checkpoint there. But if other trainers of the job
+  // are already at work with parameter servers, this one joins them where they
+  // are, whether this is set or not.
   bool resume = false;
   int keep = 3;  // so many of the last checkpoints stay
   // Computes the score after each epoch; the checkpoint with the highest stays,
@@ -39,10 +39,10 @@ struct Options {
   // that is written while training goes on, beside those between two epochs.
   // One at a time; 0: never.
   absl::Duration snapshot_every;
-  // Of these, each so many-th holds all; those between hold what has changed of
-  // the tables since the checkpoint before them, and need it (a dense table of
-  // which all changes is whole in each). 1: all do. Those between two epochs
-  // always do.
+  // Every n-th of these checkpoints holds all of the tables. Those between hold
+  // only what has changed since the checkpoint before them, and need that one
+  // (a dense table that changes as a whole is whole in each). 1: all hold all.
+  // Checkpoints between two epochs always do.
   int full_snapshot_every = 1;
   // Goes on with a loss that is NaN or infinite, instead of ending with it.
   bool allow_non_finite = false;

@@ -54,10 +54,10 @@ class Job {
   // kInvalidArgument, with ExitCode kUsage, in an elastic job: see MakeElastic.
   absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
       const worker::JoinGroupOptions& options = {});
-  // Of an elastic job: how its trainers come together for
+  // In an elastic job: how its trainers come together for
   // DataParallelTraining::CreateElastic: as many as --workers says, and at most
   // `max`. Settings are compared there. This must outlive the training.
-  // `options` but for `elastic` and `cancel`.
+  // `elastic` and `cancel` of `options` are not used.
   DataParallelTraining::Elastic MakeElastic(
       int max, worker::JoinGroupOptions options = {});
   // Ends what the training has left of a group that was being made.
@@ -72,18 +72,18 @@ class Job {
   worker::Worker& worker_;
   const Options& options_;
   CancelSource end_join_;
-  // The one that is made while the training goes on.
+  // The group that is made while the training goes on.
   BackgroundTask<std::unique_ptr<collectives::ProcessGroup>> next_group_;
 };
 
 // Joins the job as a trainer, runs `train`, and leaves the job. From the start
 // on SIGTERM, SIGINT and SIGHUP ask the training to stop (stop_signal.h).
-// Returns with what the program is to end by ExitIfError: an error of `train`,
-// whose exceptions become one; EndedBySignal if its result was_stopped, by
-// SIGTERM where the signal came to another trainer; the error of another one,
-// where that is why this one failed; of the last save; or of `print`, which
-// runs after a training that ended in good order, once this worker has left.
-// The other workers learn how this one ended.
+// Returns the status with which the program is to end (ExitIfError): an error
+// of `train`, whose exceptions become one; EndedBySignal if its result
+// was_stopped, by SIGTERM where the signal came to another trainer; the error
+// of another one, where that is why this one failed; of the last save; or of
+// `print`, which runs after a training that ended in good order, once this
+// worker has left. The other workers learn how this one ended.
 //
 // Both options are resolved. kInvalidArgument, with ExitCode kUsage, if the
 // worker is no trainer. `train` must end what uses the worker, a group among

@@ -1,5 +1,5 @@
-// RunningJob: what the trainers of a job say of their training in its store, so
-// that one that comes back joins it where it is.
+// RunningJob: what the trainers of a job write about their training in its
+// store, so that a trainer that comes back can join it where it is.
 //
 //   trainers/training/<name>  the incarnation of a trainer that takes steps
 //   trainers/start            the round and the place in the data at which
@@ -46,7 +46,7 @@ class RunningJob {
   static std::string FormatStart(const Start& start);
   static absl::StatusOr<Start> ParseStart(absl::string_view text);
 
-  // Replaces it. Called before BeginTraining.
+  // Replaces the start. To be called before BeginTraining.
   absl::Status SetStart(const Start& start);
   // kInternal if it cannot be read.
   absl::StatusOr<Start> GetStart() const;

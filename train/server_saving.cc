@@ -20,7 +20,7 @@
 namespace weft::train {
 namespace {
 
-// In which servers must have written what they have frozen.
+// The time in which servers must have written what they have frozen.
 constexpr absl::Duration kWriteTimeout = absl::Minutes(10);
 
 }  // namespace
@@ -36,7 +36,7 @@ ServerTraining::OpenCheckpoints() const {
 absl::Status ServerTraining::Save() {
   if (options_.checkpoint_dir.empty()) return absl::OkStatus();
   if (auto saved = snapshot_.Take()) EndSnapshot(*saved);
-  // It would push a good one out.
+  // A checkpoint that is not finite would push a good one out.
   if (const absl::Status finite = CheckFinite(*task_.model); !finite.ok()) {
     return worker::WithExitCode(
         absl::Status(

@@ -65,23 +65,24 @@ class ServerTraining {
     uint64_t seed = 1;             // of the data's order
     bool is_sync = true;           // rounds that wait for all trainers
     optimizer::v1::RuleSpec rule;  // that the servers apply
-    // How gradients and parameters travel. What rounding has lost of gradients
-    // and a trainer has kept is lost with it: with KEEP a death changes bits.
+    // How gradients and parameters travel. With KEEP a trainer keeps what
+    // rounding has lost of its gradients; if it dies, that is lost, so a death
+    // changes bits.
     ps::v1::WireValues wire;
-    // Asynchronous: no trainer is more than so many steps, and one, ahead of
-    // the slowest (TableSpec.staleness). Absent: any number.
+    // Asynchronous: no trainer is more than staleness + 1 steps ahead of the
+    // slowest (TableSpec.staleness). Absent: any number.
     std::optional<int64_t> staleness;
     // Synchronous: a round closes with the gradients of so many trainers, 1 to
     // the number of trainers, or of all that live if they are fewer. 0: of all.
-    // With it what closes when depends on time, so no two trainings are alike,
-    // and nobody takes over the data of a trainer that died. One that comes
-    // late goes on where the others are.
+    // With a quorum the gradients that a round has depend on time, so no two
+    // trainings are alike, and nobody takes over the data of a trainer that
+    // died. One that comes late goes on where the others are.
     int quorum = 0;
     bool folds_late = false;  // a gradient that comes late counts in a later
                               // round (TableSpec.late)
     std::string table = "model";  // its name on the servers
-    // The mean loss of a batch, one element of f32; also of batches of other
-    // trainers that have died. It may throw.
+    // Computes the mean loss of a batch, one element of f32. It is also called
+    // for batches of other trainers that have died. It may throw.
     std::function<Variable(const input::Example& batch)> loss;
     // A measure of the model, higher is better, that the first trainer computes
     // after an epoch (Options::keep_best) and at the end. Null: there is none.
@@ -98,8 +99,8 @@ class ServerTraining {
   ServerTraining(const ServerTraining&) = delete;
   ServerTraining& operator=(const ServerTraining&) = delete;
 
-  // The whole training, once. What the loss, the score or a function of Options
-  // throws becomes its status.
+  // Runs the whole training; to be called once. What the loss, the score or a
+  // function of Options throws becomes its status.
   //   kInvalidArgument     the servers refuse the table or its rule
   //   kFailedPrecondition  trainers have other settings, or the checkpoint
   //                        has (ExitCode kConfig); or it has run before

@@ -11,7 +11,7 @@
 
 namespace weft::train {
 
-// AwaitStopSignals(), then Worker::Start. A signal that comes before all
+// Calls AwaitStopSignals(), then Worker::Start. A signal that comes before all
 // workers have joined ends it with worker::EndedBySignal, and leaves none of
 // the worker's sockets behind. Sets `options.cancel`.
 absl::StatusOr<std::unique_ptr<worker::Worker>> StartUnlessStopped(

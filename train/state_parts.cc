@@ -57,7 +57,7 @@ void StateParts::Cut() {
   }
 }
 
-// Of the pieces that are in none yet.
+// Makes a part of the pieces that are in none yet.
 void StateParts::AddPart(int64_t bytes) {
   const size_t first = parts_.empty() ? 0 : parts_.back().last;
   parts_.push_back({first, pieces_.size(), bytes});

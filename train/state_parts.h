@@ -33,16 +33,17 @@ class StateParts {
 
   int size() const { return static_cast<int>(parts_.size()); }
   size_t pieces() const { return pieces_.size(); }
-  // Of each part.
+  // The size of each part.
   std::vector<int64_t> bytes() const;
 
-  // What is sent of a part: the elements themselves, or a copy of small ones.
+  // The tensor to send for a part: the elements themselves, or a copy of small
+  // ones.
   Tensor Outgoing(int part) const;
-  // Where it is received; Place puts it where it belongs.
+  // The tensor into which a part is received; Place puts it where it belongs.
   Tensor Incoming(int part) const;
   void Place(int part, const Tensor& incoming) const;
 
-  // Of each piece, in the order of the parts.
+  // The hash of each piece, in the order of the parts.
   std::vector<uint64_t> Hashes() const;
   // The parts with a piece that has another hash, in rising order. REQUIRES: as
   // many as there are pieces.
@@ -53,7 +54,8 @@ class StateParts {
   // All parts: what a rank that has nothing yet lacks.
   std::vector<int> All() const;
 
-  // To the tensors of a device. Throws as Tensor::CopyFrom.
+  // Writes the state back to the tensors that are on a device. Throws as
+  // Tensor::CopyFrom.
   void WriteBack() const;
 
  private:
@@ -77,7 +79,7 @@ class StateParts {
   std::vector<Part> parts_;
 };
 
-// Hashes as they travel. ParseHashes: kInvalidArgument unless there are
+// Hashes as text, to be sent. ParseHashes: kInvalidArgument unless there are
 // `count`.
 std::string FormatHashes(const std::vector<uint64_t>& hashes);
 absl::StatusOr<std::vector<uint64_t>> ParseHashes(absl::string_view text,

@@ -27,7 +27,8 @@ void OnStop(int signal) {
 void AwaitStopSignals() {
   struct sigaction action = {};
   action.sa_handler = OnStop;
-  // On the stack that a thread may have for it: see tensor/ops/onednn.h.
+  // SA_ONSTACK: the handler runs on the stack that a thread may have for it,
+  // see tensor/ops/onednn.h.
   action.sa_flags = SA_RESTART | SA_ONSTACK;
   sigaction(SIGTERM, &action, nullptr);
   sigaction(SIGINT, &action, nullptr);
@@ -55,7 +56,7 @@ OnStopSignal::~OnStopSignal() {
   watcher_.join();
 }
 
-// It looks, for a handler may notify nobody.
+// Polls, since a signal handler may notify nobody.
 void OnStopSignal::Watch(const std::function<void()>& stop) {
   {
     MutexLock lock(mu_);

@@ -39,7 +39,7 @@ class OnStopSignal {
   std::thread watcher_;
 };
 
-// For the words of who was asked.
+// For the message of a program that was asked to stop.
 inline constexpr char kEndsAtOnce[] = "Ctrl-C again ends it at once";
 
 }  // namespace weft::train

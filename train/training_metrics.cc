@@ -45,7 +45,8 @@ double SecondsSince(Instant then, Instant now) {
   return std::max(0.0, absl::ToDoubleSeconds(now - then));
 }
 
-// Of several groups' operations, the one that began last.
+// Describes the operation under way. If several groups have one, the one that
+// began last.
 void DescribeOperation(const telemetry::FlightRecorder& recorder, Instant now,
                        telemetry::Fields* fields) {
   std::map<std::string, telemetry::FlightEntry> open;  // by group and verb

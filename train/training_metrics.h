@@ -70,8 +70,8 @@ class TrainingMetrics {
   TrainingMetrics(const TrainingMetrics&) = delete;
   TrainingMetrics& operator=(const TrainingMetrics&) = delete;
 
-  // One phase of the present step, until its end. Within another one it is that
-  // one's part, which goes on after it.
+  // One phase of the present step, until this object ends. A phase may contain
+  // another, after which it goes on.
   class Phase {
    public:
     // `owner` must outlive it.
@@ -111,7 +111,7 @@ class TrainingMetrics {
   Instant step_start_;
   telemetry::Span step_;
   absl::Duration waited_;  // in this step
-  // Sums over the steps, of which older ones count less and less.
+  // Sums over the steps, in which older steps count less and less.
   double recent_steps_ = 0;
   double recent_seconds_ = 0;
   double recent_waits_ = 0;

@@ -15,7 +15,7 @@
 namespace weft::worker {
 namespace {
 
-// Of those who are answered as it ends.
+// How long the server waits, as it ends, for its last answers to be sent.
 constexpr absl::Duration kAnswersTimeout = absl::Seconds(2);
 
 }  // namespace

@@ -18,7 +18,7 @@
 namespace weft::worker {
 namespace {
 
-// For whoever has an address to say who it is.
+// How long to wait for a program that has the address to say who it is.
 constexpr absl::Duration kWhoIsThere = absl::Seconds(4);
 
 // Null: what the coordinator decides is kept in memory.

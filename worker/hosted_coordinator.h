@@ -23,9 +23,10 @@ namespace weft::worker {
 // Thread-safety: thread-safe.
 class HostedCoordinator {
  public:
-  // With the journal that `options` name, served at `endpoint`, and announced
-  // where the workers look for it. The error has an exit code. What is given
-  // must outlive it, but for `endpoint`, which ends before.
+  // Hosts a coordinator with the journal that `options` name, serves it at
+  // `endpoint`, and announces it where the workers look for it. The error has
+  // an exit code. What is given must outlive it, but for `endpoint`, which ends
+  // before.
   static absl::StatusOr<std::unique_ptr<HostedCoordinator>> Create(
       const Options& options, rendezvous::TimerSource& timers, net::Loop& loop,
       net::Endpoint& endpoint, telemetry::Telemetry& telemetry);
@@ -39,15 +40,15 @@ class HostedCoordinator {
  private:
   HostedCoordinator() = default;
 
-  // It has threads of its own, as it waits for the disk and must not wait for
-  // handlers.
+  // The coordinator has threads of its own, as it waits for the disk and must
+  // not wait for handlers.
   std::unique_ptr<ThreadPool> executor_;
   std::unique_ptr<rendezvous::Coordinator> coordinator_;
   std::unique_ptr<rendezvous::RendezvousFile> file_;  // if it is found by one
 };
 
-// Which worker or job has the address at which this one was to host the
-// coordinator. Ok if nobody there says so.
+// Fails with the worker or job that has the address at which this one was to
+// host the coordinator. Ok if nobody answers there.
 absl::Status CheckNoCoordinator(const Options& options,
                                 rendezvous::TimerSource& timers,
                                 net::Loop& loop);
@@ -56,8 +57,8 @@ absl::Status CheckNoCoordinator(const Options& options,
 // kInvalidArgument: both are given; else what net::Credentials says.
 absl::StatusOr<net::Credentials> CredentialsFor(const Options& options);
 
-// To the coordinator of `options`, at its address or where it is found. Both
-// must outlive the link.
+// A link to the coordinator of `options`, at its address or where it is found.
+// Both must outlive the link.
 absl::StatusOr<std::unique_ptr<rendezvous::CoordinatorLink>> LinkToCoordinator(
     const Options& options, net::Loop& loop);
 

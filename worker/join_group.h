@@ -40,8 +40,8 @@
 
 namespace weft::worker {
 
-// Whom a group of an elastic job is of. The same on all workers that are to be
-// in it.
+// The members of a group in an elastic job. The same on all workers that are to
+// be in it.
 struct ElasticMembers {
   // View::Select: "role=trainer,zone=a". It must find this worker. Empty: all
   // of this worker's role.
@@ -55,16 +55,17 @@ struct ElasticMembers {
 };
 
 struct JoinGroupOptions {
-  // By which the members find each other: they are at one group of one name at
-  // a time. It may be used again, by the same or by other members, once
-  // JoinGroup has returned; a group that still lives is not touched by that.
+  // The name by which the members find each other: at one time only one group
+  // of a name can be made. The name may be used again, by the same or by other
+  // members, once JoinGroup has returned; a group that still lives is not
+  // touched by that.
   std::string name = "world";
   // The names of its members, this worker's among them, of any roles; the rank
   // of each is its place in this list, which is the same at all of them. Empty:
   // all workers of this worker's role, by rank; in an elastic job, those of
   // `elastic`.
   std::vector<std::string> members;
-  // Of an elastic job, without `members`.
+  // Used in an elastic job, where `members` is empty.
   ElasticMembers elastic;
   // How long to wait for the others; 0: Options::join_timeout.
   absl::Duration join_timeout;
@@ -75,8 +76,8 @@ struct JoinGroupOptions {
   absl::Duration timeout = absl::Minutes(5);
   // In place of the worker's Options::host_id.
   std::string host_id;
-  // Of an elastic job: ends the wait for the others, within half a second, with
-  // its reason. Those who have a group with this worker by then find it gone
+  // In an elastic job: ends the wait for the others, within half a second, with
+  // its reason. Workers that have a group with this one by then find it gone
   // once it leaves the job.
   CancelToken cancel;
 };
@@ -123,11 +124,11 @@ struct JoinGroupOptions {
 absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
     Worker& worker, const JoinGroupOptions& options = {});
 
-// Of an elastic job: who waits in JoinGroup, with this name and selector, for a
-// group that is to be made yet, by name. A member of a group asks it from time
-// to time, on one rank, and tells the others: if there are any, all call
-// JoinGroup again. kFailedPrecondition: the job is not elastic; and errors of
-// Membership::store().
+// In an elastic job: the names of the workers that wait in JoinGroup, with this
+// name and selector, for a group that is yet to be made. A member of a group
+// asks for it from time to time, on one rank, and tells the others: if there
+// are any, all call JoinGroup again. kFailedPrecondition: the job is not
+// elastic; and errors of Membership::store().
 absl::StatusOr<std::vector<std::string>> MembersWaiting(
     Worker& worker, const JoinGroupOptions& options, absl::Duration timeout);
 

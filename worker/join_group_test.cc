@@ -408,7 +408,7 @@ TEST_F(ElasticJob, GroupIsOfAllWhoAreThereInTheOrderOfTheirRanks) {
   EXPECT_THAT(statuses, Each(IsOk()));
 }
 
-TEST_F(ElasticJob, WhoComesLateWaitsAndIsInTheNextGroup) {
+TEST_F(ElasticJob, LateWorkerWaitsAndIsInTheNextGroup) {
   ComeAll(2);
   const JoinGroupOptions join = Within(kLong);
   EXPECT_THAT(MeetAndSum({0, 1}, 2, join), Each(IsOk()));
@@ -424,7 +424,7 @@ TEST_F(ElasticJob, WhoComesLateWaitsAndIsInTheNextGroup) {
   EXPECT_THAT(MeetAndSum({0, 2}, 2, join), Each(IsOk()));
 }
 
-TEST_F(ElasticJob, WhoDiesWhileTheyMeetIsWaitedForNoMore) {
+TEST_F(ElasticJob, WorkerThatDiesWhileOthersMeetIsNoLongerWaitedFor) {
   DeclareSilentOnesDeadSoon();
   ComeAll(4);
   const JoinGroupOptions join = Within(kLong);
@@ -443,7 +443,7 @@ TEST_F(ElasticJob, WhoDiesWhileTheyMeetIsWaitedForNoMore) {
 }
 
 // It is on the roll, and the others wait for it to connect.
-TEST_F(ElasticJob, WhoDiesBetweenTheRollAndTheGroupBeginsANewRound) {
+TEST_F(ElasticJob, DeathBetweenTheRollAndTheGroupBeginsANewRound) {
   DeclareSilentOnesDeadSoon();
   ComeAll(3);
   const JoinGroupOptions join = Within(kLong);

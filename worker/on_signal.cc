@@ -48,7 +48,8 @@ Handler CurrentHandler() {
 void SetHandler(Handler handler) {
   struct sigaction action = {};
   action.sa_handler = handler;
-  // On the stack that a thread may have for it: see tensor/ops/onednn.h.
+  // SA_ONSTACK: the handler runs on the stack that a thread may have for it,
+  // see tensor/ops/onednn.h.
   action.sa_flags = SA_RESTART | SA_ONSTACK;
   sigaction(kSignal, &action, nullptr);
 }

@@ -388,7 +388,7 @@ TEST(Options, ReplicasAreOneUnlessTheFlagOrTheEnvironmentSaysTwo) {
   ASSERT_THAT(Resolve(one, {"--servers=1", "--trainers=1", "--replicas=1"}),
               IsOk());
   EXPECT_EQ(one.replicas, 1);
-  // Of data-parallel training, which has no tables.
+  // Data-parallel training has no tables.
   EXPECT_THAT(Resolve(two, {"--servers=0", "--trainers=2"}), IsOk());
 }
 

@@ -67,7 +67,7 @@ class Inbox final : public net::StreamObserver {
     messages_.pop_front();
     return value;
   }
-  // Until that many writes are done.
+  // Waits until that many writes are done.
   bool AwaitWritten(int64_t count) {
     MutexLock lock(mu_);
     return Await([this, count]() ABSL_NO_THREAD_SAFETY_ANALYSIS {

@@ -47,7 +47,7 @@ struct ShutdownReport {
     absl::Duration took;
   };
   std::vector<Phase> phases;
-  // That were cut: "2 calls to ps0", "1 calls of trainer1".
+  // The calls that were cut off: "2 calls to ps0", "1 calls of trainer1".
   std::vector<std::string> pending_calls;
   // What rpc::Agent::Leaks() found: handles that nobody has released, "2
   // Embedding::new at ps0 (calls 3, 7)", objects that others have left here, "1

@@ -1,12 +1,12 @@
 // Silence: how long a worker bears that another is silent, and the times that
 // follow from that one setting.
 //
-// Of a silence S: a member is dead after S and suspect after 0.3 S, and calls
-// to one that cannot be reached are given up after S. It tells that it lives
-// every S/20, at least each 500 ms, so that six heartbeats are missing before
-// it is suspect. A call waits for at least 2 S, and a job for its members: else
-// it would end by its own time-out, and not by the death that is the reason.
-// These are the ratios of the defaults, which are those of 10 s.
+// With a silence S, a member is suspect after 0.3 S and dead after S, and calls
+// to one that cannot be reached are given up after S. A member sends a
+// heartbeat every S/20, at least each 500 ms, so that six are missing before it
+// is suspect. A call waits for at least 2 S, and a job for its members: else it
+// would end by its own time-out, and not by the death that is the reason. These
+// are the ratios of the defaults, which are those of 10 s.
 
 #ifndef WEFT_WORKER_SILENCE_H_
 #define WEFT_WORKER_SILENCE_H_

@@ -30,9 +30,10 @@
 namespace weft::worker {
 namespace {
 
-// To tell the others, when there is no time for anything.
+// The time to tell the others that this worker leaves, where there is no time
+// for anything else.
 constexpr absl::Duration kGoodBye = absl::Seconds(1);
-// So many of the references that are open at the end are logged.
+// The most references open at the end that are logged.
 constexpr size_t kMostLogged = 20;
 
 // As many as peers have: a function that sleeps, or waits for a file, holds its

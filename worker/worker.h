@@ -82,7 +82,8 @@ class Worker {
   }
   // Connects process groups to ranks of other hosts (worker/join_group.h).
   collectives::Streams& group_streams() { return *group_streams_; }
-  // By which JoinGroup finds the members of a group in an elastic job.
+  // The roll calls by which JoinGroup finds the members of a group in an
+  // elastic job.
   rendezvous::RollCalls& roll_calls() { return *roll_calls_; }
   // Ends the process groups of a worker that is out of its job.
   const std::shared_ptr<collectives::AbortSource>& group_abort() const {
@@ -118,7 +119,7 @@ class Worker {
   absl::Status OpenReferencesAndPasses();
   telemetry::Fields DescribeMembership() const;
   void OutOfJob(const absl::Status& why);
-  // For a supervisor that starts another.
+  // Ends the program, for a supervisor that starts another.
   void EndProgram(const absl::Status& why);
 
   absl::Status Quiesce(const std::string& together, absl::Duration timeout);

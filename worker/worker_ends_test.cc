@@ -39,7 +39,7 @@ using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::IsWoken;
 using ::weft::testing::StatusIs;
 
-// Until nobody reads.
+// Writes until nobody reads.
 void Ticks(rpc::Writer<int64_t> out) {
   while (out.Write(1).ok()) {
   }

@@ -33,7 +33,7 @@ Variable ScaledDotProductAttention(const Variable& query, const Variable& key,
                                    const Variable& value,
                                    const AttentionOptions& options = {});
 
-// The same of each head, where one product has made all operands: each row of
+// The same for each head, where one product has made all operands: each row of
 // `projected` [n, T, 3 * heads * d] holds its query, its key and its value, of
 // all heads one after another -> [n, T, heads * d], the heads side by side. The
 // mask broadcasts to [n, heads, T, T]. Nothing is copied to bring the heads

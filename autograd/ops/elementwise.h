@@ -49,9 +49,9 @@ Variable Silu(const Variable& x);
 // `value` where `mask`, a bool tensor that broadcasts with x, is true.
 Variable MaskedFill(const Variable& x, const Tensor& mask, double value);
 
-// x as `dtype`; the gradient is cast back. Of f16 and bf16 results too, whose
-// gradients are f16 and bf16: these cannot be added up, so such a result is
-// used once. A result that is not floating has no history.
+// x as `dtype`; the gradient is cast back. The result may be f16 or bf16, and
+// then so is its gradient: such gradients cannot be added up, so the result may
+// be used only once. A result that is not floating has no history.
 Variable Cast(const Variable& x, DType dtype);
 
 inline Variable operator+(const Variable& a, const Variable& b) {

@@ -381,7 +381,8 @@ struct Uneven {
   std::vector<Tensor> tensors;
   Blocks blocks;
 
-  // Of what `from` has for each rank; below 0: room for what comes.
+  // The elements that rank `from` has for each rank; `from` below 0: zeros, to
+  // be overwritten.
   Uneven(int size, DType dtype, int from) {
     for (int r = 0; r < size; ++r) {
       tensors.push_back(from < 0 ? Tensor::Zeros({CountOf(r)}, dtype)

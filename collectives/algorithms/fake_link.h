@@ -41,8 +41,8 @@ class FakeLinks {
   }
   int size() const { return static_cast<int>(sent_.size()); }
 
-  // From now on whatever waits for `rank`, and what it does, is kUnavailable;
-  // before that it sends so many messages.
+  // `rank` sends `messages` more messages. After that its operations, and those
+  // of ranks that wait for it, end in kUnavailable.
   void BreakAfter(int rank, int64_t messages) ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
     broken_ = rank;
@@ -132,7 +132,8 @@ class FakeLinks {
         std::chrono::steady_clock::now() + std::chrono::seconds(30);
     std::deque<Message>& box = boxes_[{from, to}];
     while (box.empty()) {
-      // Who has heard of it ends, and whoever waits for that one hears of it.
+      // A rank that hears of the end ends too, so that the ranks that wait for
+      // it hear of it.
       if (has_ended_) return Broken(broken_);
       if (!changed_.WaitUntil(mu_, deadline)) {
         return absl::DeadlineExceededError(

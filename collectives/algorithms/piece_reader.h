@@ -24,7 +24,7 @@ class PieceReader {
 
   // The next bytes of the message.
   void Feed(absl::Span<const std::byte> bytes);
-  // Of the message, of which the last item may not be whole yet.
+  // Bytes of the message fed so far; the last item may not be whole yet.
   int64_t fed() const { return taken_ + carried_; }
 
  private:

@@ -20,8 +20,9 @@ enum class AllReduceScheme { kRing, kDoubling, kHalving };
 struct LinkCost {
   double seconds_per_message = 20e-6;
   double bytes_per_second = 3e9;
-  // Of a rank's own work for each byte that it reduces: a scheme that takes
-  // fewer messages has each rank reduce more. 0: as where ranks are simulated.
+  // What a rank's own work costs for each byte that it reduces: a scheme that
+  // takes fewer messages has each rank reduce more. 0, as for simulated ranks:
+  // nothing.
   double seconds_per_reduced_byte = 0;
   // Takes the place of the choice, in measurements and tests.
   absl::optional<AllReduceScheme> all_reduce = {};
@@ -31,10 +32,11 @@ struct LinkCost {
   int64_t segment_bytes = 8 << 20;
 };
 
-// By the formula in the algorithm's header, and what it has a rank reduce.
+// The time of an all-reduce by the formula in the algorithm's header, with the
+// time that a rank takes to reduce its share.
 double SecondsOf(AllReduceScheme scheme, const LinkCost& cost, int ranks,
                  int64_t bytes);
-// The one of the least cost.
+// The scheme that takes the least time.
 AllReduceScheme ChooseAllReduce(const LinkCost& cost, int ranks, int64_t bytes);
 
 // Runs any collective operation. `operation` is checked and `link` is of it.

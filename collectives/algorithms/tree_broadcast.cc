@@ -19,7 +19,7 @@ struct Place {
   int lowest_bit() const {
     int bit = 1;
     while (bit < n && (place & bit) == 0) bit *= 2;
-    return bit;  // Of place 0: the first power of two that is >= n.
+    return bit;  // for place 0: the first power of two that is >= n
   }
 
   const int n;

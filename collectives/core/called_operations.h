@@ -23,12 +23,13 @@ class CalledOperations {
  public:
   // No rank keeps it for itself: all announce what they call in one place.
   static constexpr int kAll = -1;
-  // Of operations that another rank has announced and `self` has not called.
-  // One rank cannot be as far ahead: what it may have under way is bounded.
+  // Bytes of operations that another rank has announced and `self` has not
+  // called. An honest rank cannot be that far ahead: what it may have under way
+  // is bounded.
   static constexpr int64_t kMostAheadBytes = 32 << 20;
-  // Of operations that `self` has called and another rank has not, as far as is
-  // known; then the oldest are forgotten. Only a rank that hides what it calls
-  // is as far behind.
+  // The number of operations that `self` has called and another rank has not,
+  // as far as is known; beyond that the oldest are forgotten. Only a rank that
+  // hides what it calls is that far behind.
   static constexpr size_t kMostBehind = 1 << 18;
 
   // `self`: the rank that keeps it, or kAll.

@@ -44,7 +44,8 @@ struct Frame {
   // kHello: the sender's rank. kTransfer: the DType. kAbort: the code.
   // kAnnounce, kStatus: 1 if it refuses its part.
   uint32_t code = 0;
-  // Of what was called, 0 if nothing was: see StreamBackend. kHello: the size.
+  // The number of the operation that was called, 0 if none was: see
+  // StreamBackend. kHello: the size of the group.
   uint64_t sequence = 0;
   // kAbort: the key of the Shrink that is to end; 0: the group is broken.
   uint64_t fingerprint = 0;
@@ -61,7 +62,7 @@ struct Frame {
   Slices content;
 };
 
-// For Frame::content.
+// A copy of these bytes, for Frame::content.
 Slices CopyOf(const std::byte* begin, int64_t bytes);
 
 // Cuts the text at kMaxTextBytes.

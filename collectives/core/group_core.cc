@@ -50,7 +50,7 @@ Frame GroupCore::Hello() const {
   return hello;
 }
 
-void GroupCore::Greet(int peer) {
+void GroupCore::SendHello(int peer) {
   Post(peer, Hello());
   for (const auto& [key, why] : ended_shrinks_) {
     Post(peer, EndOfShrinkFrame(key, why, /*is_passed_on=*/true));
@@ -61,7 +61,7 @@ bool GroupCore::Open(int peer) {
   Peer& p = peers_[peer];
   if (!p.gone.ok()) return false;
   p.is_open = true;
-  Greet(peer);
+  SendHello(peer);
   return true;
 }
 
@@ -86,7 +86,7 @@ absl::Status GroupCore::Accept(int peer, const std::string& proven,
   p.has_stream = true;
   p.is_open = true;
   p.heard = now;
-  Greet(peer);
+  SendHello(peer);
   return absl::OkStatus();
 }
 

@@ -53,7 +53,7 @@ struct GroupCoreOptions {
   // where connections prove anything. Empty: "rank r".
   std::vector<std::string> names;
   int64_t max_unasked_bytes = kMostUnaskedBytes;
-  // Of a peer that does not even answer: it is taken for dead.
+  // A peer that does not answer for so long is taken for dead.
   absl::Duration dead_after = absl::Seconds(10);
 };
 
@@ -65,7 +65,7 @@ class GroupCore {
   int rank() const { return options_.rank; }
   int size() const { return options_.size; }
 
-  // One thing to do. Those of one peer are done in their order.
+  // One thing to do. Actions of one peer are done in their order.
   struct Action {
     enum Kind {
       kPost,     // write `frame` to the peer's stream
@@ -136,9 +136,10 @@ class GroupCore {
   bool HasLeft(int peer) const { return peers_[peer].has_left; }
   // After Leave: whether `peer` has all that this rank has sent.
   bool KnowsOfLeave(int peer) const { return peers_[peer].knows_of_leave; }
-  // Whether all have, but for those that have ended; true before Leave.
+  // Whether all peers have, except those that have ended; true before Leave.
   bool IsDelivered() const;
-  // Nothing more will come or go: it has left, and so have all others.
+  // Whether nothing more will come or go: this rank has left, and so have all
+  // others.
   bool IsOver() const;
 
   // --- What is called. ---
@@ -153,7 +154,7 @@ class GroupCore {
   // Asks those to which messages were sent since they were asked whether they
   // have called what this rank has.
   void AskCompared();
-  // One that has not answered yet; -1: all have.
+  // A rank that has not answered yet; -1: all have.
   int AwaitedAnswer() const;
   // Why an operation that needs `peer` cannot end; OK: it may.
   absl::Status CheckPeer(uint64_t sequence, int peer);
@@ -221,8 +222,9 @@ class GroupCore {
 
   void Post(int peer, Frame frame, bool is_answer = false);
   void PostToAll(const Frame& frame, int but = -1);
-  // The first that `peer` hears.
-  void Greet(int peer);
+  // Sends the first frames of a stream to `peer`: who this rank is, and which
+  // Shrinks have ended.
+  void SendHello(int peer);
   Frame Hello() const;
   static Frame AbortFrame(const absl::Status& why);
   // `is_passed_on`: the sender has heard of it from another.

@@ -64,8 +64,8 @@ std::vector<World> NextOf(const World& world, const Exploration& exploration) {
 // Explores all orders; how many states there are, or 0 if one is wrong.
 int64_t Explore(const std::vector<Program>& programs,
                 const Exploration& exploration = {}) {
-  // Of 64-bit hashes: of a million states two are taken for one with a chance
-  // of one in 30 million.
+  // Hashes of 64 bits: among a million states two are taken for one with a
+  // chance of one in 30 million.
   absl::flat_hash_set<uint64_t> seen;
   const auto is_new = [&](const World& world) {
     return seen.insert(absl::Hash<std::string>()(world.Key())).second;

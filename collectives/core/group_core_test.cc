@@ -75,7 +75,7 @@ class Strangers {
     cores_[b].Join(a, Instant());
   }
 
-  // Until nothing is under way; how many frames have come.
+  // Delivers frames until none is under way. Returns how many have come.
   int DeliverAll() {
     int frames = 0;
     for (int quiet = 0, from = 0; quiet <= static_cast<int>(cores_.size());

@@ -218,7 +218,7 @@ class World {
   // At any time.
   std::string Broken() const { return broken_; }
 
-  // Once nothing more can come.
+  // To be called once nothing more can come.
   std::string BrokenAtTheEnd() const {
     bool has_death = false;
     for (const Rank& rank : ranks_) has_death |= rank.stage == Rank::kDead;

@@ -10,7 +10,8 @@
 namespace weft::collectives {
 namespace {
 
-// Of the window; acks of less would be many.
+// Bytes after which an ack is sent: a part of the window, since acks of less
+// would be many.
 constexpr int64_t kAckBytes = Inbox::kPartWindow / 4;
 
 uint64_t SizeOf(const Slices& content) {
@@ -74,7 +75,7 @@ absl::Status Inbox::AddPart(Frame& frame, uint64_t current) {
 }
 
 Message* Inbox::NextPart(uint64_t sequence) {
-  // Of operations that somebody refused, messages may be left.
+  // Messages of operations that a rank refused may be left.
   while (!parts_.empty() && parts_.front().sequence < sequence) {
     Free(parts_.front().arrived - parts_.front().taken + kMessageBytes);
     parts_.pop_front();

@@ -29,14 +29,15 @@ namespace weft::collectives {
 struct Call {
   Preparation preparation;
   absl::Status refusal;
-  // Of this rank's device: breaks the group in this call's turn.
+  // An error of this rank's device: breaks the group in this call's turn.
   absl::Status failure;
   bool has_broken_group = false;
   // Operation::whole of the preparation, where it is a step of something.
   std::unique_ptr<Operation> whole = nullptr;
 
   Operation& operation() { return preparation.operation(); }
-  // On which its results are seen; none where the tensors are on the CPU.
+  // The stream on which its results are seen; none where the tensors are on the
+  // CPU.
   device::Stream stream() const { return preparation.caller(); }
   void SetLabel(uint64_t label) {
     operation().label = label;
@@ -127,8 +128,8 @@ class Generation {
   absl::Status Begin(Call& call, uint64_t number, Instant deadline,
                      bool is_late);
   absl::Status End(Call& call, absl::Status status);
-  // Until the inputs of a device are on the host: at most until `deadline`, or
-  // until the group is broken.
+  // Waits until the inputs of a device are on the host: at most until
+  // `deadline`, or until the group is broken.
   absl::Status AwaitInputs(Call& call, Instant deadline);
   // Breaks the group for `why`, which only this rank knows; returns it.
   absl::Status Break(Call& call, absl::Status why);
@@ -158,9 +159,9 @@ class Generation {
   const std::unique_ptr<Backend> backend_;
   std::atomic<bool> has_told_{false};  // of what has broken the group
   mutable Mutex mu_;
-  // That this rank has called.
+  // The keys of the Shrinks that this rank has called; the first
+  // `ended_shrinks_` of them were ended by `why_shrinks_end_`.
   std::vector<uint64_t> shrinks_ ABSL_GUARDED_BY(mu_);
-  // Of these, so many were ended by:
   size_t ended_shrinks_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Status why_shrinks_end_ ABSL_GUARDED_BY(mu_);
   TransferQueue transfers_;

@@ -52,7 +52,7 @@ class OperationQueue {
   // number of the operation, once that is sure to be said.
   absl::StatusOr<uint64_t> ScheduleRefusal(Body body) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Nothing but refusals goes on.
+  // Whether nothing but refusals is under way.
   bool is_idle() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

@@ -25,7 +25,8 @@ namespace weft::collectives {
 // The Add functions are called in the order of the Operation's blocks. Each
 // returns kInvalidArgument for a tensor that is undefined, or on another device
 // or of another dtype than those before. They may throw as Tensor's functions
-// do. Of tensors on a device the blocks are addresses of it until Place.
+// do. The blocks of tensors on a device are addresses of that device until
+// Place.
 //
 // Thread-safety: one thread at a time.
 class Preparation {
@@ -53,7 +54,7 @@ class Preparation {
   absl::Status SetReduction(const Reduction& reduction);
   // Whether block `a` of the inputs has as many elements as `b` of the outputs.
   absl::Status CheckSameCount(size_t a, size_t b) const;
-  // That outputs overlap nothing but an input at the same address.
+  // Checks that outputs overlap nothing but an input at the same address.
   absl::Status CheckOverlap() const;
 
   // After the operation `to` gets the elements of `from`, which is written.

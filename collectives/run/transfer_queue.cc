@@ -141,7 +141,7 @@ void TransferQueue::MoveAll(std::list<Pending>& ended) {
       it = next;
     }
   }
-  // Nobody asks for what is in their way.
+  // No receive asks for the messages that are in their way.
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto next = std::next(it);
     if (!it->obstacle.ok() && it->met_before) {

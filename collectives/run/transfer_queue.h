@@ -23,7 +23,7 @@ class TransferQueue {
  public:
   // `backend` must outlive it.
   explicit TransferQueue(Backend& backend) : backend_(backend) {}
-  // Those that go on end in kCancelled.
+  // Transfers under way end in kCancelled.
   ~TransferQueue();
 
   struct Addition {

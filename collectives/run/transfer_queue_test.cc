@@ -218,7 +218,7 @@ TEST(TransferQueue, OneWithoutTimeIsTriedOnce) {
   }
 }
 
-// Of receives that one message could serve, the oldest gets it.
+// If one message could serve several receives, the oldest gets it.
 TEST(TransferQueue, OnesThatCompeteWaitForTheOldest) {
   std::atomic<bool> may_end{false};
   std::atomic<int> others{0};

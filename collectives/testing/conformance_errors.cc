@@ -123,7 +123,8 @@ TEST_P(ProcessGroupConformance, DifferentOperationsAreReportedOnAllRanks) {
                            StatusIs(absl::StatusCode::kFailedPrecondition,
                                     "rank 2 called"))));
     for (const absl::Status& status : statuses) {
-      EXPECT_THAT(std::string(status.message()), HasSubstr("conformance_errors.cc:"));
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr("conformance_errors.cc:"));
     }
   }
 }
@@ -225,7 +226,7 @@ TEST_P(ProcessGroupConformance, BarrierFindsADifferenceInARoot) {
             Run(size, [&](ProcessGroup& group) -> absl::Status {
               const int last = group.size() - 1;
               const bool is_last = group.rank() == last;
-              // Of two ranks, each takes the other for the root, or itself.
+              // With two ranks, each takes the other for the root, or itself.
               const int root =
                   round % 2 == 0 ? (is_last ? 0 : 1) : (is_last ? last : 0);
               const absl::Status found = cases[number](group, root);
@@ -374,7 +375,7 @@ TEST_P(ProcessGroupConformance, SynchronousCallInACallbackIsRefused) {
     for (int i = 0; i < 5; ++i) {
       tensors.push_back(Numbers(group.rank(), 300'001));
       codes.push_back(group.AllReduceAsync(tensors.back()).Then([&group, own] {
-        // Of one that was complete before Then, the callback runs here.
+        // If the operation was complete before Then, the callback runs here.
         if (std::this_thread::get_id() == own) {
           return absl::StatusCode::kFailedPrecondition;
         }

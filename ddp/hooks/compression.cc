@@ -5,8 +5,8 @@
 namespace weft::ddp {
 namespace {
 
-// Of the shape of `buffer`, where it lies: in the group's own memory, if that
-// has room.
+// A tensor of the shape of `buffer` on its device: on the CPU in the group's
+// own memory, if that has room.
 Tensor EmptyFor(collectives::ProcessGroup& group, const Tensor& buffer,
                 DType dtype) {
   if (buffer.device().is_cpu()) {

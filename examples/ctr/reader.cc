@@ -64,7 +64,7 @@ class Reader {
     return absl::OkStatus();
   }
 
-  // Of one version there is one answer, whenever it is asked.
+  // A version must give the same answer whenever it is asked.
   absl::Status ReadEmbedding(const std::string& table) {
     std::vector<int64_t> keys;
     for (int64_t value = 0; value < 256; ++value) keys.push_back(value);

@@ -65,7 +65,7 @@ class ServedModel {
     WEFT_ASSIGN_OR_RETURN(const Pulled pulled, Pull(rows));
     const weft::Variable loss = BceWithLogits(Logits(rows, pulled.weights),
                                               rows[2], weft::Reduction::kSum);
-    // Of all trainers together that is the mean.
+    // Added up over all trainers, this is the gradient of the mean.
     (loss / static_cast<double>(options_.batch)).Backward();
     std::vector<weft::ps::PushOf> pushes;
     for (int t = 0; t < options_.tables; ++t) {

@@ -14,7 +14,8 @@
 
 namespace {
 
-// Of the data, the random numbers and the gradients; a rank has some of them.
+// The data, the random numbers and the gradients are divided into so many
+// shards; a rank has some of them.
 constexpr int kShards = 4;
 
 // Points of the plane: whether they lie within a circle.

@@ -271,7 +271,8 @@ TEST_F(CkptCommand, CommandLinesThatMakeNoSenseAreUsageErrors) {
   }
 }
 
-// Of what has changed since the one before: each verb shows what the table was.
+// The second checkpoint has only what has changed since the first; each verb
+// still shows the whole table.
 TEST_F(CkptCommand, ChainIsListedVerifiedComparedMergedAndExported) {
   const std::vector<ps::TableContent> before = {ps::Words(50)};
   std::vector<ps::TableContent> after = before;

@@ -121,7 +121,7 @@ std::string Describe(const std::string& worker, const Member& member,
   return absl::StrCat(text, "\n");
 }
 
-// Of the member that did something in it last.
+// The time since any member last did something in the group.
 double AgeOf(const Group& group) {
   double age_s = std::numeric_limits<double>::infinity();
   for (const auto& [worker, member] : group) {

@@ -93,7 +93,7 @@ TEST(FlightReport, TheGroupThatWasUsedLastIsTheFirst) {
 }
 
 // They may have come from a peer.
-TEST(FlightReport, LinesThatNoRecorderWritesAreBorne) {
+TEST(FlightReport, LinesThatNoRecorderWritesDoNoHarm) {
   const std::string most = std::to_string(std::numeric_limits<int64_t>::max());
   const std::string least = std::to_string(std::numeric_limits<int64_t>::min());
   std::string text = "flight recorder: \n";

@@ -22,7 +22,7 @@
 namespace weft::launch {
 namespace {
 
-// Of one name in a directory.
+// The most recordings of one name in a directory.
 constexpr int kMostFiles = 1000;
 
 absl::Status CannotWrite(const std::string& path, int why) {

@@ -18,7 +18,7 @@ namespace weft::launch {
 struct JobRecordings {
   // Each with its worker, and as `path` the name of a file for it.
   std::vector<FlightFile> files;
-  // Who has not given one, and why.
+  // The workers that gave no recording, and why.
   std::vector<std::pair<std::string, absl::Status>> silent;
 };
 

@@ -23,7 +23,7 @@ TEST(JsonValue, OfTooManyLevelsIsNone) {
       ParseJson(std::string(64, '[') + std::string(64, ']')).is_discarded());
   EXPECT_TRUE(
       ParseJson(std::string(65, '[') + std::string(65, ']')).is_discarded());
-  // Which would be too deep for the stack.
+  // So many levels would be too deep for the stack.
   const size_t deep = 1 << 20;
   EXPECT_TRUE(ParseJson(std::string(deep, '[') + std::string(deep, ']'))
                   .is_discarded());

@@ -46,7 +46,7 @@ TEST(Ask, AddressWithoutAListenerIsUnavailable) {
               StatusIs(absl::StatusCode::kUnavailable));
 }
 
-// At a unix socket: one that takes no connection, and one that closes each.
+// The program listens at a unix socket; it takes no connection, or closes each.
 TEST(Ask, ProgramThatSpeaksNoGrpcIsSaidToBeOne) {
   const testing::TempDir directory;
   for (const bool closes : {false, true}) {

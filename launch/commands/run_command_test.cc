@@ -204,7 +204,8 @@ TEST(RunCommand, RanksFindWhoHostsTheCoordinator) {
   }
 }
 
-// Which would keep the ranks from meeting, or from knowing whom they meet.
+// Such a coordinator would keep the ranks from meeting, or from knowing whom
+// they meet.
 TEST(RunCommand, CoordinatorThatCannotBeIsConfiguration) {
   const testing::TempDir dir;
   const absl::Status uncertified =

@@ -74,7 +74,7 @@ class Servers {
     return ps::ServerList::Of(reply.map());
   }
 
-  // Until the job's map says so.
+  // Drains the server, or ends that. Calls again until the job's map says so.
   absl::Status SetDrained(uint32_t id, bool is_drained) const {
     const absl::Time deadline = absl::Now() + question_.timeout;
     for (;;) {
@@ -102,7 +102,7 @@ class Servers {
     return key.ToString();
   }
 
-  // Of the server of that name, there or gone.
+  // The server of that name, whether it lives or is gone.
   absl::StatusOr<ps::ServerList::Server> FindByName(
       const std::string& name) const {
     WEFT_ASSIGN_OR_RETURN(const ps::ServerList list, List());
@@ -279,7 +279,8 @@ void Print(const Servers& servers, const ps::v1::BalanceReply& reply) {
                   : telemetry::Printable(reply.held()).c_str());
 }
 
-// Until the groups that `reply` names are where it says, or `deadline`.
+// Waits until the groups that `reply` names are where it says, or until
+// `deadline`.
 absl::Status AwaitMoves(const Servers& servers,
                         const ps::v1::BalanceReply& reply,
                         absl::Time deadline) {

@@ -17,7 +17,8 @@ using ps::v1::TableSpec;
 using ps::v1::TableStats;
 using ps::v1::WireValues;
 
-// Of numbers that a server may have made up.
+// Adds numbers that a server may have made up: neither negative numbers nor an
+// overflow do harm.
 int64_t Sum(int64_t a, int64_t b) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   a = std::max(a, int64_t{0});
@@ -81,7 +82,7 @@ void AddServer(const std::string& name, const TableStats& stats, json& to) {
                          {"versions_behind", nullptr}};
 }
 
-// Of a number that a server may have made up.
+// `number`, or 0 if it makes no sense: a server may have made it up.
 double Sane(double number) {
   return number > 0 && number < 1e18 ? number : 0;  // NaN is not
 }
@@ -207,7 +208,7 @@ std::string TextOf(const std::string& name, const json& table) {
   return text;
 }
 
-// Nothing of servers that have nothing to do.
+// Shows nothing if the servers have nothing to do.
 std::string TextOfLoad(const json& load) {
   if (load["most_of_mean"].is_null()) return "";
   std::string text = "  work, in seconds a second:";

@@ -20,12 +20,12 @@ struct TablesReport {
   std::vector<std::pair<std::string, ps::v1::ServerStats>> servers;  // by name
   // By name; of servers that say it.
   std::vector<std::pair<std::string, ps::v1::ServerLoads>> loads;
-  // Who has not answered, and why.
+  // The servers that have not answered, and why.
   std::vector<std::pair<std::string, absl::Status>> silent;
 };
 
 // {"tables": {NAME: {...}}, "groups": N, "lost": N, "no_answer": [NAME],
-// "reasons": {NAME: why}}. Of a table: "kind", "mode", "partitions",
+// "reasons": {NAME: why}}. A table has "kind", "mode", "partitions",
 // "push_dtype", "pull_dtype", "rows" and "bytes" of all servers, "version" (the
 // newest of any), counts of rows that went and of pushes that were refused, and
 // "servers": {NAME: {"rows", "bytes", "version", "versions_behind"}}. With two

@@ -187,7 +187,7 @@ TEST_F(Torchrun, ProgramOfPythonIsRunByItsInterpreter) {
               HasSubstr("by python: -u train.py --epochs=3"));
 }
 
-TEST(TorchrunFlags, ThatMeanWhatThereIsNotAreRefused) {
+TEST(TorchrunFlags, WithUnknownBackendOrBadSilenceAreRefused) {
   const std::vector<std::pair<Words, std::string>> cases = {
       {{"--rdzv-backend=etcd", "true"}, "--init=etcd://HOST:PORT"},
       {{"--silence=soon", "true"}, "wanted a duration from 1s to 1h"},

@@ -68,7 +68,7 @@ std::optional<int64_t> StepsBehind(const json& fields,
 bool IsBehind(const json& fields, int64_t steps, absl::Duration spread) {
   if (steps <= 0) return false;
   const double seconds = absl::ToDoubleSeconds(spread);
-  // It has been at this step all the time.
+  // The trainer has been at this step all the time.
   if (NumberIn(fields, "phase_seconds").value_or(0) > seconds) return true;
   const double each = NumberIn(fields, "step_seconds").value_or(0);
   return static_cast<double>(steps) * each > seconds;
@@ -170,7 +170,7 @@ std::string SlowestLine(const TrainingReport& report) {
                       Percent(waits[1].first), " or more\n");
 }
 
-// Of the group of all trainers: of others it is not known who is in them.
+// Only the group of all trainers is reported: it is not known who is in others.
 constexpr absl::string_view kOfAll = " of group trainer/world";
 constexpr absl::Duration kLongWait = absl::Seconds(4);
 

@@ -19,7 +19,7 @@ struct TrainingReport {
   std::string job;
   // By worker: the fields of the section (train/training_metrics.h).
   std::vector<std::pair<std::string, nlohmann::json>> trainers;
-  // Who has not answered, and why.
+  // The trainers that have not answered, and why.
   std::vector<std::pair<std::string, absl::Status>> silent;
   // From the first question to the last answer: steps that are apart by what
   // is trained in this time say nothing.
@@ -32,7 +32,8 @@ struct TrainingReport {
 nlohmann::json ToJson(const TrainingReport& report);
 
 // A line for each trainer, then who is behind, who is slow, and for whom others
-// have waited long, if there is any. For a terminal. Empty if there is nothing to say.
+// have waited long, if there is any. For a terminal. Empty if there is nothing
+// to say.
 std::string ToText(const TrainingReport& report);
 
 }  // namespace weft::launch

@@ -118,10 +118,11 @@ TEST(TrainingReport, NamesWhomTheOthersHaveWaitedForLong) {
   waits["operation_seconds"] = 5.5;
   report.trainers = {
       {"trainer0", waits}, {"trainer1", At(9, "data", 6)}, {"trainer2", waits}};
-  EXPECT_THAT(ToText(report),
-              HasSubstr("  no progress: trainer0 and trainer2 wait in AllReduce "
-                        "#12 of group trainer/world (5.5 s) for trainer1, "
-                        "which runs and is not in that call"));
+  EXPECT_THAT(
+      ToText(report),
+      HasSubstr("  no progress: trainer0 and trainer2 wait in AllReduce "
+                "#12 of group trainer/world (5.5 s) for trainer1, "
+                "which runs and is not in that call"));
   const Json stuck = ToJson(report)["stuck"];
   ASSERT_EQ(stuck.size(), 1u);
   EXPECT_EQ(stuck[0]["class"], "busy");
@@ -134,7 +135,7 @@ TEST(TrainingReport, NamesWhomTheOthersHaveWaitedForLong) {
   EXPECT_EQ(ToJson(report)["stuck"][0]["class"], "not-known");
   EXPECT_THAT(ToText(report), HasSubstr("which does not answer"));
 
-  // Of a wait that may have begun while they were asked nothing is said.
+  // A wait that may have begun while the trainers were asked is not reported.
   report.spread = absl::Seconds(2);
   EXPECT_THAT(ToText(report), Not(HasSubstr("no progress")));
 }
@@ -156,7 +157,7 @@ TEST(TrainingReport, ATrainerWithoutAStepIsNotBehind) {
 }
 
 // Whoever is in the job may have sent it.
-TEST(TrainingReport, FieldsThatNoTrainerSendsAreBorne) {
+TEST(TrainingReport, FieldsThatNoTrainerSendsDoNoHarm) {
   const Json values[] = {nullptr,
                          true,
                          -1,

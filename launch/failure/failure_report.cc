@@ -14,10 +14,11 @@
 namespace weft::launch {
 namespace {
 
-// Of a line in the report; all of it is in the rank's output.
+// The most bytes of a line that the report shows; the rank's output has all of
+// it.
 constexpr size_t kMostOfALine = 200;
 constexpr size_t kMostOfATail = 2000;  // of the root cause's
-// Of so many others the last line is shown.
+// The report shows the last line of so many other ranks.
 constexpr int kMostOthers = 8;
 
 std::string Seconds(absl::Duration time) {

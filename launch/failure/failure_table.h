@@ -39,7 +39,8 @@ struct FailureRow {
   int exit_code = 0;  // 128 + signal if one killed it
   absl::Duration after = absl::ZeroDuration();
   FailureClass why = FailureClass::kFailed;
-  // Of kLostPeer and kTimeout: whom it lost, or waited for; empty: unknown.
+  // With kLostPeer and kTimeout: the rank that it lost, or waited for; empty:
+  // unknown.
   std::string victim_of;
   std::string memory;     // what is known of it; empty: nothing
   std::string last_call;  // or collective operation; empty: unknown
@@ -57,8 +58,8 @@ struct FailureTable {
 
 FailureTable MakeFailureTable(const FailureFacts& facts);
 
-// Of a job that goes on, where `facts` has all that failed lately: the rows of
-// those that have just failed, `now`, the root cause, and those that are
+// For a job that goes on, where `facts` has all that failed lately: the rows of
+// the root cause, of those that have just failed, `now`, and of those that are
 // victims of one of them.
 FailureTable MakeShrunkTable(const FailureFacts& facts,
                              const std::set<std::string>& now);

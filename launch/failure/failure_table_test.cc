@@ -142,7 +142,7 @@ FailureFacts Heard(std::vector<RankReport> ranks, const std::vector<int>& order,
     RankReport& rank = ranks[order[i]];
     rank.after = absl::Seconds(100) + absl::Milliseconds(static_cast<int>(i));
     rank.look = static_cast<int>(i);
-    // Who had ended when the others were asked was not.
+    // A rank that had ended when the others were asked was not asked.
     if (i > 0 && (rank.name != cause || is_cause_asked)) rank.was_asked = true;
   }
   facts.ranks = std::move(ranks);
@@ -190,7 +190,7 @@ class Scenarios : public ::testing::Test {
 
   void Check(const Way& way, const std::vector<RankReport>& ranks,
              bool is_chain, const std::string& what) {
-    // Who is stopped or hangs, or is ended by the launcher, ends last.
+    // Ranks that are stopped, hang or are ended by the launcher end last.
     std::vector<int> order = {0, 1, 2};
     do {
       const bool is_first = order.front() == kCulprit;
@@ -316,7 +316,7 @@ TEST(FailureTable, CrashLongAfterAFailureIsNotItsReason) {
   EXPECT_EQ(MakeFailureTable(facts).cause.rank, Trainer(1));
 }
 
-TEST(FailureTable, OneThatFallsOverItsOwnEndIsNotTheReason) {
+TEST(FailureTable, RankThatFailsWhileItEndsAsAskedIsNotTheReason) {
   const FailureTable table =
       TableOf({Rank(Trainer(0), {1, 0}, {"error: a bug"}),
                Rank(Trainer(1), {0, SIGSEGV}), Rank(Trainer(2), {5, 0})});
@@ -335,7 +335,7 @@ TEST(FailureTable, OfTwoUnclearOnesThatNameEachOtherTheFirstIsTheCause) {
   EXPECT_EQ(RowOf(table, Trainer(0)).why, FailureClass::kFailed);
 }
 
-TEST(FailureTable, OfSeveralThatAVictimNamesItIsThatOfTheRootCause) {
+TEST(FailureTable, VictimThatNamesSeveralIsThatOfTheRootCause) {
   FailureFacts facts =
       Heard({Rank(Trainer(0), kLost, {"error: trainer1 and trainer2 are gone"}),
              Rank(Trainer(1), {3, 0}, {"error: no file"}),
@@ -420,7 +420,7 @@ TEST(FailureTable, WhatTheLauncherKilledIsNotOutOfMemory) {
   EXPECT_EQ(RowOf(table, Trainer(1)).why, FailureClass::kEndedByLauncher);
 }
 
-TEST(FailureTable, WordsOfMemoryOfOneThatWasKilledOrRefusedItsInputAreNone) {
+TEST(FailureTable, MemoryWordsOfAKilledOrRefusingRankDoNotCount) {
   for (const Exit& exit : {Exit{0, SIGKILL}, Exit{3, 0}}) {
     const FailureTable table =
         TableOf({Rank(Trainer(0), exit, {"error: out of memory"})});
@@ -430,7 +430,7 @@ TEST(FailureTable, WordsOfMemoryOfOneThatWasKilledOrRefusedItsInputAreNone) {
 
 // ---- Of a job that goes on.
 
-TEST(ShrunkTable, HasThoseThatFailedNowAndWhomThatConcerns) {
+TEST(ShrunkTable, HasTheRanksThatJustFailedAndTheirVictims) {
   FailureFacts facts =
       Heard({Rank(Trainer(0), kLost, {"error: trainer1 is gone"}),
              Rank(Trainer(1), {0, SIGKILL}), Rank(Trainer(2), {0, SIGKILL})},

@@ -14,13 +14,13 @@ namespace {
 using How = RankEnd::How;
 using worker::ExitCode;
 
-// With which the launcher asks.
+// Whether it is a signal by which the launcher asks a rank to end.
 bool IsOfAnEnd(int signal) {
   return signal == SIGTERM || signal == SIGINT || signal == SIGHUP ||
          signal == SIGQUIT;
 }
 
-// Of ExitIfError.
+// Whether the output has an error line as ExitIfError writes it.
 bool HasError(const RankReport& rank) {
   return absl::c_any_of(rank.tail, [](const std::string& line) {
     return absl::StartsWith(line, "error: ");
@@ -29,9 +29,10 @@ bool HasError(const RankReport& rank) {
 
 How HowBySignal(const RankReport& rank, int signal) {
   if (IsOfAnEnd(signal)) return rank.was_asked ? How::kWell : How::kCrashed;
-  // Of a shell whose program has ended so, or that says so itself.
+  // SIGKILL may also come from the exit code of a shell whose program was
+  // killed.
   if (signal == SIGKILL) return How::kCrashed;
-  // It may fall over its own end.
+  // A rank may fail while it ends as asked.
   if (rank.was_asked) return How::kFailedLate;
   // A library may abort, and a write may fail, since a peer is gone.
   return signal == SIGABRT || signal == SIGPIPE ? How::kUnclear : How::kCrashed;

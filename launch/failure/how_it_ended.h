@@ -26,8 +26,8 @@ bool HasLostPeer(const Exit& exit);
 // Whether it refused its command line, a file or a value (2, 3, 20).
 bool IsRefusal(const Exit& exit);
 
-// Whether its exit code says that the reason is of its own: those, and 12, 13
-// and 14.
+// Whether its exit code says that the rank itself is the reason: those of
+// IsRefusal, and 12, 13 and 14.
 bool IsOwnCode(const Exit& exit);
 
 // The lines from its last error on; else the last line.

@@ -16,8 +16,8 @@
 
 namespace weft::launch {
 
-// That of who wrote `error`, "AllReduce #656 of group trainer/world"; empty if
-// it tells of none.
+// The call of the rank that wrote `error`, as "AllReduce #656 of group
+// trainer/world"; empty if `error` names none.
 std::string CallIn(absl::string_view error);
 
 // What `error`, which another has written, says of the last operation of

@@ -21,12 +21,12 @@ TEST(CallIn, IsTheOperationWithItsGroup) {
   EXPECT_EQ(CallIn("error: Barrier #3: no answer"), "Barrier #3");
 }
 
-TEST(CallIn, IsElseTheFunctionOfARemoteCall) {
+TEST(CallIn, IsTheFunctionOfARemoteCallWhereNoOperationIsNamed) {
   EXPECT_EQ(CallIn("error: ps0: weft::ps::Exchange: is gone (peer lost)"),
             "weft::ps::Exchange");
 }
 
-TEST(CallIn, IsNothingWhereNothingIsToldOf) {
+TEST(CallIn, IsEmptyForTextThatNamesNoCall) {
   for (const char* text :
        {"", "training 3 %", "error: issue #3",
         "terminate called after "
@@ -44,7 +44,7 @@ TEST(CallOfPeerIn, IsWhatIsSaidOfThatRank) {
   EXPECT_EQ(CallOfPeerIn("trainer2 is gone; it last called Gather #9 (x)",
                          "trainer2", kRoles),
             "Gather #9");
-  // Of a group whose ranks are numbered otherwise.
+  // The ranks of another group have other numbers.
   EXPECT_EQ(CallOfPeerIn("rank 0 of group sub: rank 2 has ended; it last "
                          "called AllReduce #655",
                          "trainer2", kRoles),

@@ -13,15 +13,15 @@ namespace weft::launch {
 
 // Negative where the kernel does not say.
 struct OomKills {
-  // Of the control group of this process, those below it included: a container,
-  // a unit of systemd.
+  // Kills in the control group of this process (a container, a unit of systemd)
+  // and in those below it.
   int64_t cgroup = -1;
   int64_t host = -1;  // since it was booted
 };
 
 OomKills ReadOomKills();
 
-// Those between two times; what either does not say is unknown.
+// The kills between two times; a count that either lacks is unknown.
 OomKills Between(const OomKills& before, const OomKills& now);
 
 // The files that may have the counter of a control group, those of most weight

@@ -104,7 +104,7 @@ bool NamesItsReason(const RankEnd& rank, absl::Span<const RankEnd> ranks,
                             peer->how == How::kFailed ||
                             peer->how == How::kStopped;
     const bool may_be = peer->how == How::kUnclear || victims.count(name) > 0;
-    // Of two that name each other neither is the reason of the other.
+    // If two ranks name each other, neither is the reason of the other.
     if (is_certain || (may_be && !Names(*peer, rank.name, roles))) return true;
   }
   return false;
@@ -159,7 +159,7 @@ const RankEnd* HeaviestOf(absl::Span<const RankEnd> ranks,
   return best;
 }
 
-// Of those that the victims name, the heaviest that something speaks against.
+// The heaviest of the ranks that the victims name and that IsEvident.
 const Named* HeaviestNamed(absl::Span<const RankEnd> ranks,
                            const std::vector<Named>& named) {
   const RankEnd* best = nullptr;

@@ -43,7 +43,7 @@ struct RankEnd {
   How how = How::kWell;
   // The order in which they ended.
   int order = 0;
-  // The end of what it wrote: of a failure, its error.
+  // The last line that it wrote: the error, if it failed.
   std::string last_line;
   absl::Duration after = absl::ZeroDuration();  // from the start to its end
 };
@@ -52,8 +52,8 @@ struct RootCause {
   std::string rank;
   // Whether it is one of the ranks that were given. If not, it runs elsewhere.
   bool is_here = true;
-  // Whose error names it; empty: nobody's, or it was found by itself. Of one
-  // that runs elsewhere nothing else is known.
+  // The rank whose error names it; empty: no error does, or the cause was found
+  // without one. If it runs elsewhere, nothing else is known of it.
   std::string victim;
   // A rank that is here, which the error of `rank`, or of one that it lost,
   // names, though it ended when it was asked to and nothing shows that it

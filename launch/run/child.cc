@@ -30,7 +30,8 @@ void CloseIfOpen(int& fd) {
   fd = -1;
 }
 
-// In the child. Reports errno of what failed to `error_fd` and ends.
+// Runs in the child: becomes the program `argv`. If that fails, writes errno to
+// `error_fd` and ends.
 [[noreturn]] void Become(const std::vector<char*>& argv,
                          const std::vector<char*>& environment, pid_t launcher,
                          int out, int err, int error_fd) {

@@ -57,8 +57,8 @@ class Child {
   // The last lines that ReadLines returned, of both streams.
   const std::deque<std::string>& tail() const { return tail_; }
 
-  // Once after the log file could not be written to: it says why, and nothing
-  // more goes to the file.
+  // Why the log file could not be written to, once; nothing more is written to
+  // the file after that.
   absl::Status TakeLogError();
 
   // After exit_fd() became readable. The rest of the group is killed: nothing
@@ -70,7 +70,7 @@ class Child {
   // has had at a time, in bytes; once it has ended.
   int64_t peak_bytes() const { return peak_bytes_; }
 
-  // To the whole group.
+  // Sends `signal` to the whole process group.
   void Signal(int signal);
 
  private:

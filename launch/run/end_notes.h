@@ -23,8 +23,8 @@ class EndNotes {
   // The ranks are about to be started.
   void Begin(Instant now);
 
-  // One or more have ended, and will be reaped: those of one look share the
-  // kernel's counter.
+  // To be called when one or more have ended, before they are reaped. Those
+  // that end between two looks share what the kernel's counter tells.
   void Look();
   // `child` has ended in this look, been reaped, and its output read.
   void End(const Child& child, Instant now);
@@ -34,17 +34,18 @@ class EndNotes {
   void Ask(const Child& child);
   // Whether `child`, which is not asked, is stopped.
   void NoteStopped(const Child& child);
-  // It is killed, since it did not end.
+  // `child` is killed, since it did not end when it was asked.
   void Kill(const Child& child);
 
   bool was_stopped(const std::string& name) const {
     return stopped_.count(name) > 0;
   }
 
-  // Of `child`, which has ended or has not.
+  // The report of `child`, whether it has ended or not.
   RankReport ReportOf(const Child& child) const;
 
-  // Of those that failed within the last 5 s, of each name the newest.
+  // The reports of those that failed within the last 5 s; the newest one of
+  // each name.
   std::vector<RankReport> FailedLately(Instant now) const;
 
  private:

@@ -35,7 +35,8 @@ class EventLog {
   void Write(int start, absl::string_view event,
              const telemetry::Fields& fields);
 
-  // Once after the file could not be written to: why; nothing more goes there.
+  // Why the file could not be written to, once; nothing more is written to it
+  // after that.
   absl::Status TakeError();
 
  private:

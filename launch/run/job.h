@@ -34,7 +34,7 @@ namespace weft::launch {
 class Starts {
  public:
   void Begin(Instant now) { began_at_ = now; }
-  // It has ended: whether it may stay if it is started again.
+  // To be called when it has ended. Returns whether it may be started again.
   bool End(Instant now);
 
  private:
@@ -60,7 +60,7 @@ class Job {
   absl::Status StartCoordinator();
   void OnCoordinatorExit();
   void EndCoordinator();
-  // Of `child`, which ends the job: it failed first.
+  // The job ends since `child` failed first.
   void FailBy(const Child& child);
   void Watch();
   void OnSignal(int signal);
@@ -75,8 +75,8 @@ class Job {
   bool CanReplace(const Child& child);
   // Whether a trainer has ended well.
   bool HasCompleted() const;
-  // Starts it again, in its place in children_: `child` is no more. If that
-  // fails it is still there.
+  // Starts it again, in its place in children_, which destroys `child`. If that
+  // fails, `child` stays.
   absl::Status Replace(const Child& child);
   void ReplaceOrFail(const std::vector<const Child*>& ranks);
   void EndOthers(int signal);
@@ -119,7 +119,7 @@ class Job {
   const Child* culprit_ = nullptr;  // the first that failed by itself
   EndNotes notes_;
   StuckWatch stuck_;
-  Instant next_look_;  // at the processes
+  Instant next_look_;                   // at the processes
   std::vector<const Child*> left_out_;  // failed, and the others went on
   bool is_final_ = false;               // of the culprit, after Run
   int signal_ = 0;                      // that we were sent

@@ -21,8 +21,8 @@ struct JobEvent {
   int64_t partitions = -1;  // promoted: how many it serves as their backup
 };
 
-// The event that `line`, of the log as text or as JSON, tells of who wrote it.
-// Of a line that is none of these, or lacks its number: nothing.
+// The event that `line`, a line of the log as text or as JSON, reports of its
+// writer. Nothing for a line that reports none of these, or lacks its number.
 std::optional<JobEvent> JobEventIn(absl::string_view line);
 
 }  // namespace weft::launch

@@ -18,7 +18,8 @@ namespace {
 
 using Environment = std::map<std::string, std::string>;
 
-// Of a rank within its role, as torchrun says it.
+// The variables that tell a rank its place within its role, with torchrun's
+// names.
 Environment PlaceOf(const LaunchOptions& options, const RoleSpec& role,
                     int local, int restart) {
   const std::string rank = absl::StrCat(options.node * role.count + local);

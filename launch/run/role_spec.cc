@@ -71,7 +71,7 @@ absl::StatusOr<RoleSpec> ParseRole(absl::string_view text) {
   if (!words.ok()) return BadRole(words.status().message());
   role.argv = *std::move(words);
   if (role.role.empty()) return BadRole("the role has no name");
-  // It becomes a part of workers' names, and of the paths of their logs.
+  // The role becomes a part of workers' names, and of the paths of their logs.
   if (const absl::Status named = net::ValidateIdentity({"job", role.role, 0});
       !named.ok()) {
     return BadRole(named.message());

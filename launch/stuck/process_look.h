@@ -22,13 +22,13 @@ struct ProcessLook {
   bool is_stopped() const { return state == 'T' || state == 't'; }
 };
 
-// Nothing: it is not there. Of a process that waits for others that it has
-// started, as a shell does, their CPU time is counted too, and if one of them
-// is stopped, pid and state are those of that one.
+// The state of process `pid`; nothing if there is none. If it waits for
+// processes that it has started, as a shell does, their CPU time is counted
+// too, and if one of them is stopped, `pid` and `state` are those of that one.
 std::optional<ProcessLook> LookAt(pid_t pid);
 
-// Of the text of /proc/PID/stat, where a second has `ticks`. Nothing: it is no
-// such text.
+// Reads the text of /proc/PID/stat, where a second has `ticks`. Nothing if it
+// is no such text.
 std::optional<ProcessLook> ParseProcessStat(absl::string_view text,
                                             int64_t ticks);
 

@@ -50,7 +50,7 @@ TEST(ProcessLook, SeesAProcessThatIsStopped) {
   EXPECT_FALSE(LookAt(child).has_value());
 }
 
-// Of a shell that waits for the program that it has started.
+// The process is a shell that waits for the program that it has started.
 TEST(ProcessLook, SeesTheProgramOfAShellThatIsStopped) {
   int pipe_fds[2];
   ASSERT_EQ(pipe(pipe_fds), 0);

@@ -85,7 +85,7 @@ std::optional<StuckClass> Waits::ClassOf(const RankFacts& rank,
     case Process::kUnknown:
       break;
   }
-  // Of two that run, one has not what the other has sent.
+  // Both run: then one has not received what the other has sent.
   const bool is_unheard =
       !awaited.has_called && other->name != rank.name && WasIn(*other, wait);
   if (is_unheard) return StuckClass::kCutLink;
@@ -155,7 +155,8 @@ std::vector<std::set<std::string>> Waits::Circles() const {
 }
 
 void Waits::AddCircle(const std::set<std::string>& circle) {
-  // Of each group, who waits in it for another of the circle that is not in it.
+  // By group: the ranks that wait in it for another rank of the circle, which
+  // has not called that operation.
   std::map<std::string, std::set<std::string>> callers;
   std::set<std::string> groups;
   for (const std::string& name : circle) {

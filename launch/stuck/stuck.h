@@ -46,7 +46,7 @@ struct RankFacts {
 
   std::string name;
   Process process = Process::kUnknown;
-  // Of a process of this node.
+  // Facts of a process of this node.
   pid_t pid = 0;
   char state = '?';        // of its main thread, as /proc says
   absl::Duration cpu;      // that it used
@@ -85,7 +85,8 @@ std::vector<StuckCause> FindStuck(absl::Span<const RankFacts> ranks,
 // "stopped": one word, for programs.
 absl::string_view NameOf(StuckClass why);
 
-// Who waits for a rank of `cause`, directly or through others; by name.
+// The ranks that wait for a rank of `cause`, directly or through others; by
+// name.
 std::vector<std::string> VictimsOf(const StuckCause& cause,
                                    absl::Span<const RankFacts> ranks);
 

@@ -105,7 +105,8 @@ class SimulatedJob {
     return absl::c_any_of(is_inside_, [](bool b) { return b; });
   }
 
-  // Of `unseen` ranks, which run on another node, nothing is known.
+  // The facts of all ranks. Nothing is known of `unseen` ranks, which run on
+  // another node.
   std::vector<RankFacts> Facts(const std::set<int>& unseen = {}) {
     std::vector<RankFacts> all;
     for (int r = 0; r < ranks_; ++r) {
@@ -151,7 +152,7 @@ class SimulatedJob {
 
   void DrawFaults(int count) {
     std::set<int> struck;
-    // Of two ranks both may be struck by the first.
+    // With two ranks the first fault may strike both, and no other fits.
     for (int i = 0; i < 100 && static_cast<int>(faults_.size()) < count; ++i) {
       Fault fault;
       fault.kind = static_cast<Kind>(random_.Below(kKinds));
@@ -256,7 +257,7 @@ class SimulatedJob {
     for (const int other : groups_[call.group]) {
       if (other == rank) continue;
       const bool has_called = HasCalled(other, call);
-      // Of an announcement that did not come this rank knows nothing.
+      // This rank does not know of a call whose announcement did not arrive.
       if (!has_called || IsCut(other, rank, call)) {
         wait.awaited.push_back({NameOfRank(other), false});
       } else if (!is_mesh_ && IsHeld(other)) {

@@ -33,7 +33,7 @@ RankFacts Rank(const std::string& name, Process process = Process::kRuns) {
   return rank;
 }
 
-// Of the only cause.
+// The text of the only cause.
 std::string TextOf(const std::vector<RankFacts>& ranks) {
   const std::vector<StuckCause> causes = FindStuck(ranks, absl::Seconds(4));
   EXPECT_EQ(causes.size(), 1u);

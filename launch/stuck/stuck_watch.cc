@@ -13,9 +13,10 @@ namespace {
 
 constexpr absl::Duration kFirstPause = absl::Seconds(10);
 constexpr absl::Duration kLongestPause = absl::Minutes(10);
-// Over so long, at least, the CPU time of a process is told.
+// The CPU time of a process is shown over at least this time.
 constexpr absl::Duration kCpuTime = absl::Seconds(4);
-// Of different groups. A rank that says more is no rank of Weft.
+// The most waits of a rank, one for each group. A rank that reports more is no
+// rank of Weft.
 constexpr size_t kMostWaits = 256;
 
 }  // namespace

@@ -32,14 +32,14 @@ inline constexpr absl::Duration kStuckAfter = absl::Seconds(4);
 // Thread-safety: one thread at a time. Times do not go back.
 class StuckWatch {
  public:
-  // A process of this node has been started, under a name that no other has
-  // now; has ended.
+  // Start: a process of this node has been started, under a name that no other
+  // has now. End: it has ended.
   void Start(const std::string& name, pid_t pid);
   void End(const std::string& name);
 
-  // It has written this line.
+  // The process has written this line.
   void Line(const std::string& name, absl::string_view line, Instant now);
-  // What /proc says of it now. Wanted about once a second.
+  // What /proc says of the process now. To be called about once a second.
   void Look(const std::string& name, const ProcessLook& look, Instant now);
 
   struct News {
@@ -47,10 +47,10 @@ class StuckWatch {
     bool is_over = false;            // the job goes on, after it was stuck
     absl::Duration lasted;           // then: since the first cause was said
   };
-  // Wanted after each line and look.
+  // To be called after each line and look.
   News Check(Instant now);
 
-  // What is known now: of StuckText.
+  // The facts that are known now, for StuckText.
   std::vector<RankFacts> Facts(Instant now) const;
 
  private:

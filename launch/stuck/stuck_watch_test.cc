@@ -110,7 +110,7 @@ TEST_F(StuckWatchTest, IsSaidAgainAfterLongerAndLongerPauses) {
 }
 
 // A step that waits for a slow rank each time, as while it saves.
-TEST_F(StuckWatchTest, SlowRankWhoseWaitsEndByThemselvesIsBorneForLonger) {
+TEST_F(StuckWatchTest, SlowRankWhoseWaitsEndByThemselvesIsReportedLater) {
   RunUntil(1);
   EXPECT_THAT(Wait(4, 4), SizeIs(1));
   EXPECT_TRUE(EndsWait(8, 8));
@@ -131,7 +131,7 @@ TEST_F(StuckWatchTest, WaitsThatEndWithAnErrorAreNoSlowness) {
   EXPECT_THAT(Wait(34, 4), SizeIs(1));
 }
 
-TEST_F(StuckWatchTest, OfARankThatEndsNothingIsAwaited) {
+TEST_F(StuckWatchTest, WaitOfARankThatEndsIsOver) {
   Wait(4, 4);
   watch_.End("trainer0");
   EXPECT_TRUE(watch_.Check(At(5)).is_over);
@@ -146,7 +146,7 @@ TEST_F(StuckWatchTest, RankThatHasEndedIsSaidToBeGone) {
   EXPECT_EQ(said[0].why, StuckClass::kGone);
 }
 
-TEST_F(StuckWatchTest, LinesOfOthersAndLookAtOthersAreNothing) {
+TEST_F(StuckWatchTest, UnknownRanksAreIgnored) {
   watch_.Line("trainer7",
               "AllReduce #7 at x: rank 0 of group g still waits "
               "after 9s: rank 1 (trainer1) has not called it",

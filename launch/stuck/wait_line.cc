@@ -26,7 +26,7 @@ std::string OperationIn(absl::string_view text) {
   for (size_t i = words.size(); i-- > 1;) {
     absl::string_view number = absl::StripSuffix(words[i], ":");
     absl::string_view verb = words[i - 1];
-    // Of JSON: "message":"AllReduce.
+    // In JSON the verb follows a quote: "message":"AllReduce.
     const size_t quote = verb.rfind('"');
     if (quote != absl::string_view::npos) verb.remove_prefix(quote + 1);
     if (verb.empty() || !absl::c_all_of(verb, absl::ascii_isalpha) ||

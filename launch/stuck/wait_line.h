@@ -17,7 +17,7 @@ struct WaitLine {
   bool has_failed = false;  // it ended with an error
 };
 
-// Of a line of the log as text or as JSON. Nothing: it tells of no wait.
+// Reads a line of the log, as text or as JSON. Nothing if it reports no wait.
 std::optional<WaitLine> WaitLineIn(absl::string_view line);
 
 }  // namespace weft::launch

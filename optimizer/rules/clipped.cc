@@ -14,13 +14,14 @@ namespace {
 
 constexpr size_t kBlock = 1024;
 
-// Of doubles whose squares are infinite, or where an element is.
+// Clips a gradient whose sum of squares overflows, or that has an infinite
+// element.
 template <typename T>
 void ClipHuge(double most, int64_t n, T* __restrict out) {
   T largest = 0;
   for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::abs(out[i]));
-  // Then no factor leaves anything of the others: infinity becomes NaN, 0
-  // stays.
+  // With an infinite element the factor is 0: finite elements become 0,
+  // infinite ones NaN.
   if (std::isinf(largest)) {
     for (int64_t i = 0; i < n; ++i) out[i] *= T{0};
     return;

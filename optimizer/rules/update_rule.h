@@ -82,7 +82,7 @@ class UpdateRule {
   void Init(absl::Span<const absl::Span<T>> slots) const;
 
   // Updates `weights` [n] and each of `slots`, [n] or per row [1], by
-  // `gradient` [n]. They must not overlap. Of a rule whose scope is not
+  // `gradient` [n]. They must not overlap. With a rule whose scope is not
   // kElement these are one row, or one parameter. REQUIRES: context.step >= 1,
   // as many slots as slots(), of these lengths.
   virtual void Apply(const StepContext& context, absl::Span<float> weights,

@@ -310,7 +310,7 @@ TYPED_TEST(UpdateRuleTest, RulesThatPyTorchLacksEqualTheirPublishedAlgorithms) {
           RowwiseAdagradOptions{0.05, 0.0, 0.0, 0.1}}) {
       ExpectLearnsAs<T>(o, RowwiseAdagradRow{o, w, o.initial_accumulator});
     }
-    // Of betas whose sums are exact in f32: a sign is a sign then.
+    // Betas whose sums are exact in f32, so that rounding changes no sign.
     for (const LionOptions& o :
          {LionOptions{0.01, 0.5, 0.75}, LionOptions{0.02, 0.75, 0.5, 0.1}}) {
       ExpectLearnsAs<T>(o, LionRow{o, w, zeros});
@@ -368,7 +368,8 @@ TEST(UpdateRule, SaysWhatItMustSeeWhole) {
   }
 }
 
-// Of a rule that works element by element any cut, of others none.
+// Any cut gives the same bits with a rule that works element by element, and
+// none with others.
 TYPED_TEST(UpdateRuleTest, ACutGivesTheSameBitsAsItsScopeClaims) {
   using T = TypeParam;
   for (const Case& test : AllRules()) {
@@ -521,7 +522,7 @@ TYPED_TEST(UpdateRuleTest, ANaNGradientShowsInTheWeights) {
     const auto rule = test.Make();
     Learner<T> learner(*rule, {T{0.5}});
     learner.Step({1}, {std::numeric_limits<T>::quiet_NaN()});
-    // Of FTRL it has always been 0: nothing is beyond l1.
+    // With FTRL the weight has always been 0: nothing is beyond l1.
     EXPECT_EQ(std::isnan(learner.weights()[0]),
               RuleName(test.options) != "ftrl")
         << test.Name();

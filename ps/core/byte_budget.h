@@ -54,7 +54,7 @@ class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
     return Hold(shared_from_this(), bytes);
   }
 
-  // For what is there already: also beyond most().
+  // Counts bytes that are held already, even beyond most().
   void Add(int64_t bytes) { held_ += bytes; }
 
  private:

@@ -27,7 +27,7 @@
 
 namespace weft::ps {
 
-// As what rows are frozen.
+// The checkpoint for which rows are frozen.
 struct SavedAs {
   // The attempt that may be the base of a later one; empty: it will not be, and
   // what is known of other bases stays.
@@ -45,8 +45,8 @@ class ChangedRows {
     std::vector<uint64_t> removed;  // in no order; some may be there again
   };
 
-  // Of so many keys that went, or half of the rows there are, beyond which it
-  // is no use to tell them.
+  // The most removed keys that are listed, or half of the rows that exist if
+  // that is more. Beyond it all rows are to be written instead.
   static constexpr int64_t kLeastRemoved = 1024;
 
   // The rows are frozen. Null: what has changed since `as.base` is not known.
@@ -62,7 +62,7 @@ class ChangedRows {
   int64_t memory_bytes() const;
 
  private:
-  // From a freeze on.
+  // What has changed from a freeze on.
   struct Span {
     std::string id;
     RowSet rows;

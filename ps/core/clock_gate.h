@@ -38,13 +38,15 @@ class ClockGate {
  public:
   using WorkerKey = rendezvous::WorkerKey;
 
-  // So many clocks; and so far may one, and a bound, go.
+  // Limits: the number of clocks; and the highest value of a clock or of a
+  // bound.
   static constexpr size_t kMostClocks = 65536;
   static constexpr int64_t kMostClock = int64_t{1} << 60;
-  // So many ticks of its own may a pull be ahead of its worker's clock.
+  // How many ticks a pull may be ahead of its own worker's clock.
   static constexpr int64_t kMostAhead = 64;
 
-  // Who has a clock: the worker, and its client by the number of its opening.
+  // The holder of a clock: the worker, and its client by the number of its
+  // opening.
   struct Holder {
     WorkerKey worker;
     uint64_t client = 0;
@@ -64,9 +66,10 @@ class ClockGate {
 
   explicit ClockGate(int64_t staleness) : staleness_(staleness) {}
 
-  // `holder` has the clock of `rank` from now on, which is at `at` at least and
-  // not below any other. Of the same worker, or of an earlier incarnation of
-  // it, it takes that over: kNotHolder if another one's worker has it.
+  // `holder` has the clock of `rank` from now on. A new clock starts at `at`,
+  // or at the slowest of the others if that is more. A clock that the same
+  // worker or an earlier incarnation of it had is taken over; kNotHolder if
+  // another worker has it.
   Answer Join(int rank, Holder holder, int64_t at) {
     if (at > kMostClock) return Answer::kTooFar;
     const auto it = clocks_.find(rank);
@@ -124,7 +127,7 @@ class ClockGate {
     Advance();
     return true;
   }
-  // That incarnation of a worker is gone, and those before it.
+  // That incarnation of a worker is gone, and so are those before it.
   void Forget(WorkerKey worker) {
     EraseIf([worker](const Holder& holder) {
       return holder.worker.id == worker.id &&

@@ -157,7 +157,7 @@ class Places {
     const int partition = static_cast<int>(mixed >> shift_);
     return RankOf(partition, placement_) << shift_ | (mixed & below_);
   }
-  // Of a place, or of as many of its upper bits.
+  // The rank of a place, or of as many of a place's upper bits.
   uint64_t RankAt(uint64_t place) const { return place >> 1 >> (shift_ - 1); }
 
  private:

@@ -1,13 +1,13 @@
 // Cut: how a table's rows are laid out over servers and partitions, as both
 // ends of a push or pull see it.
 //
-// A message to a server has its rows grouped by partition. Of a sparse table
+// A message to a server has its rows grouped by partition. For a sparse table
 // the partitions ascend, and within one the mixed keys (Mix64 of
 // ps/placement.h) strictly ascend: sorting by them is a few counting passes,
 // since they are spread evenly, and the server finds the rows in the order of
-// its index. Of a dense table the message has all slices that the server holds;
-// partitions come in the order of their first slices, so that one server's
-// message is the vector itself, unless a partition has several slices.
+// its index. For a dense table the message has all slices that the server
+// holds; partitions come in the order of their first slices, so that one
+// server's message is the vector itself, unless a partition has several slices.
 //
 // Thread-safety: immutable.
 

@@ -116,7 +116,7 @@ class Pusher {
   Pusher(Partition* partition, const TableLayout* layout, uint64_t seed)
       : partition_(partition), layout_(layout), random_(seed) {}
 
-  // To so many of `range` keys; of a dense table to all slices.
+  // Pushes to so many of `range` keys; in a dense table to all slices.
   void Push(int keys, uint64_t range) {
     if (layout_->is_dense()) return PushSlices();
     std::vector<uint64_t> names;

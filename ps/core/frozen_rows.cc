@@ -9,8 +9,9 @@
 namespace weft::ps {
 namespace {
 
-// Of the copies that pushes make: pieces double, so that a partition of which
-// few rows change takes little.
+// Bytes of the pieces that hold the copies that pushes make. Each piece is
+// twice the one before, so that a partition of which few rows change takes
+// little.
 constexpr int64_t kFirstPiece = 4096;
 constexpr int64_t kLargestPiece = 65536;
 

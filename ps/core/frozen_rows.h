@@ -10,8 +10,8 @@
 // What pushes copy counts against a budget. Beyond it the copies are dropped
 // and the reader gets an error: pushes never wait for a reader.
 //
-// Of a partition whose changes are known (changed_rows.h) it may have only the
-// rows that have changed since a checkpoint.
+// Where the changes of a partition are known (changed_rows.h), FrozenRows may
+// hold only the rows that have changed since a checkpoint.
 //
 // Thread-safety: where it says so under the partition's lock; once is_done(),
 // the reader alone.
@@ -73,10 +73,11 @@ class FrozenRows {
   const std::vector<Piece>& copies() const { return copies_; }
   const std::string& life() const { return life_; }
   bool is_delta() const { return is_delta_; }
-  // Of a delta: keys of rows that went, in no order; some may be there again.
+  // For a delta: keys of rows that were removed, in no order. A row of such a
+  // key may exist again.
   const std::vector<uint64_t>& removed() const { return removed_; }
 
-  // Of a piece.
+  // Row `i` of `piece`.
   RowStore::Row RowOf(const Piece& piece, int64_t i) const {
     return {piece.blocks.get() + i * stride_};
   }

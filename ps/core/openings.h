@@ -28,7 +28,7 @@ namespace weft::ps {
 
 using rendezvous::WorkerKey;
 
-// Who calls: the name and the incarnation, as the connection has them.
+// The caller: its name and incarnation, as the connection has them.
 struct Caller {
   absl::string_view name;
   WorkerKey key;
@@ -36,7 +36,7 @@ struct Caller {
 
 class Openings {
  public:
-  // So many of a worker at a time. One more closes its oldest.
+  // The most openings of a worker at a time. One more closes its oldest.
   static constexpr size_t kMostOfAWorker = 64;
 
   // The number of the caller's `client`: a new one, unless it is open.

@@ -44,8 +44,8 @@ bool HaveSameKeys(absl::Span<const PushSpan> spans) {
          });
 }
 
-// To `sum` that of the spans' floats [at, at + length), times `scale`: with the
-// bits of SumSpans.
+// Writes to `sum` the sum of the spans' floats [at, at + length), times
+// `scale`, with the bits that SumSpans gives.
 void SumRows(absl::Span<const PushSpan> spans, int64_t at, int64_t length,
              float scale, float* __restrict sum) {
   std::copy_n(spans[0].values + at, length, sum);
@@ -257,7 +257,7 @@ void Partition::Learn(absl::Span<const uint64_t> keys, const float* gradients,
     gradients += static_cast<int64_t>(n) * dim_;
     keys.remove_prefix(n);
   }
-  LetGo();
+  EvictRows();
   Account();
 }
 
@@ -283,10 +283,10 @@ std::vector<size_t> Partition::Entering(absl::Span<const uint64_t> keys) {
   return places;
 }
 
-void Partition::LetGo() {
+void Partition::EvictRows() {
   while (rows_.size() > 0) {
     const Row oldest = rows_.Oldest();
-    switch (life_->Judge(rows_.size(), rows_.touched(oldest))) {
+    switch (life_->CheckOldest(rows_.size(), rows_.touched(oldest))) {
       case RowLife::Verdict::kStays:
         return;
       case RowLife::Verdict::kIdle:
@@ -297,7 +297,7 @@ void Partition::LetGo() {
         break;
     }
     const uint64_t key = RowStore::key(oldest);
-    life_->LetGo(key);
+    life_->NoteEvicted(key);
     // The last one takes its place.
     if (!frozen_.empty()) BeforeChange({oldest, rows_.At(rows_.size() - 1)});
     if (changes_ != nullptr) NoteRemoval(oldest);
@@ -597,7 +597,7 @@ int64_t Partition::GrowthOf(absl::Span<const uint64_t> keys) const {
       missing += row.exists() ? 0 : 1;
     keys.remove_prefix(n);
   }
-  // Beyond its limit others go for them.
+  // Beyond the limit other rows are evicted for new ones.
   const int64_t limit = layout_.limits().most_rows;
   if (limit > 0) {
     missing = std::min(missing, std::max<int64_t>(0, limit - rows_.size()));

@@ -9,9 +9,10 @@
 // A push and the mark that it was applied change together, under the lock: so
 // a push that is sent again, by whatever way, is applied once.
 //
-// Of a table with RowLife (row_life.h) a push may make no rows of some of its
-// keys, whose gradients are then dropped, and rows go after it. Each push, or
-// round, that it applies counts for that, also one without keys.
+// In a table with RowLife (row_life.h) a push may create no row for some of its
+// keys, whose gradients are then dropped; and rows may be removed after it. The
+// age of a row is counted in the pushes, or rounds, that the partition has
+// applied, also those without keys.
 //
 // Thread-safety: thread-safe.
 
@@ -48,7 +49,8 @@ namespace weft::ps {
 // One client's push to one partition. `values` are the rows' gradients, one
 // after another, each as long as its row.
 struct PushSpan {
-  // For a span that somebody else saw to being given once only.
+  // The number of a span for which the caller makes sure that it is given only
+  // once.
   static constexpr uint64_t kUnnumbered = 0;
 
   uint64_t client = 0;
@@ -164,14 +166,14 @@ class Partition {
   void AddRows(const PartitionImage& image) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Row Make(uint64_t key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Initialize(uint64_t key, Row row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // As Update, but makes rows and lets them go as the table's RowLife says.
+  // As Update, but makes and evicts rows as the table's RowLife says.
   void Learn(absl::Span<const uint64_t> keys, const float* gradients,
              double lr_scale) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Those of `keys` whose rows are there or are made by this push: their
   // places.
   std::vector<size_t> Entering(absl::Span<const uint64_t> keys)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void LetGo() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EvictRows() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Account() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // ApplySum of spans that have the same slices. `out`: as of ApplySumAndRead,
   // or null.
@@ -186,14 +188,15 @@ class Partition {
   void UpdateOne(Row row, const float* gradient, double lr_scale)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<Row> InKeyOrder() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The rows are about to be changed or removed, or all are: those that are
-  // frozen are copied before. Forgets what needs no more copies.
+  // To be called before `rows`, or all rows, are changed or removed: copies
+  // those that are frozen. Forgets snapshots that need no more copies.
   void BeforeChange(absl::Span<const Row> rows)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // They are no changes that ChangedRows tells.
+  // The same before all rows change. ChangedRows cannot list such a change, and
+  // is dropped.
   void BeforeAllChange() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // For changes_, which is there: before rows are changed, and before one
-  // is removed.
+  // Record in `changes_`, which must not be null, that rows are about to
+  // change, and that a row is about to be removed.
   void NoteChanged(absl::Span<const Row> rows)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void NoteRemoval(Row row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

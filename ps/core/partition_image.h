@@ -27,8 +27,8 @@ struct PartitionImage {
   std::vector<float> weights;  // rows one after another
   // [slots], each like weights, or [n] where a slot is per row.
   std::vector<std::vector<float>> slots;
-  // Of a table with RowLife, or empty: the version that touched each row, and
-  // RowLife::Format. A piece of a copy after the first has no `life`.
+  // For a table with RowLife, else empty: the version that touched each row,
+  // and RowLife::Format. A piece of a copy after the first has no `life`.
   std::vector<int64_t> touched = {};  // [n]
   std::string life = {};
   // Only the rows that have changed since a checkpoint, and the keys of those

@@ -202,8 +202,8 @@ TEST(Partition, RowsOfOnePushHaveTheBitsOfRowsPushedAlone) {
       const auto layout = *TableLayout::Create(spec);
       Partition together(layout.get()), alone(layout.get());
       uint64_t sequence = 0;
-      // Of other rows each time, so that their steps differ; the last rows are
-      // new, and other rows move while they are made.
+      // Each push names other rows, so that their steps differ. The last rows
+      // are new, and making them moves other rows.
       for (uint64_t first : {0, 100, 50, 0, 300, 20}) {
         std::vector<uint64_t> keys;
         std::vector<float> values;

@@ -18,16 +18,17 @@ namespace weft::ps {
 
 class RateChanges {
  public:
-  // So many that are to come may be known.
+  // The most changes of rounds to come that may be known.
   static constexpr size_t kMost = 4096;
 
-  // Of `round` and those after it, until the next change. `open` is the round
-  // that is not closed yet. The same change may come again, from any worker.
+  // Sets the scale of `round` and those after it, until the next change. `open`
+  // is the round that is not closed yet. The same change may come again, from
+  // any worker.
   //   kInvalidArgument     `scale` is not finite, or is negative
   //   kFailedPrecondition  `round` is closed, or has another change
   //   kResourceExhausted   kMost
   absl::Status Set(int64_t round, double scale, int64_t open);
-  // From now on, whatever the round.
+  // Sets the scale from now on, whatever the round.
   absl::Status SetAlways(double scale);
 
   double At(int64_t round) const;  // 1 before the first change

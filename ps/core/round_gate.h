@@ -53,8 +53,8 @@ class RoundGate {
   // A shard may be at most this many rounds ahead of the open one, which bounds
   // the parts that are kept.
   static constexpr int64_t kLookahead = 4;
-  // So many rounds late a part may be to be folded, and of so many closed
-  // rounds it is known which parts they had.
+  // How many rounds late a part may be and still be folded; and of how many
+  // closed rounds it is known which parts they had.
   static constexpr int64_t kMostLate = 4;
   static constexpr int64_t kRemembered = 64;
 
@@ -72,7 +72,8 @@ class RoundGate {
     kUnknown,    // no such shard, or a rank that was declared dead
   };
 
-  // Of shard s the first part is expected of rank s; another may give it.
+  // The first part of shard s is expected from rank s; another rank may give
+  // it.
   explicit RoundGate(int shards, Orphans orphans = Orphans::kRetire,
                      int64_t open = 0, Quorum quorum = {})
       : orphans_(orphans), quorum_(quorum), open_(open), shards_(shards) {
@@ -114,8 +115,9 @@ class RoundGate {
   }
 
   // The parts of the open round in the order of the shards if it may close,
-  // which it then does; else nothing. Of a shard those that were folded come
-  // first, in the order of their rounds. Call it until it gives nothing.
+  // which it then does; else nothing. The folded parts of a shard come before
+  // its newer ones, in the order of their rounds. Call it until it gives
+  // nothing.
   std::vector<Part> Close() {
     std::vector<Part> parts;
     if (!MayClose()) return parts;
@@ -244,7 +246,7 @@ class RoundGate {
     return Answer::kFolded;
   }
 
-  // Whether `shard` is `rank`'s now.
+  // Makes `rank` the owner of `shard` if it may be. Returns whether it is.
   bool Own(int shard, int rank, bool take_over) {
     Shard& s = shards_[shard];
     if (s.is_owned && s.owner == rank) return true;

@@ -85,7 +85,7 @@ RowLife::Entry RowLife::Enter(uint64_t key) {
   return chance < limits_.admit_probability ? Entry::kMade : Entry::kNotYet;
 }
 
-RowLife::Verdict RowLife::Judge(int64_t rows, int64_t touched) const {
+RowLife::Verdict RowLife::CheckOldest(int64_t rows, int64_t touched) const {
   if (limits_.idle_versions > 0 && clock_ - touched > limits_.idle_versions) {
     return Verdict::kIdle;
   }
@@ -93,7 +93,7 @@ RowLife::Verdict RowLife::Judge(int64_t rows, int64_t touched) const {
   return is_full ? Verdict::kFull : Verdict::kStays;
 }
 
-void RowLife::LetGo(uint64_t key) {
+void RowLife::NoteEvicted(uint64_t key) {
   if (limits_.drop_versions == 0) return;
   if (!gone_at_.emplace(key, clock_).second) return;
   gone_.emplace_back(key, clock_);

@@ -1,16 +1,16 @@
-// RowLife: when a partition of a bounded table makes a row, and when it lets
-// one go.
+// RowLife: when a partition of a bounded table makes a row, and when it evicts
+// one.
 //
 // All of it is a function of the pushes that the partition applied and of their
 // order: its clock counts them (ASYNC), or the rounds (SYNC), and there is
 // neither a time of day nor a random generator. So two copies of a partition,
-// and a run that goes on from a checkpoint, make and let go the same rows.
+// and a run that goes on from a checkpoint, make and evict the same rows.
 //
 // A row comes into being with the n-th push that names its key, as a count-min
 // sketch counts them, or with each push by a probability that is a function of
-// seed, key and clock. A row goes that no push has named for a number of
-// versions, or, where a partition has more rows than it may, the one that was
-// not named for longest.
+// seed, key and clock. A row is evicted when no push has named it for a number
+// of versions; and where a partition has more rows than it may, the one that
+// was not named for longest is evicted.
 // Sources: Cormode and Muthukrishnan, "An improved data stream summary: the
 // count-min sketch and its applications", 2005; Estan and Varghese, "New
 // directions in traffic measurement and accounting", 2002 (only the counters
@@ -34,11 +34,11 @@
 
 namespace weft::ps {
 
-// Of one partition.
+// The limits of one partition.
 struct RowLimits {
   int64_t most_rows = 0;      // 0: any number
   int64_t idle_versions = 0;  // 0: a row that is not named stays
-  // A push that comes within so many versions after its row was let go is
+  // A push that comes within so many versions after its row was evicted is
   // dropped; 0: it makes the row anew.
   int64_t drop_versions = 0;
   int admit_after = 1;  // by so many pushes; at most kMostAdmitAfter
@@ -56,12 +56,14 @@ inline constexpr int kMostAdmitAfter = 200;
 inline constexpr int kLeastCounters = 16;
 inline constexpr int kMostCounters = 65536;
 inline constexpr int64_t kMostIdleVersions = (int64_t{1} << 31) - 1;
-// Of keys of rows that were let go, beyond which the oldest is forgotten.
+// Keys of evicted rows that are remembered; beyond that the oldest is
+// forgotten.
 inline constexpr size_t kMostRemembered = 4096;
 
-// How often each key was counted, or more often: by chance, seldom by much.
-// After counters * admit_after / 4 keys all counts are halved, so that keys
-// that come once for ever never fill it.
+// How often each key was counted. An estimate that is never too low; it is too
+// high by chance, seldom by much. After counters * admit_after / 4 keys all
+// counts are halved, so that an endless stream of keys that come once never
+// fills it.
 class CountMin {
  public:
   static constexpr int kRows = 4;
@@ -102,18 +104,20 @@ class RowLife {
   enum class Entry {
     kMade,
     kNotYet,   // its gradient is dropped
-    kTooLate,  // the same: its row was let go a moment ago
+    kTooLate,  // the same: its row was evicted a moment ago
   };
   // What becomes of `key`, whose row is not there and which the push at hand
   // names. To be asked in the order of the mixed keys, once each.
   Entry Enter(uint64_t key);
 
   enum class Verdict { kStays, kIdle, kFull };
-  // Of the row that was not touched for longest, with `rows` of them there. To
-  // be asked once a push has been applied, until it stays.
-  Verdict Judge(int64_t rows, int64_t touched) const;
-  // It was let go.
-  void LetGo(uint64_t key);
+  // Whether the row that was not touched for longest stays, where the partition
+  // has `rows` rows and that one was touched at version `touched`. Once a push
+  // has been applied, ask and evict until the answer is kStays.
+  Verdict CheckOldest(int64_t rows, int64_t touched) const;
+  // The row of `key` was evicted: remembers the key if pushes to it are to be
+  // dropped.
+  void NoteEvicted(uint64_t key);
 
   // Clock, sketch and remembered keys; at most MostBytes.
   std::string Format() const;

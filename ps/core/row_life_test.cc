@@ -90,14 +90,14 @@ TEST(RowLife, OldestRowGoesOnceItIsIdleOrOneTooMany) {
   limits.idle_versions = 2;
   RowLife life(limits);
   life.Advance();  // 1
-  EXPECT_EQ(life.Judge(3, 1), Verdict::kStays);
-  EXPECT_EQ(life.Judge(4, 1), Verdict::kFull);
+  EXPECT_EQ(life.CheckOldest(3, 1), Verdict::kStays);
+  EXPECT_EQ(life.CheckOldest(4, 1), Verdict::kFull);
   life.Advance();
   life.Advance();  // 3
-  EXPECT_EQ(life.Judge(3, 1), Verdict::kStays);
+  EXPECT_EQ(life.CheckOldest(3, 1), Verdict::kStays);
   life.Advance();
-  EXPECT_EQ(life.Judge(1, 1), Verdict::kIdle);
-  EXPECT_EQ(life.Judge(1, 2), Verdict::kStays);
+  EXPECT_EQ(life.CheckOldest(1, 1), Verdict::kIdle);
+  EXPECT_EQ(life.CheckOldest(1, 2), Verdict::kStays);
 }
 
 TEST(RowLife, PushThatComesJustAfterItsRowWentIsDropped) {
@@ -106,7 +106,7 @@ TEST(RowLife, PushThatComesJustAfterItsRowWentIsDropped) {
   limits.drop_versions = 2;
   RowLife life(limits);
   life.Advance();
-  life.LetGo(7);
+  life.NoteEvicted(7);
   for (int i = 0; i < 2; ++i) {
     life.Advance();
     EXPECT_EQ(life.Enter(7), Entry::kTooLate);
@@ -121,7 +121,7 @@ TEST(RowLife, RemembersABoundedNumberOfRowsThatWent) {
   limits.most_rows = 1;
   limits.drop_versions = kMostIdleVersions;
   RowLife life(limits);
-  for (uint64_t key = 0; key < 100000; ++key) life.LetGo(key);
+  for (uint64_t key = 0; key < 100000; ++key) life.NoteEvicted(key);
   EXPECT_EQ(life.Enter(0), Entry::kMade);
   EXPECT_EQ(life.Enter(99999), Entry::kTooLate);
   EXPECT_LE(static_cast<int64_t>(life.Format().size()),
@@ -149,8 +149,8 @@ TEST(RowLife, GoesOnWhereItWasFormatted) {
       const Entry entry = life.Enter(key);
       ASSERT_EQ(copy.Enter(key), entry) << push;
       if (entry != Entry::kMade || key % 3 != 0) continue;
-      life.LetGo(key);
-      copy.LetGo(key);
+      life.NoteEvicted(key);
+      copy.NoteEvicted(key);
     }
   }
   EXPECT_EQ(copy.Format(), life.Format());
@@ -162,7 +162,7 @@ TEST(RowLife, StateOfOtherLimitsKeepsTheClockAlone) {
   limits.drop_versions = 20;
   RowLife life(limits);
   for (int i = 0; i < 9; ++i) life.Advance();
-  life.LetGo(5);
+  life.NoteEvicted(5);
   (void)life.Enter(6);
   RowLife other(AdmitAfter(3, 128));
   ASSERT_THAT(other.Load(life.Format()), IsOk());
@@ -178,8 +178,8 @@ TEST(RowLife, WhatIsNoStateIsRefused) {
   limits.drop_versions = 9;
   RowLife life(limits);
   for (int i = 0; i < 3; ++i) life.Advance();
-  life.LetGo(1);
-  life.LetGo(2);
+  life.NoteEvicted(1);
+  life.NoteEvicted(2);
   const std::string good = life.Format();
   for (size_t n = 1; n < good.size(); ++n) {
     EXPECT_THAT(RowLife(limits).Load(good.substr(0, n)),
@@ -193,7 +193,7 @@ TEST(RowLife, WhatIsNoStateIsRefused) {
     if (!any.Load(bad).ok()) continue;
     any.Advance();  // with whatever it says
     (void)any.Enter(1);
-    any.LetGo(3);
+    any.NoteEvicted(3);
   }
 }
 

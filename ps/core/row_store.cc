@@ -21,8 +21,8 @@ constexpr int64_t kMostInGroup = 9;
 // Lengths up to which a row's own floats need not begin at a multiple of 16
 // bytes.
 constexpr int64_t kShortRow = 16;
-// Keys whose memory is fetched before the first of them is compared. Of the
-// second-level cache's misses so many are under way as the core can have.
+// Keys whose memory is fetched before the first of them is compared. So the
+// core has as many misses of the second-level cache under way as it can.
 constexpr size_t kAhead = 128;
 constexpr int64_t kFloat = sizeof(float);
 

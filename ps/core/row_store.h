@@ -118,16 +118,16 @@ class RowStore {
   }
   float* floats(Row row) const { return row.block + header_; }
 
-  // Of a store that keeps use: the row that was not touched for longest. Rows
-  // are in the order in which Touch named them; one that was added and not
-  // touched is the newest. REQUIRES: size() > 0.
+  // The row that was not touched for longest. Rows are in the order in which
+  // Touch named them; one that was added and not touched is the newest.
+  // REQUIRES: the store keeps use, size() > 0.
   Row Oldest() const { return At(oldest_); }
   // When the row was touched last: `now` of that call. What is longer ago than
   // kExactAge tells as about so long ago.
   static constexpr int64_t kExactAge = int64_t{1} << 31;
   int64_t touched(Row row) const { return touched(row, base_); }
-  // Of a copy of a block, made when base() was this. A Touch at a time of
-  // another BaseOf changes all blocks.
+  // The same for a copy of a block that was made when base() was `base`. A
+  // Touch at a time of another BaseOf changes all blocks.
   static int64_t touched(Row row, int64_t base) {
     return base + Word(row, kTouched);
   }
@@ -149,8 +149,8 @@ class RowStore {
 
  private:
   static constexpr int kPlaces = 12;
-  // Of so many rows, their numbers, and bytes of their keys' hashes: 0 where a
-  // place is free. The last four bytes stay 0.
+  // The numbers of up to kPlaces rows, and a byte of each key's hash: 0 where a
+  // place is free. The last four tags stay 0.
   struct alignas(64) Group {
     uint8_t tags[16] = {};
     uint32_t rows[kPlaces] = {};
@@ -201,9 +201,9 @@ class RowStore {
     int place = 0;
   };
   bool Locate(uint64_t key, Spot& spot) const;
-  // Empties it, so that all other keys are found.
+  // Empties the spot in such a way that all other keys are still found.
   void Free(Spot spot);
-  // Into the block of `number` goes the last row.
+  // Moves the last row into the block of row `number`.
   void MoveLastTo(uint32_t number);
   void GiveBack();
   int64_t RowsAfter(int64_t room) const;

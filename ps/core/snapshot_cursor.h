@@ -7,9 +7,9 @@
 // the row itself if it is still to be copied (copy on write). So each row is
 // copied once, as it was when the snapshot began.
 //
-// Where a row goes, the last one takes its number (RowStore::Remove): both are
-// taken before. What is added later has a number beyond the snapshot's, or one
-// that was taken.
+// When a row is removed, the last one takes its number (RowStore::Remove): Take
+// both before. A row that is added later has a number beyond the snapshot's, or
+// one that was taken.
 //
 // Thread-safety: one thread at a time; the partition's lock guards it.
 
@@ -25,9 +25,10 @@ namespace weft::ps {
 
 class SnapshotCursor {
  public:
-  // Of rows 0 to `rows` - 1. Takes a time that hardly depends on their number.
+  // A snapshot of rows 0 to `rows` - 1. Takes a time that hardly depends on
+  // their number.
   explicit SnapshotCursor(int64_t rows);
-  // Of these rows.
+  // A snapshot of these rows.
   explicit SnapshotCursor(RowSet rows);
 
   // Whether the caller must copy row `number` now, before it changes it. The

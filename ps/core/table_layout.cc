@@ -101,7 +101,7 @@ absl::Status CheckLife(const TableSpec& spec) {
   return absl::OkStatus();
 }
 
-// Of a partition; `floats` of a row.
+// The limits of one partition, whose rows have `floats` floats each.
 RowLimits LimitsOf(const TableSpec& spec, int64_t floats) {
   const v1::RowLife& life = spec.life();
   RowLimits limits;

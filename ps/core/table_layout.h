@@ -34,7 +34,7 @@ inline constexpr int64_t kMostStaleness = int64_t{1} << 32;
 inline constexpr int64_t kMaxRows = int64_t{1} << 40;
 inline constexpr int64_t kMaxTableBytes = int64_t{1} << 50;
 
-// Of a dense table.
+// The number of slices of a dense table with so many elements.
 int64_t SlicesOf(int64_t elements);
 
 // A dense table is slices of a vector, not rows: TableLayout::Create refuses a
@@ -46,7 +46,7 @@ int64_t SlicesOf(int64_t elements);
 // passes here can be made.
 absl::StatusOr<v1::TableSpec> CheckedSpec(v1::TableSpec spec);
 
-// In words; empty if they are equal.
+// The difference in words; empty if they are equal.
 std::string DifferenceOf(const v1::TableSpec& found,
                          const v1::TableSpec& wanted);
 // `restored` with what may change when a job goes on from a checkpoint: of the

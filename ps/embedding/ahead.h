@@ -22,9 +22,10 @@
 
 namespace weft::ps {
 
-// i64 [n], joined; of none [0].
+// The tensors joined to one, i64 [n]; without any, [0].
 Tensor JoinKeys(absl::Span<const Tensor> keys);
-// Those of `a` that are in `b`, each once, as they first come in `a`.
+// The keys of `a` that are also in `b`, each once, in the order in which they
+// first come in `a`.
 Tensor KeysInBoth(const Tensor& a, const Tensor& b);
 // Writes row i of `new_rows` to each row whose key is new_keys[i].
 void PatchRows(const Tensor& keys, const Tensor& new_keys,
@@ -59,7 +60,7 @@ class Ahead {
   std::list<Part>& parts() { return parts_; }
 
  private:
-  // With what lies upon them. nullopt: they do not come.
+  // The rows of `part`, with its patches applied. nullopt: they do not come.
   static std::optional<Tensor> RowsOf(Part& part, absl::Duration timeout);
 
   std::list<Part> parts_;

@@ -18,9 +18,9 @@
 //   before the pushes   nothing has changed on any rank, nor in any table: a
 //                       gradient that is not finite, a backward pass that
 //                       failed, a table that must be opened again
-//   in the pushes       no dense parameter has changed on any rank. Of the
-//                       tables: what other ranks, or other servers, have taken
-//                       stays. A round of a SYNC table that lacks a part is not
+//   in the pushes       no dense parameter has changed on any rank. Tables keep
+//                       what other ranks have pushed, or other servers have
+//                       taken. A round of a SYNC table that lacks a part is not
 //                       closed, so nobody sees it
 //   in the gather       the group is broken (process_group.h): a rank that the
 //   after them          gather reached may have updated its parameters, and the
@@ -52,7 +52,8 @@ namespace weft::ps {
 
 // All of it must outlive the HybridStep.
 struct HybridParts {
-  // Of the model whose parameters `optimizer` has. Null with one rank.
+  // The wrapper of the model whose parameters `optimizer` has. Null with one
+  // rank.
   ddp::DistributedDataParallel* ddp = nullptr;
   // The group of `ddp`, or another one of the same ranks. Null: there is one
   // rank, which asks nobody.

@@ -123,7 +123,7 @@ class LookUpRecord::Sink final : public GradientSink {
   mutable Mutex mu_;
   absl::Status ended_ ABSL_GUARDED_BY(mu_);
   Gradients gradients_ ABSL_GUARDED_BY(mu_);
-  // Of passes that have not ended, by their id.
+  // Gradients of passes that have not ended, by the id of the pass.
   absl::flat_hash_map<uint64_t, Gradients> open_ ABSL_GUARDED_BY(mu_);
 };
 

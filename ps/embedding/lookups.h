@@ -18,11 +18,11 @@
 // Visible together. SYNC: each Commit is one round of each table that this
 // worker looks up, or has looked up before, so the look-ups after it are of
 // tables in which all workers have made as many passes, and never see a part of
-// one. Who reads a table without a part in its rounds may see one table after a
-// pass and another one before it. ASYNC: the rows of a partition change
-// together; another worker may see one partition after a pass and another one
-// before it. Of a pass that is aborted, or that Commit refuses before it sends
-// anything, nobody ever sees anything.
+// one. A reader without a part in the rounds may see one table after a pass and
+// another one before it. ASYNC: the rows of a partition change together;
+// another worker may see one partition after a pass and another one before it.
+// Nobody ever sees anything of a pass that is aborted, or that Commit refuses
+// before it sends anything.
 //
 // Prefetch asks for the rows of a later pass, so that they are there, or on
 // their way, when that pass looks them up. It changes no bit of a SYNC table's
@@ -61,7 +61,7 @@
 namespace weft::ps {
 
 struct LookupsOptions {
-  // Of each wait. What is on its way then goes on.
+  // The limit of each wait. Messages that are on their way at its end go on.
   absl::Duration timeout = absl::Seconds(60);
   // Tables that have a part in each Commit from the first one on, whether this
   // worker has looked them up or not: a round of a SYNC table waits for it.
@@ -141,7 +141,7 @@ class Lookups {
   void Register(SparseTable* table);
   // The rows [n, dim] of each look-up.
   absl::StatusOr<std::vector<Tensor>> RowsOf(absl::Span<const LookUp> look_ups);
-  // Until what was sent is there.
+  // Waits until what was sent has arrived.
   absl::Status AwaitCommit();
   absl::Status Await(const Future<void>& sent);
   absl::Status CheckTables() const;

@@ -114,7 +114,7 @@ TEST_P(LookupsTest, BagsAreSumsAndMeansOfRows) {
   EXPECT_THAT(mean->value().ToVector<float>(), ElementsAre(2, 3, 3, 4));
   (Sum(*sum) + Sum(*mean) * 4.0).Backward();
   ASSERT_THAT(lookups.Commit(), IsOk());
-  // Of row 1: 1 and 4 / 2; of row 2: three times that.
+  // Row 1 has the gradients 1 and 4 / 2; row 2 has three times that.
   EXPECT_THAT(Rows(*users_, {1, 2}), ElementsAre(-2, -1, -6, -5));
 }
 

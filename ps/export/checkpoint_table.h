@@ -50,7 +50,7 @@ class CheckpointTable final : public ServedTable {
                   const SavedTable& table,
                   std::unique_ptr<const TableLayout> layout);
   absl::Status CheckUnchanged() const;
-  // To `to` the row of a key, or an element; false if there is none.
+  // Copies the row of a key, or an element, to `to`; false if there is none.
   bool Copy(uint64_t key, float* to) const;
 
   const std::shared_ptr<const SavedCheckpoint> from_;

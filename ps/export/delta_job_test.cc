@@ -67,7 +67,7 @@ class DeltaJob : public ::testing::Test {
     ASSERT_THAT(table, IsOk());
     table_ = *std::move(table);
   }
-  // To so many keys of `range`.
+  // Pushes to so many keys of `range`.
   void Push(int64_t n, uint64_t range) {
     std::vector<int64_t> keys;
     for (int64_t i = 0; i < n; ++i) {
@@ -188,7 +188,8 @@ TEST_F(DeltaJob, ChainIsToTheByteAFullCheckpointAndRestoredOnAnyServers) {
       Start(servers);
       ASSERT_THAT(client_->Restore(path_, *name), IsOk());
       EXPECT_EQ(MergedNow(), before) << servers;
-      // They know no base, so the next one holds all, and that after it not.
+      // The servers know no base, so the next checkpoint holds all, and the one
+      // after it does not.
       Open(BoundedSpec(mode));
       const auto next = Save();
       ASSERT_THAT(next, IsOk());

@@ -17,8 +17,8 @@
 
 namespace weft::ps {
 
-// Of elements that are not equal to the bit. A difference to or from a value
-// that is not finite is infinite.
+// How far two tables differ: counts elements that are not equal to the bit. A
+// difference to or from a value that is not finite is infinite.
 struct Change {
   int64_t elements = 0;  // that differ
   double largest = 0;    // |b - a|

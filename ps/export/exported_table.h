@@ -47,7 +47,7 @@ class ExportedTable final : public ServedTable {
       const std::string& path) {
     return Open(path, Options());
   }
-  // Of bytes that must outlive it; `where` names them.
+  // Reads `bytes`, which must outlive the table; `where` names them in errors.
   static absl::StatusOr<std::shared_ptr<const ExportedTable>> Parse(
       absl::string_view bytes, const std::string& where,
       const Options& options);

@@ -17,9 +17,9 @@ namespace weft::ps {
 // checkpoint of the same step and metadata; returns its name. Tables get the
 // first numbers of files, those of trainers keep theirs. Bytes are copied as
 // they lie in the files, and the result is read back: it needs no memory for
-// tables. Of a checkpoint that has only what has changed the result has all,
-// and is to the byte that of one that had all. REQUIRES: `from` was opened with
-// check_rows, and all tables.
+// tables. If `from` has only what has changed, the result has all, and equals
+// byte for byte the merge of a checkpoint that had all. REQUIRES: `from` was
+// opened with check_rows, and all tables.
 //   kInvalidArgument   `to`, links followed, is the directory where `from` is,
 //                      or lies in it: the servers write there. Nothing is made
 //   kResourceExhausted the disk is full; what was written is removed

@@ -31,9 +31,10 @@ class RowWalk {
   absl::string_view weights() const {
     return links_[current_].file->weights(links_[current_].element, length_);
   }
-  // Of the row, in a column by its name; empty if there is none.
+  // The row's bytes in the column that has the name of `like`; empty if there
+  // is no such column.
   absl::string_view Of(const TableFile::Column& like) const;
-  // Of the file that the row is in.
+  // The columns of the file that the row is in.
   const std::vector<TableFile::Column>& columns() const {
     return links_[current_].file->columns();
   }
@@ -54,7 +55,7 @@ class RowWalk {
   };
 
   void Add(const TableFile* file, const TableFile::Part* part);
-  // To the next row that is there.
+  // Moves to the next row that exists.
   void Settle();
   void Skip(uint64_t key);
 

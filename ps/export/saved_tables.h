@@ -164,7 +164,8 @@ inline std::string SaveTables(const std::string& directory, int64_t step,
   return *opened->Commit(attempt, files, {{"epoch", "2"}});
 }
 
-// Of `rows`, what is not as in `before`, beside the keys that it has more.
+// The rows of `after` that are not as in `before` or not in it, and the keys of
+// `before` that it lacks.
 inline PartitionImage ChangesOf(const TableContent& before,
                                 const TableContent& after, int partition,
                                 const PartitionImage& rows) {

@@ -70,7 +70,8 @@ class ServedExports {
   struct Watched {
     std::string path;
     std::string table;
-    // Of the file that was looked at last, and whether there was one.
+    // The identity of the file that was looked at last, and whether there was
+    // one.
     checkpoint::MappedFile::Identity seen;
     bool is_there = true;
   };

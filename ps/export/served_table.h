@@ -22,7 +22,8 @@ class ServedTable {
   virtual const v1::TableSpec& spec() const = 0;
   const std::string& name() const { return spec().name(); }
   bool is_dense() const { return spec().kind() == v1::TableSpec::DENSE; }
-  // Of the table when it was saved: rounds (SYNC) or pushes (ASYNC).
+  // The version of the table when it was saved: rounds (SYNC) or pushes
+  // (ASYNC).
   virtual int64_t version() const = 0;
   virtual const std::string& checkpoint() const = 0;
   virtual int64_t rows() const = 0;  // DENSE: elements

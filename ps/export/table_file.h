@@ -108,7 +108,8 @@ class TableFile {
   absl::Status CheckRemoved(const Part& part) const;
   absl::Status CheckLife(const Part& part) const;
   absl::StatusOr<int64_t> ElementsOf(const Part& part) const;
-  // As the table's layout wants it; of another name: of rows.
+  // The unit of a column, as the table's layout has it; for an unknown name:
+  // rows.
   Of UnitOf(absl::string_view name) const;
   int64_t CountOf(Of of) const;
   absl::Status Damaged(absl::string_view what) const;

@@ -24,7 +24,7 @@
 
 namespace weft::ps {
 
-// Of which table a message is.
+// The table that a message belongs to.
 struct TableIdentity {
   v1::TableSpec spec;
   uint64_t generation = 0;

@@ -25,7 +25,8 @@ std::shared_ptr<const TableIdentity> Table(const std::string& name,
   return std::make_shared<const TableIdentity>(table);
 }
 
-// Of two tables: entries of three partitions, an acknowledgement and a copy.
+// Messages of two tables: entries of three partitions, an acknowledgement and a
+// copy.
 std::deque<Envelope> Envelopes() {
   const auto a = Table("a", 4);
   const auto b = Table("b", 0);

@@ -118,7 +118,7 @@ class ReplicatedTable::SpanCall {
 //
 // Thread-safety: one thread.
 struct ReplicatedTable::Work {
-  // Once no lock is held.
+  // To be called once no lock is held.
   std::vector<absl::AnyInvocable<void()>> answers;
   std::vector<MapChange> proposals;
   bool learns_map = false;

@@ -31,7 +31,7 @@
 
 namespace weft::ps {
 
-// Of which level a table is.
+// The durability level of a table.
 Durability LevelOf(const v1::TableSpec& spec);
 
 struct Frame {
@@ -66,7 +66,7 @@ Bytes EncodeRate(int64_t round, double scale);
 size_t FrameWords(size_t keys, int64_t value_bytes);
 char* WriteFrame(WireDtype dtype, absl::Span<const uint64_t> keys,
                  uint64_t* to);
-// Of the words of a frame, its bytes.
+// The bytes that a frame needs; WriteFrame fills whole words.
 size_t FrameBytes(size_t keys, int64_t value_bytes);
 
 // The keys of a pull.

@@ -11,10 +11,11 @@
 
 namespace weft::ps {
 
-// Of a table's partitions on this server, with the hottest five by busy time.
+// The load of a table's partitions on this server, with the hottest five by
+// busy time.
 v1::TableLoad LoadReport(const std::string& table, const LoadMeter& meter);
 
-// Those that are not idle.
+// Adds the entries that are not idle.
 void AddEntries(const std::vector<EntryLoad>& loads, v1::ServerLoads& to);
 
 }  // namespace weft::ps

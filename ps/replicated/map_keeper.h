@@ -48,8 +48,8 @@ class MapKeeper {
     uint32_t host = 0;  // PartitionMap::Server::host of self
     int entries = 64;   // of the first map
     int replicas = 2;
-    // Of each call of the store; a second at most, so that the keeper ends by
-    // then.
+    // The limit of each call of the store; use at most a second, so that the
+    // keeper ends soon.
     absl::Duration store_timeout = absl::Seconds(2);
     // How often the store is asked, which proves that it is there:
     // Leases::kCoordinator.
@@ -57,8 +57,8 @@ class MapKeeper {
     // Both run on one thread of the keeper, without locks held; they must not
     // block for long, and may call the keeper.
     //
-    // A newer map, in the order of epochs. Of several that came meanwhile, only
-    // the newest.
+    // Called with a newer map, in the order of epochs. If several came
+    // meanwhile, only the newest is passed.
     std::function<void(const PartitionMap&)> on_map;
     // The store has answered a question that was sent at `asked`, on
     // SteadyClock(), with the map of `map_epoch`; 0: it has none. on_map has
@@ -92,7 +92,7 @@ class MapKeeper {
   void Propose(const MapChange& change, std::function<bool()> may_make)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // There is a newer map than map(): asks the store soon.
+  // There is a newer map than map(): the store is asked soon.
   void Learn() ABSL_LOCKS_EXCLUDED(mu_);
 
   // A map that another server or a client's answer brought, as encoded() has
@@ -147,8 +147,8 @@ class MapKeeper {
   void Change() ABSL_LOCKS_EXCLUDED(mu_);
   void Tell() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Until there is something to ask the store, not before `not_before`. False:
-  // the keeper ends.
+  // Waits until there is something to ask the store, and until `not_before` at
+  // least. False: the keeper ends.
   bool AwaitWork(Instant not_before) ABSL_LOCKS_EXCLUDED(mu_);
   // False: the keeper ends.
   bool PauseFor(absl::Duration pause) ABSL_LOCKS_EXCLUDED(mu_);
@@ -165,7 +165,8 @@ class MapKeeper {
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<bool> Write(uint64_t version, PartitionMap next,
                              const Work& work) ABSL_LOCKS_EXCLUDED(mu_);
-  // They wait no longer, unless a newer one has taken the place.
+  // Ends the wait of these proposals, unless a newer one has taken the place of
+  // one.
   void Forget(const Proposals& proposals) ABSL_LOCKS_EXCLUDED(mu_);
 
   // The map that the store holds; kDataLoss if it holds none.

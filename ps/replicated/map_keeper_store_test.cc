@@ -305,7 +305,7 @@ std::unique_ptr<Node> MarkingNode(Store& store, WorkerKey self) {
   return node;
 }
 
-// Of the maps that it has told.
+// The epochs of the maps that the node was told rise.
 void ExpectEpochsGrow(Node& node) {
   const auto epochs = node.epochs();
   EXPECT_EQ(

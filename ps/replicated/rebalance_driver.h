@@ -40,7 +40,8 @@ class RebalanceDriver {
     absl::Duration look_every = absl::Seconds(1);
     absl::Duration step_every =
         absl::Milliseconds(200);  // while something moves
-    // Of this server; they take no lock under which the driver is called.
+    // Functions of this server. They must not take a lock under which the
+    // driver is called.
     std::function<PartitionMap()> map;
     std::function<std::vector<EntryLoad>()> loads;  // one for each entry
     std::function<void(const MapChange&)> propose;
@@ -69,7 +70,8 @@ class RebalanceDriver {
   void EndCall() ABSL_LOCKS_EXCLUDED(mu_);
   // Whether it is for this server to begin moves.
   bool Leads(const PartitionMap& map) const;
-  // With the loads as they were gathered; `may_begin` as of OnLook.
+  // Looks at the map with the loads that were gathered; `may_begin` as in
+  // Rebalancer::OnLook.
   void Look(const PartitionMap& map, const std::vector<EntryLoad>& loads,
             bool may_begin) ABSL_LOCKS_EXCLUDED(mu_);
   void TellOfPlan(const PartitionMap& map, const std::vector<EntryLoad>& loads)

@@ -54,7 +54,7 @@ class ReplicaSession : public std::enable_shared_from_this<ReplicaSession> {
       Options options, absl::Duration timeout);
   ~ReplicaSession();
 
-  // Of the agent.
+  // The key of the agent.
   WorkerKey key() const { return agent_->key(); }
   PartitionMap map() const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -76,7 +76,7 @@ class ReplicaSession : public std::enable_shared_from_this<ReplicaSession> {
   // Asks all servers, and waits for those that answer within a second.
   void LearnFromAll() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Until it is gone.
+  // Tells `follower` of maps until it is gone.
   void Add(const std::weak_ptr<MapFollower>& follower) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

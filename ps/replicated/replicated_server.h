@@ -54,7 +54,7 @@ class ReplicatedServer final : public ReplicaHost {
     rendezvous::Store* store = nullptr;  // of the job; outlives the server
     WorkerKey self;
     uint32_t host = 0;  // servers of equal numbers can be lost together
-    // Of the first map: how the partitions are grouped.
+    // Entries of the first map: into so many groups the partitions are divided.
     int entries = 16;
     int max_tables = 1024;
     int64_t round_budget = int64_t{8} << 30;  // as ServerOptions
@@ -163,7 +163,8 @@ class ReplicatedServer final : public ReplicaHost {
   void EndCall() ABSL_LOCKS_EXCLUDED(ticks_mu_);
   void Tick() ABSL_LOCKS_EXCLUDED(mu_, leases_mu_);
   void TickTables(Instant now) ABSL_LOCKS_EXCLUDED(mu_, leases_mu_);
-  // Of entries without partitions here no replica says that they are in sync.
+  // Marks entries in sync that have no partitions here: no replica does it for
+  // them.
   void MarkEmptyEntries(Instant now) ABSL_LOCKS_EXCLUDED(mu_, leases_mu_);
   void RunTicks();
   // The same of a table, or, if it is null, of one that is not there.
@@ -179,7 +180,7 @@ class ReplicatedServer final : public ReplicaHost {
 
   Mutex leases_mu_;
   Leases leases_ ABSL_GUARDED_BY(leases_mu_);
-  // Of leases_; made anew with each of its changes.
+  // A copy of leases_, made anew with each change.
   std::shared_ptr<const Leases> published_ ABSL_GUARDED_BY(leases_mu_);
   uint64_t map_epoch_ ABSL_GUARDED_BY(leases_mu_) = 0;
   // Pings to the coordinator that were not answered: number and moment.
@@ -187,7 +188,7 @@ class ReplicatedServer final : public ReplicaHost {
 
   mutable Mutex mu_;
   PartitionMap map_ ABSL_GUARDED_BY(mu_);
-  // That all tables know.
+  // The epoch of the map that all tables know.
   uint64_t told_epoch_ ABSL_GUARDED_BY(mu_) = 0;
   Tables tables_ ABSL_GUARDED_BY(mu_);
   uint64_t generation_ ABSL_GUARDED_BY(mu_) = 0;       // the newest of a table

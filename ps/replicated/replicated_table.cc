@@ -18,7 +18,7 @@ namespace {
 // How long what a closed client has pushed may still come from the primary.
 constexpr absl::Duration kClosedFor = absl::Seconds(10);
 
-// Of a copy: one is on its way while the next one waits.
+// Pieces of a copy under way: one travels while the next one waits.
 constexpr uint32_t kMostPieces = 2;
 
 // What goes to a server is kept until it is there (ServerLinks), and waits in
@@ -99,7 +99,7 @@ absl::StatusOr<std::unique_ptr<ReplicatedTable>> ReplicatedTable::Create(
   for (const auto& cell : table->cells_) {
     if (image == nullptr || cell == nullptr) continue;
     MutexLock lock(cell->mu);
-    // Of partitions that other servers have, nothing is kept.
+    // Rows of partitions that other servers have are not kept.
     if (!cell->replica.has_role()) cell->rows.Load({{}, {}, {}, {}});
   }
   return table;
@@ -145,7 +145,7 @@ void ReplicatedTable::On(
     AskParked(cell, now);
     Do(cell, work);
   }
-  // It is there, or was for a backup that is another one by now.
+  // The copy has arrived, or was for a backup that is another one by now.
   if (cell.copy != nullptr && !cell.replica.is_filling()) {
     SetCopy(cell, nullptr);
     work.fills_next = true;
@@ -167,7 +167,7 @@ void ReplicatedTable::OnAll(
 }
 
 void ReplicatedTable::Finish(Work work) {
-  // Before what goes to the backups, which nobody waits for as long.
+  // Answers go before messages to the backups, since callers wait for them.
   for (auto& answer : work.answers) answer();
   work.answers.clear();
   if (work.fills_next) BeginFills(work);

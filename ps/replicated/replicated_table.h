@@ -72,8 +72,8 @@ class ReplicatedTable {
     std::shared_ptr<ByteBudget> memory;      // of rows; null: any number
     ReplicaHost* host = nullptr;             // outlives the table
     int64_t piece_bytes = int64_t{1} << 18;  // of a copy of rows
-    // Of the copies that were made for backups and are not there yet: beyond it
-    // the next partition waits.
+    // Bytes of copies that were made for backups and have not arrived yet:
+    // beyond that the next partition waits.
     int64_t copy_bytes = int64_t{4} << 20;
   };
   // As TableLayout::Create. `image`: what a checkpoint holds of it, or null.
@@ -88,7 +88,7 @@ class ReplicatedTable {
   void OnMap(const PartitionMap& map);
   // To be called about every 20 ms.
   void Tick();
-  // Of primaries or backups; what does not fit is dropped.
+  // Messages from primaries or backups; those that do not fit are dropped.
   void OnMessages(WorkerKey from, ReceivedRun run);
 
   // Each span ends with a code, or a status if it is refused for good. The
@@ -142,7 +142,8 @@ class ReplicatedTable {
   // then.
   absl::StatusOr<std::unique_ptr<TableSnapshot>> Freeze(
       std::shared_ptr<ByteBudget> copies, SavedAs as = SavedAs());
-  // Of all copies here, for a table of another spec in place of this.
+  // The rows of all copies here, to make a table of another spec in place of
+  // this one.
   TableShard::Image ImageOfAll() const;
 
   // Ends what waits, with `reason`; so ends what comes later.
@@ -167,7 +168,8 @@ class ReplicatedTable {
           Work& work);
   void OnAll(
       absl::FunctionRef<void(Cell& cell, const Now& now, Work& work)> fn);
-  // Without locks: sends, answers and proposes what `work` has collected.
+  // Sends, answers and proposes what `work` has collected. To be called without
+  // locks.
   void Finish(Work work) ABSL_LOCKS_EXCLUDED(mu_);
   void Do(Cell& cell, Work& work);
   void DoOne(Cell& cell, Replica::Action& action, Work& work);

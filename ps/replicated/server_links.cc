@@ -13,19 +13,19 @@ namespace {
 
 constexpr absl::Duration kBatchTimeout = absl::Seconds(5);
 constexpr int64_t kMostOfABatch = int64_t{16} << 20;  // bytes
-// Of copies: one piece of a large partition, or those of many small ones, which
-// would each have its pause.
+// The limit of a batch of copies: one piece of a large partition, or the pieces
+// of many small ones, which would else have a pause each.
 constexpr int64_t kMostOfACopy = int64_t{1} << 17;
 constexpr absl::Duration kRetryAfter = absl::Milliseconds(20);
 constexpr absl::Duration kRetryFor = absl::Seconds(5);
-// Of what waits for one server. Beyond it messages are dropped.
+// Messages that may wait for one server. Beyond that they are dropped.
 constexpr size_t kMostWaiting = 65536;
 
 // While pushes go on, a piece of a copy is followed by a pause of so many times
 // what it took.
 constexpr int kPauseOfAPiece = 10;
 constexpr absl::Duration kLongestPause = absl::Milliseconds(200);
-// So long after a push they do no more.
+// Pushes count as going on for so long after the last one.
 constexpr absl::Duration kPushesGoOn = absl::Milliseconds(100);
 
 bool IsSamePiece(const Envelope& a, const Envelope& b) {
@@ -52,7 +52,7 @@ void ServerLinks::Enqueue(WorkerKey to, Envelope envelope) {
   Link& link = links_[to];
   if (envelope.message.kind == ReplicaMessage::Kind::kFill) {
     std::deque<Envelope>& pieces = link.copies.waiting;
-    // It is asked for again while it waits.
+    // A piece may be requested again while it still waits here.
     const bool waits = std::any_of(
         pieces.begin(), pieces.end(),
         [&](const Envelope& piece) { return IsSamePiece(piece, envelope); });

@@ -24,8 +24,8 @@ constexpr absl::Duration kPushTimeout = absl::Seconds(5);
 constexpr absl::Duration kPullTimeout = absl::Seconds(5);
 constexpr absl::Duration kAskAgainAfter = absl::Milliseconds(20);
 
-// Whether sending it again, to whomever, gives the same. kAborted: this worker
-// is out of its job.
+// Whether sending it again, to any server, gives the same error. kAborted: this
+// worker is out of its job.
 bool IsForGood(const absl::Status& status) {
   return absl::IsAborted(status) || absl::IsInvalidArgument(status) ||
          absl::IsPermissionDenied(status) || absl::IsCancelled(status) ||
@@ -80,7 +80,8 @@ uint64_t ReplicatedTableClient::WindowOfShard(int shard, int64_t round) {
   const auto newest = of_shard_.find(shard);
   if (newest != of_shard_.end()) {
     const auto it = windows_.find(newest->second);
-    // Of rounds that this client has passed over others gave the parts.
+    // Other clients gave the parts of rounds that this client has skipped:
+    // after such a gap a new window begins.
     if (it != windows_.end() && first <= it->second.next) return it->first;
   }
   const uint64_t id = ++last_id_;
@@ -353,7 +354,7 @@ void ReplicatedTableClient::Finish(Work work) {
         });
   }
   for (WorkerKey server : work.opens) {
-    // It took the role of a server that had not yet told it of the table.
+    // The server took the role of one that had not yet told it of the table.
     (void)session_->CallAsync(server, kPushTimeout, &OpenReplicated,
                               options_.spec, options_.opening,
                               options_.opened_at);

@@ -79,14 +79,14 @@ class ReplicatedTableClient final
 
   // Ok, or why the table must be opened again.
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Until all that was pushed is stable; false: not within `timeout`.
+  // Waits until all that was pushed is stable; false: not within `timeout`.
   bool AwaitStable(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
   void OnMap(const PartitionMap& map) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnTick(Instant now) override ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // Of which one or more pieces are under way.
+  // An operation of which one or more pieces are under way.
   struct Operation {
     size_t left = 0;
     Promise<void> promise;
@@ -159,7 +159,7 @@ class ReplicatedTableClient final
   bool PushPieces(uint64_t id, std::vector<Piece>& pieces, size_t& next,
                   const std::shared_ptr<Operation>& operation, Work& work)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Until the window has room for `piece`, or will have none.
+  // Waits until the window has room for `piece`, or will have none.
   void AwaitRoom(uint64_t id, const Piece& piece, const Operation& operation,
                  Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Collect(uint64_t id, Window& window, Work& work)

@@ -17,7 +17,7 @@ namespace {
 // How many pulls of a partition may wait.
 constexpr size_t kMostReads = 8192;
 
-// Of a pull that was checked.
+// The keys of a pull that was checked.
 absl::Span<const uint64_t> KeysIn(const Bytes& aligned) {
   return {reinterpret_cast<const uint64_t*>(aligned.data()),
           aligned.size() / sizeof(uint64_t)};
@@ -31,7 +31,7 @@ Bytes Alone(const Bytes& bytes) {
   return Bytes::Own(std::move(words)).subspan(0, bytes.size());
 }
 
-// Of a part that the round's gate did not take; `missing`: what the open round
+// Why the round's gate did not take a part; `missing`: what the open round
 // waits for.
 std::string WhyRefused(const RoundGate<RoundPayload>& gate, int shard,
                        RoundGate<RoundPayload>::Answer given,
@@ -284,7 +284,8 @@ void ReplicatedTable::GivePart(Cell& cell, const v1::PushRequest& request,
   part.opening = request.opening();
   part.payload = payload;
   if (options_.budget != nullptr) {
-    // Those of rounds ahead may use half of it: the open round can close.
+    // Parts of later rounds may use half of the budget, so that the open round
+    // can close.
     const int64_t most = options_.budget->most();
     auto hold =
         options_.budget->Take(static_cast<int64_t>(payload.size()),
@@ -292,8 +293,8 @@ void ReplicatedTable::GivePart(Cell& cell, const v1::PushRequest& request,
     if (!hold.has_value()) return answer(Code::kBusy, absl::OkStatus());
     part.hold = *std::move(hold);
   }
-  // Before it is taken: the round waits for it here, and both copies apply what
-  // is in the log.
+  // Checks the memory before the part is taken: afterwards the round waits for
+  // it here, and both copies apply what is in the log.
   if (round >= cell.gate.open() &&
       cell.gate.Find(request.shard(), round) == nullptr) {
     auto rows = HoldRows(cell, DecodeCheckedFrame(payload));

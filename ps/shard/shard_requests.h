@@ -19,9 +19,9 @@
 
 namespace weft::ps {
 
-// Of one message.
+// Limits of one message. Its parts:
 inline constexpr int kMostParts = 1024;
-// All that it brings, and all that is pulled by it.
+// Bytes of all that it pushes, and of all that it pulls.
 inline constexpr int64_t kMostManyBytes = int64_t{64} << 20;
 
 struct ShardRequest {

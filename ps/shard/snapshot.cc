@@ -298,7 +298,7 @@ absl::Status Merge(const std::string& file, LoadedTable part,
                      absl::CHexEscape(part.image.base), ", elsewhere since ",
                      absl::CHexEscape(whole.image.base)));
   }
-  // Those of asynchronous servers may differ by a change under way.
+  // The rates of asynchronous servers may differ by a change under way.
   const absl::Status merged = whole.image.rates.Merge(part.image.rates);
   if (is_sync && !merged.ok()) return Damaged(file, merged.message());
   std::set<int> present;

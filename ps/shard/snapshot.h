@@ -59,7 +59,8 @@ absl::StatusOr<LoadedTable> ReadTableMetadata(
 // The attempt since which a table's shard has what has changed; empty: none.
 std::string BaseOf(const checkpoint::Metadata& metadata);
 
-// Of a file that has all, where `metadata` may be of one that has not.
+// Turns `metadata` of a file that may be a delta into that of a file that has
+// all rows.
 void MakeWhole(checkpoint::Metadata& metadata);
 
 // Adds what `shard` holds to `tables`, by the table's name. kDataLoss or
@@ -70,12 +71,12 @@ absl::Status AddShard(const checkpoint::Safetensors& shard,
                       const std::string& where,
                       std::map<std::string, LoadedTable>& tables);
 
-// Makes of `delta`, all shards of a checkpoint `where`, what the tables were
-// then; `base` is what they were at its parent, which was written as attempt
-// `base_attempt`, and is used up. Of a checkpoint without a parent both are
-// empty. kDataLoss if they do not fit: a delta since another attempt, of a
-// table or a partition that the parent has not, with another spec, or a later
-// version; or if a partition of a table is missing.
+// Completes `delta`, all shards of checkpoint `where`, to the tables as they
+// were then; `base` is what they were at its parent, which was written as
+// attempt `base_attempt`, and is used up. For a checkpoint without a parent
+// both are empty. kDataLoss if they do not fit: a delta since another attempt,
+// of a table or a partition that the parent has not, with another spec, or a
+// later version; or if a partition of a table is missing.
 absl::Status ApplyTo(std::map<std::string, LoadedTable> base,
                      const std::string& base_attempt, const std::string& where,
                      std::map<std::string, LoadedTable>& delta);

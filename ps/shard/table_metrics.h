@@ -17,7 +17,7 @@
 
 namespace weft::ps {
 
-// Of what one server holds of a table. Exported as
+// Metrics of the part of a table that one server holds. Exported as
 //
 //   weft_ps_push_bytes{table}, weft_ps_pull_bytes{table}   keys and values
 //   weft_ps_staleness_versions{table}   ASYNC: pushes of all clients that were
@@ -39,7 +39,8 @@ class TableMetrics {
   // Adds what is new since the last Export.
   void Export(telemetry::Metrics& to, const std::string& table);
 
-  // Of so many clients the last pulls are known; with more, all are forgotten.
+  // The last pulls of so many clients are remembered; with more, all are
+  // forgotten.
   static constexpr size_t kMostClients = 4096;
 
  private:

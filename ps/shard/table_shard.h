@@ -109,7 +109,7 @@ class TableShard {
                             Tensor push_values, Tensor pull_keys,
                             Instant deadline) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Of the values that a pull of these keys gets.
+  // The bytes of the values that a pull of these keys gets.
   int64_t PulledBytes(const Tensor& pull_keys) const;
 
   // With a staleness: the caller's client has the clock of that rank from now
@@ -158,7 +158,8 @@ class TableShard {
     int64_t version = 0;
     RateChanges rates;
     std::vector<std::pair<int, PartitionImage>> partitions;
-    // Of deltas among them: the attempt since which they have what has changed.
+    // For partitions that are deltas: the attempt since which they have what
+    // has changed.
     std::string base = {};
   };
   // What Freeze gives, all at once.
@@ -210,7 +211,7 @@ class TableShard {
   // Whether the values are those of the rows of `keys`, or slices.
   absl::Status CheckValues(absl::Span<const uint64_t> keys,
                            const Tensor& values) const;
-  // Those of a push that was checked, in f32.
+  // The values of a push that was checked, in f32.
   Tensor FloatsOf(const v1::Request& request, const Tensor& keys,
                   Tensor values) const;
   // The slices of a push to a dense table.
@@ -228,12 +229,12 @@ class TableShard {
   Future<ShardReply> HandleAtOnce(const v1::Request& request, const Part& part,
                                   const Tensor& pull_keys, Instant deadline)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // With a staleness, of a request with a clock, once its push is applied:
-  // ticks, and reads once the clocks let it.
+  // For a request with a clock to a table with a staleness, once its push is
+  // applied: ticks, and reads once the clocks let it.
   Future<ShardReply> HandleAtClock(const v1::Request& request,
                                    const Tensor& pull_keys, v1::Reply reply,
                                    Instant deadline) ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether the clock of a request is one that the table can do with.
+  // Whether the table can take the clock of a request.
   absl::Status CheckClock(const v1::Request& request) const
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status CheckClockLocked(const v1::Request& request) const
@@ -253,10 +254,11 @@ class TableShard {
   absl::Status PushNow(const v1::Request& request, const Part& part,
                        double lr_scale, v1::Reply& reply)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Says in `reply` whether it came late.
+  // Gives the part to the round's gate. Says in `reply` whether it came late.
   absl::Status GivePart(const v1::Request& request, Part part, v1::Reply& reply)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // In the load of its partitions; how long it takes is added later.
+  // Counts the push in the load of its partitions; the time that it takes is
+  // added later.
   void CountPush(const Part& part, const Tensor& keys, const Tensor& values);
   // SYNC: a pull that waits for version `wanted`.
   absl::StatusOr<Future<ShardReply>> ParkForRound(int64_t wanted,

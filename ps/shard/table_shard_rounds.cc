@@ -202,7 +202,8 @@ void TableShard::ApplyRound(const std::vector<Part>& parts, double lr_scale,
                                 : partition.ApplySumAndRead(together, scale,
                                                             lr_scale, values);
     } else if (!together.empty() || layout_->limits().any()) {
-      // Of a bounded table this was a round without keys for the others.
+      // For the partitions of a bounded table without keys this round counts
+      // too.
       partition.ApplySum(together, scale, lr_scale);
     }
     if (together.empty() && values == nullptr) return;

@@ -111,8 +111,8 @@ TEST(TableShard, ASynchronousSumHasTheSameBitsInAnyOrderOfArrival) {
   }
 }
 
-// Of all that wait for it, also where pulls travel in another dtype, and where
-// a part has not all partitions.
+// Also where pulls travel in another dtype, and where a part does not have all
+// partitions.
 TEST(TableShard, ADenseRoundIsReadOnceForAllThatWaitForIt) {
   constexpr int64_t kElements = 5000;  // five slices
   for (const auto dtype : {v1::WireValues::F32, v1::WireValues::F16}) {

@@ -51,9 +51,10 @@ class TableSnapshot {
     Reach copy;    // of one that is frozen
   };
 
-  // Of these partitions, in this order, each as it is when its turn comes.
-  // `layout` and what `access` uses must outlive it. What pushes copy counts
-  // against `copies`; null: any number of bytes. `as`: Partition::Freeze.
+  // A snapshot of these partitions, in this order, each as it is when its turn
+  // comes. `layout` and what `access` uses must outlive it. What pushes copy
+  // counts against `copies`; null: any number of bytes. `as`:
+  // Partition::Freeze.
   TableSnapshot(const TableLayout& layout, Moment moment,
                 std::vector<int> partitions, Access access,
                 std::shared_ptr<ByteBudget> copies, SavedAs as = SavedAs());

@@ -74,8 +74,8 @@ Tensor PushEncoder::Encode(int shard, int64_t round,
     return EncodeNew(0, keys, values, true);
   }
   Part& part = parts_[shard];
-  // Of a round that is over for this client nothing is kept: whoever took it
-  // has it, and what it lost was added to a later one.
+  // Nothing is kept for a round that is over for this client: another client
+  // gave the part, and what the encoding lost was added to a later round.
   if (round < part.round) return EncodeNew(shard, keys, values, false);
   if (round > part.round) part = {round, {}};
   for (const Chunk& chunk : part.chunks) {

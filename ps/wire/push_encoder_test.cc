@@ -80,7 +80,7 @@ TEST(PushEncoder, PartThatIsEncodedAgainIsTheFirstOne) {
     EXPECT_THAT(pushes.Send(0, 0, {8}, {1}), ElementsAre(1));
   }
   EXPECT_THAT(pushes.Send(0, 1, {7}, {257}), ElementsAre(258));
-  // Of a round before: without residuals, and it leaves none.
+  // A part of an earlier round uses no residuals and leaves none.
   EXPECT_THAT(pushes.Send(0, 0, {7}, {257}), ElementsAre(256));
   EXPECT_THAT(pushes.Send(0, 2, {7}, {257}), ElementsAre(256));
 }

@@ -1,10 +1,10 @@
 // Residuals: what the pushes of one client to a table have lost of each row,
 // and the next push of that row is to add.
 //
-// Of a SYNC table they are by shard of the data as well, so that they depend on
-// what was pushed of that shard, and not on which others the client serves.
-// Where there is no memory for one more row, one goes that was not asked for
-// lately, or once only (CLOCK: second chance).
+// For a SYNC table they are kept by shard of the data as well, so that they
+// depend on what was pushed for that shard, and not on which others the client
+// serves. Where there is no memory for one more row, a row is dropped that was
+// not asked for lately, or only once (CLOCK: second chance).
 // Source: Seide et al., "1-bit stochastic gradient descent and its application
 // to data-parallel distributed training of speech DNNs", Interspeech 2014
 // (error feedback); Corbato, "A paging experiment with the Multics system",
@@ -28,8 +28,8 @@ namespace weft::ps {
 
 class Residuals {
  public:
-  // Of rows of at most `dim` values, in about `most_bytes`: of one row at
-  // least.
+  // For rows of at most `dim` values. Takes about `most_bytes`, and holds one
+  // row at least.
   Residuals(int64_t dim, int64_t most_bytes)
       : dim_(dim),
         most_rows_(std::clamp<int64_t>(most_bytes / BytesOfRow(dim), 1,

@@ -115,7 +115,7 @@ TEST(WireFailover, AsynchronousPushesCountOnceThroughKills) {
   ASSERT_THAT(pulled, IsOk());
   const std::vector<float> found = ValuesOf(*pulled);
   for (int i = 0; i < 6; ++i) {
-    // Of each of two clients half a quantum of 10.
+    // Each of the two clients may be off by half a quantum of 10.
     EXPECT_NEAR(found[i], -2 * kPushes * rows.data<float>()[i], 10.1) << i;
   }
 }

@@ -97,7 +97,7 @@ void WithReplicasAndWithout(Body body) {
   }
 }
 
-// Of small integers, which all dtypes have.
+// The values are small integers, which all dtypes can represent.
 TEST(Wire, SparseRowsArriveBothWays) {
   WithReplicasAndWithout([](Client& client) {
     for (const Way& way : Ways()) {
@@ -221,7 +221,7 @@ Future<ExchangeReply> Watched(rpc::CallContext& context, v1::Request request,
       });
 }
 
-// Of an older build: it knows nothing of `wire`.
+// Opens as a client of an older build does, which knows nothing of `wire`.
 absl::StatusOr<v1::TableStats> OpenAsOf1(rpc::CallContext& context,
                                          const TableSpec& spec,
                                          uint64_t client) {

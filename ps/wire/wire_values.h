@@ -29,13 +29,13 @@ namespace weft::ps {
 
 using WireDtype = v1::WireValues::Dtype;
 
-// Of a row of INT8, so many share a scale.
+// So many values of an INT8 row share a scale.
 inline constexpr int64_t kInt8Block = 1024;
 
 // "f32", "f16", "bf16", "int8".
 absl::string_view WireName(WireDtype dtype);
 
-// Of a row of `n` values.
+// The bytes of a row of `n` values.
 int64_t WireBytes(WireDtype dtype, int64_t n);
 // Writes a row of `n` values, all of WireBytes().
 void WriteWire(WireDtype dtype, const float* row, int64_t n, char* to);

@@ -33,7 +33,7 @@ class BarrierTable {
   };
   explicit BarrierTable(Limits limits) : limits_(limits) {}
 
-  // Whom a barrier waits for. All who are there share one.
+  // The names that a barrier waits for. All arrivals at the barrier share one.
   struct NameSet {
     std::set<std::string> all;
     int64_t bytes = 0;  // that each of them is charged for
@@ -95,7 +95,7 @@ class BarrierTable {
  private:
   struct Barrier {
     std::map<std::string, Arrival> waiting;  // by name; not empty
-    // For those who ask again; null: it has changed since.
+    // The reply to those who ask again; null: the barrier has changed since.
     std::shared_ptr<const v1::BarrierReply> not_yet;
     const NameSet& members() const { return *waiting.begin()->second.members; }
   };
@@ -110,8 +110,8 @@ class BarrierTable {
     absl::Status status;
     Gathered gathered;  // if ok
   };
-  // Which of a member's arrivals may still come: those above `last`, and of
-  // those from `below` on the open ones. All others are late copies.
+  // Tells which of a member's arrivals may still come: those above `last`, and
+  // the open ones from `below` on. All others are late copies.
   struct Heard {
     uint64_t below = 0;
     uint64_t last = 0;
@@ -135,10 +135,11 @@ class BarrierTable {
   // ask again.
   Barriers::iterator Fail(Barriers::iterator barrier, const absl::Status& why,
                           std::optional<WorkerKey> gone, Result& result);
-  // For an arrival that waits from now on, or until now: what is looked up.
+  // Keep the indexes: of an arrival that waits from now on, and of one that
+  // waited until now.
   void Enter(const Arrival& arrival);
   void Exit(const Arrival& arrival);
-  // Nobody waits for the answer to its call any more.
+  // Drops the call of `arrival`: nobody waits for its answer any more.
   void Hang(Arrival& arrival);
   static Instant DueOf(const Arrival& arrival);
   void Keep(WorkerKey key, uint64_t number, Answer answer);
@@ -152,7 +153,7 @@ class BarrierTable {
 
   Limits limits_;
   Barriers barriers_;
-  // Who waits, by tag and name.
+  // The place of a member that waits: tag and name.
   using Place = std::pair<std::string, std::string>;
   std::set<std::pair<Instant, Place>> dues_;
   std::map<Ticket, Place> tickets_;

@@ -92,7 +92,7 @@ CoordinatorCore::CoordinatorCore(Options options, uint32_t term,
   for (const v1::LogRecord& record : history) Replay(record);
   members_.Index();
   published_ = members_.version();
-  BuryEarlierHosts();
+  RemoveEarlierHosts();
 }
 
 void CoordinatorCore::Hear(Slot& slot) {
@@ -100,7 +100,7 @@ void CoordinatorCore::Hear(Slot& slot) {
   Say(absl::StrCat(slot.name(), " is heard again"));
 }
 
-void CoordinatorCore::BuryEarlierHosts() {
+void CoordinatorCore::RemoveEarlierHosts() {
   for (auto& [name, slot] : members_.slots()) {
     if (!slot.is_in || !slot.member.hosts_coordinator()) continue;
     Remove(slot, "its process, which hosted the coordinator, has ended",
@@ -306,7 +306,7 @@ void CoordinatorCore::On(Ticket ticket, const v1::WatchRequest& request) {
 
 // Time.
 
-void CoordinatorCore::JudgeSilence() {
+void CoordinatorCore::CheckSilentMembers() {
   const auto silent_for = [&](bool is_suspect, absl::Duration limit) {
     return members_.SilentSince(is_suspect, attended_ - limit);
   };
@@ -351,7 +351,7 @@ bool CoordinatorCore::is_suspect(const std::string& name) const {
 }
 
 void CoordinatorCore::OnTick() {
-  JudgeSilence();
+  CheckSilentMembers();
   AnswerExpired();
   Report(barriers_.Expire(now_));
 }

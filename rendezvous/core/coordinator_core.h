@@ -129,9 +129,9 @@ class CoordinatorCore {
   using Action = std::variant<Persist, Answer, Note>;
   using Actions = std::vector<Action>;
 
-  // `term` is higher than any that `history` knows, and already on disk. Of the
-  // members in it those that hosted an earlier term are gone: theirs was the
-  // process whose place this one has taken.
+  // `term` is higher than any that `history` knows, and already on disk.
+  // Members of `history` that hosted an earlier term are gone: this process has
+  // taken the place of theirs.
   CoordinatorCore(Options options, uint32_t term,
                   const std::vector<v1::LogRecord>& history, Instant now);
 
@@ -185,11 +185,12 @@ class CoordinatorCore {
                                  uint64_t incarnation);
 
   void Admit(Ticket ticket, const v1::JoinRequest& request);
-  void BuryEarlierHosts();
-  // Whom it waits for; an error says what is wrong with it.
+  void RemoveEarlierHosts();
+  // The names for which the barrier waits; an error says what is wrong with the
+  // request.
   absl::StatusOr<BarrierTable::Names> CheckBarrier(
       const v1::BarrierRequest& request, const std::string& caller);
-  // Fails the barriers that name one who has gone.
+  // Fails the barriers that name a member that is gone.
   void FailIfGone(const BarrierTable::Names& members);
   void Remove(Slot& slot, const std::string& reason, bool left);
   void PersistJoined(const Slot& slot);
@@ -198,9 +199,9 @@ class CoordinatorCore {
   void Adopt(const v1::Departed& departed, const std::string& reporter);
   // Decides the joins that waited to know whether `name` is alive.
   void SettleHeldJoins(const std::string& name, bool holder_lives);
-  void JudgeSilence();
+  void CheckSilentMembers();
   void AnswerExpired();
-  // Answers those who wait for the view, if it is time.
+  // Answers the calls that wait for the view, if it is time.
   void Publish();
   void AnswerWatch(Ticket ticket, const Watcher& watcher);
   void CountAnswer();  // to a Watch that was not held

@@ -50,7 +50,7 @@ TEST(CoordinatorCore, ARestartedCoordinatorLearnsTheDeadFromTheLiving) {
   v1::HeartbeatRequest beat = TellingOf(trainer, "silent", ps);
   EXPECT_THAT(f.StatusOf(f.Call(beat)), IsOk());
   EXPECT_TRUE(f.view().IsGone(trainer));
-  // But nobody can bury an incarnation of the present term.
+  // But a member's report does not remove an incarnation of the present term.
   const WorkerKey fresh = f.Join("trainer", 0, 12);
   *beat.mutable_departed(0)->mutable_key() = ToWire(fresh);
   EXPECT_THAT(f.StatusOf(f.Call(beat)), IsOk());

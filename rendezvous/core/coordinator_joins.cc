@@ -13,12 +13,12 @@
 namespace weft::rendezvous {
 namespace {
 
-// What a job may set as the silence that is borne.
+// The limits of what a job may set as the silence after which a member is dead.
 constexpr absl::Duration kLeastSilence = absl::Milliseconds(100);
 constexpr absl::Duration kMostSilence = absl::Hours(1);
 
 // Whether `incarnation` is one of those that had the name.
-bool HasBorne(const v1::Departed& departed, uint64_t incarnation) {
+bool HasIncarnation(const v1::Departed& departed, uint64_t incarnation) {
   return absl::c_linear_search(departed.incarnations(), incarnation);
 }
 
@@ -104,7 +104,7 @@ void CoordinatorCore::On(Ticket ticket, const v1::JoinRequest& request) {
   }
   if (!slot->is_in) {
     // A copy of an old request must not bring a dead incarnation back.
-    if (HasBorne(slot->departed, request.member().incarnation())) {
+    if (HasIncarnation(slot->departed, request.member().incarnation())) {
       return Fail(ticket,
                   absl::AbortedError(absl::StrCat("this incarnation is gone: ",
                                                   slot->departed.reason())));

@@ -95,7 +95,8 @@ TEST(CoordinatorCore, OneCallersManySmallKeysTakeItsShareOfTheStoreAlone) {
   EXPECT_THAT(set(f, "trainer0", 7), IsOk());  // in place of its own
   EXPECT_THAT(set(f, "ps0", 100), IsOk());
   EXPECT_THAT(set(f, "", 101), IsOk());
-  // So it is in the log, and in what that is shortened to.
+  // The same holds after a replay of the log, and of the snapshot that shortens
+  // it.
   f.Restart();
   EXPECT_THAT(set(f, "trainer0", 102), full);
   Fixture shortened(f.core().Snapshot(), 5, options);

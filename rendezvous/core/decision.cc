@@ -148,7 +148,8 @@ void DecisionParticipant::On(const PeerGone& event,
 void DecisionParticipant::CoordinatorGone(std::vector<Action>* actions) {
   coordinator_is_gone_ = true;
   if (state_ == State::kWorking) {
-    // It cannot have decided to commit.
+    // The coordinator cannot have decided to commit, since this participant is
+    // not done.
     return Decide(absl::UnavailableError(absl::StrCat(
                       "coordinator ", coordinator_.ToString(), " is gone")),
                   actions);

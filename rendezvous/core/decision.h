@@ -128,7 +128,7 @@ class DecisionParticipant {
   struct OutcomeArrived {
     Outcome outcome;
   };
-  // It has waited long for the outcome since it was done.
+  // This participant has waited long for the outcome since it was done.
   struct Timer {};
   // The coordinator or another participant is gone.
   struct PeerGone {
@@ -195,7 +195,8 @@ class DecisionParticipant {
   std::set<WorkerKey> others_;    // that live
   std::set<WorkerKey> answered_;  // "done", after the coordinator's end
   bool coordinator_is_gone_ = false;
-  // It has answered "done": a COMMIT of the coordinator comes too late.
+  // Set once it has answered "done" to another participant: a COMMIT of the
+  // coordinator then comes too late.
   bool refuses_coordinator_ = false;
 };
 

@@ -30,12 +30,12 @@ class HeldCalls {
     calls_.emplace(ticket, Held{std::move(topic), deadline, std::move(call)});
   }
 
-  // Nothing if it is not held.
+  // Does nothing if the call is not held.
   void Drop(Ticket ticket) {
     if (const auto held = calls_.find(ticket); held != calls_.end()) Take(held);
   }
 
-  // Those whose deadline has come.
+  // Takes out the calls whose deadline has come.
   Taken TakeExpired(Instant now) {
     std::set<Ticket> expired;
     for (auto it = by_deadline_.begin();
@@ -45,7 +45,7 @@ class HeldCalls {
     return TakeAll(expired);
   }
 
-  // Those of a topic of which `is_wanted(call)` holds.
+  // Takes out the calls of a topic for which `is_wanted(call)` is true.
   template <typename Predicate>
   Taken TakeIf(const std::string& topic, Predicate is_wanted) {
     const auto found = by_topic_.find(topic);

@@ -130,8 +130,9 @@ class MemberCore {
     WorkerKey key;
     bool knows_everyone = false;  // the coordinator: BarrierRequest.everyone
   };
-  // What the coordinator has told, without those whose process is known to have
-  // ended. Of the same version as the one before if only that has changed.
+  // The view that the coordinator has sent, without members whose process is
+  // known to have ended. It has the same version as the one before if only such
+  // members have changed.
   struct NewView {
     std::shared_ptr<const v1::View> view;
   };
@@ -211,11 +212,12 @@ class MemberCore {
   absl::Duration LongestSilence() const;
   // Sets a timer, so that the time until then is attended to.
   void Tick();
-  // Which is as it was told, or `told` leads to it.
+  // Takes `view` as the present one. It is the view that was sent, or the
+  // result of the changes in `told`.
   void TakeView(ViewPtr view, const v1::View& told);
-  // Those that are gone in the present view and are in `view`.
+  // The members that are gone in the present view and are in `view`.
   std::vector<v1::Departed> GoneButIn(const v1::View& view) const;
-  // What it says follows "out of the job".
+  // The membership is lost; `why` follows the words "out of the job".
   void Lose(absl::StatusCode code, absl::string_view why);
   void LoseBy(const absl::Status& answer);
   void End(absl::Status status);
@@ -228,8 +230,8 @@ class MemberCore {
   bool wants_whole_ = false;   // the changes did not fit view_
   std::set<WorkerKey> ended_;  // of the members in view_
   PollBackoff watch_backoff_;
-  // Those that earlier terms declared gone and this one has as members, until
-  // it has been told.
+  // Members that earlier terms declared gone and that this term has as members,
+  // until the coordinator has been told.
   std::vector<v1::Departed> to_repeat_;
   Pending pending_[4];
   uint64_t last_call_ = 0;

@@ -68,34 +68,35 @@ class MemberTable {
   Slot* Find(const std::string& name);
   const Slot* Find(const std::string& name) const;
   Slot* FindById(uint32_t id);
-  // Who of those that are in has that incarnation; null: none.
+  // The name of the member that is in with that incarnation; null: none.
   const std::string* NameOf(uint64_t incarnation) const;
   int size() const { return static_cast<int>(incarnations_.size()); }
   int present() const { return present_; }  // who is in, but for admins
-  // Who was in, and is not.
+  // The names that were in and are not any more.
   const std::set<std::string>& gone() const { return gone_; }
 
   // Each is a new version of the view.
   //
-  // With a new key. `world`: that of the job from now on; null: it has one, or
-  // an admin joins.
+  // Admits a member, with a new key. `world`: the job's world from now on;
+  // null: the job has one, or an admin joins.
   Slot& Admit(v1::Member member, const v1::World* world, absl::Duration now);
   // REQUIRES: it is in.
   void Remove(Slot& slot, const std::string& reason, bool left);
   void SetPhase(Slot& slot, v1::Phase phase);
   void SetSuspect(Slot& slot, bool is_suspect);
 
-  // It was heard. Whether it was suspect, and is no more.
+  // The member was heard. Returns whether it was suspect, and is no more.
   bool Hear(Slot& slot, absl::Duration now);
   // Its silence counts from then on.
   void SetSilentFrom(Slot& slot, absl::Duration silent_from);
-  // Who of those who are suspect, or of the others, has been silent since
-  // `from`.
+  // The members, of those that are suspect or of the others, that have been
+  // silent since `from`.
   std::vector<Slot*> SilentSince(bool is_suspect, absl::Duration from);
-  // Since when he has who has been so longest; nothing: there is none of them.
+  // Since when the one that has been silent longest is silent; nothing if there
+  // is none.
   std::optional<absl::Duration> LongestSilence(bool is_suspect) const;
 
-  // Whole.
+  // The whole view.
   std::shared_ptr<const Told> Whole() const;
   // What has changed since `known`, if that is enough; else the whole view.
   std::shared_ptr<const Told> TellTo(Epoch known, bool takes_changes);
@@ -106,13 +107,13 @@ class MemberTable {
 
   void ForgetMisnumbered();
   uint32_t IdFor(const v1::Member& member) const;
-  // What is looked up follows from the slots: of one that is in from now on, or
+  // Keep the indexes: of a slot that is in from now on, and of one that was
   // until now.
   void Enter(const Slot& slot);
   void Exit(const Slot& slot);
   // `slot` has changed: a new version.
   void Touch(Slot& slot);
-  // Whose silence is judged.
+  // Begin and end to watch the silence of a member.
   void Listen(const Slot& slot);
   void StopListening(const Slot& slot);
   static uint64_t DigestOf(const Slot& slot);
@@ -137,7 +138,7 @@ class MemberTable {
 
   Epoch version_ = 0;
   uint64_t digest_ = 0;  // of the view
-  // Who knows an earlier version gets a whole view.
+  // A watcher that knows an earlier version gets the whole view.
   Epoch changes_from_ = 0;
   mutable std::shared_ptr<const Told> whole_;  // of version_, once made
   // What is told of version_, by what the watcher knows.

@@ -51,7 +51,7 @@ class MemberTableTest : public ::testing::Test {
   MemberTable table_;
 };
 
-TEST_F(MemberTableTest, WhoKnowsAVersionIsToldOfTheChangesSince) {
+TEST_F(MemberTableTest, WatcherGetsTheChangesSinceTheVersionThatItKnows) {
   const Epoch known = table_.version();
   table_.SetPhase(At(1), v1::DRAINED);
   table_.Remove(At(2), "silent", /*left=*/false);

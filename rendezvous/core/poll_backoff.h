@@ -15,7 +15,7 @@ namespace weft::rendezvous {
 // Thread-safety: one thread at a time. Copyable.
 class PollBackoff {
  public:
-  // After an answer without news, which took `held`.
+  // The pause after an answer without news, which took `held`.
   absl::Duration Pause(absl::Duration held) {
     if (held >= kLeast) {
       Reset();

@@ -17,8 +17,8 @@ namespace weft::rendezvous {
 namespace {
 
 constexpr char kFirstLine[] = "weft roll call 1";
-// Of the last rounds: who was on one, has not looked since and comes back after
-// as many others finds none, and comes anew.
+// So many of the last closed rolls are kept. A worker that was on one and looks
+// again only after as many others does not find its roll, and comes anew.
 constexpr size_t kMostClosed = 8;
 constexpr size_t kShown = 32;
 constexpr int64_t kNever = -1;
@@ -129,7 +129,7 @@ bool InRollOrder(const RollEntry& a, const RollEntry& b) {
 
 // --- The value. --------------------------------------------------------------
 
-std::string RollBook::Encode() const {
+std::string RollCallState::Encode() const {
   const int64_t last_call = terms.last_call == absl::InfiniteDuration()
                                 ? kNever
                                 : absl::ToInt64Milliseconds(terms.last_call);
@@ -144,9 +144,9 @@ std::string RollBook::Encode() const {
   return text;
 }
 
-absl::StatusOr<RollBook> RollBook::Decode(absl::string_view text) {
-  RollBook book;
-  if (text.empty()) return book;
+absl::StatusOr<RollCallState> RollCallState::Decode(absl::string_view text) {
+  RollCallState state;
+  if (text.empty()) return state;
   const auto bad = [](absl::string_view line) {
     return absl::InvalidArgumentError(
         absl::StrCat("no value of a roll call: \"", line.substr(0, 100), "\""));
@@ -156,27 +156,27 @@ absl::StatusOr<RollBook> RollBook::Decode(absl::string_view text) {
     return bad(lines[0]);
   }
   if (!absl::StartsWith(lines[1], "round ") ||
-      !absl::SimpleAtoi(lines[1].substr(6), &book.round)) {
+      !absl::SimpleAtoi(lines[1].substr(6), &state.round)) {
     return bad(lines[1]);
   }
-  if (!ReadTerms(lines[2], &book.terms)) return bad(lines[2]);
+  if (!ReadTerms(lines[2], &state.terms)) return bad(lines[2]);
   for (size_t i = 3; i + 1 < lines.size(); ++i) {
     const std::vector<absl::string_view> words = absl::StrSplit(lines[i], ' ');
     RollEntry entry;
     Roll roll;
     if (words[0] == "c" && ReadRoll(words, &roll)) {
-      book.closed.push_back(std::move(roll));
-    } else if (words[0] == "p" && book.closed.empty() &&
+      state.closed.push_back(std::move(roll));
+    } else if (words[0] == "p" && state.closed.empty() &&
                ReadEntry(words, &entry)) {
-      book.present.push_back(std::move(entry));
-    } else if (words[0] == "m" && !book.closed.empty() &&
+      state.present.push_back(std::move(entry));
+    } else if (words[0] == "m" && !state.closed.empty() &&
                ReadEntry(words, &entry)) {
-      book.closed.back().entries.push_back(std::move(entry));
+      state.closed.back().entries.push_back(std::move(entry));
     } else {
       return bad(lines[i]);
     }
   }
-  return book;
+  return state;
 }
 
 // --- One worker's part. ------------------------------------------------------
@@ -187,7 +187,7 @@ RollCallCore::RollCallCore(std::string name, RollEntry self, RollTerms terms)
       terms_(std::move(terms)) {}
 
 const Roll* RollCallCore::FindOwn() const {
-  for (const Roll& roll : book_.closed) {
+  for (const Roll& roll : state_.closed) {
     for (const RollEntry& entry : roll.entries) {
       if (entry == self_) return &roll;
     }
@@ -195,9 +195,9 @@ const Roll* RollCallCore::FindOwn() const {
   return nullptr;
 }
 
-std::vector<const Member*> RollCallCore::Missing(const View& view,
-                                                 const RollBook& book) const {
-  const std::set<WorkerKey> present = KeysOf(book.present);
+std::vector<const Member*> RollCallCore::Missing(
+    const View& view, const RollCallState& state) const {
+  const std::set<WorkerKey> present = KeysOf(state.present);
   auto found = view.Select(terms_.selector);
   if (!found.ok()) return {};
   std::vector<const Member*> missing;
@@ -210,25 +210,25 @@ std::vector<const Member*> RollCallCore::Missing(const View& view,
 }
 
 bool RollCallCore::IsToClose(const View& view, Instant now) {
-  const int count = static_cast<int>(book_.present.size());
+  const int count = static_cast<int>(state_.present.size());
   if (count < terms_.min) {
     enough_since_.reset();
     return false;
   }
-  if (!enough_since_.has_value() || enough_in_ != book_.round) {
-    enough_in_ = book_.round;
+  if (!enough_since_.has_value() || enough_in_ != state_.round) {
+    enough_in_ = state_.round;
     enough_since_ = now;
   }
   if (now - *enough_since_ >= terms_.last_call) return true;
   return !LacksFormer(view) &&
-         (count >= terms_.max || Missing(view, book_).empty());
+         (count >= terms_.max || Missing(view, state_).empty());
 }
 
 // Also of one that this view, which may be an old one, does not know yet.
 bool RollCallCore::LacksFormer(const View& view) const {
-  if (book_.closed.empty()) return false;
-  const std::set<WorkerKey> present = KeysOf(book_.present);
-  const std::vector<RollEntry>& former = book_.closed.back().entries;
+  if (state_.closed.empty()) return false;
+  const std::set<WorkerKey> present = KeysOf(state_.present);
+  const std::vector<RollEntry>& former = state_.closed.back().entries;
   return std::any_of(former.begin(), former.end(), [&](const RollEntry& entry) {
     return present.count(entry.key) == 0 && !view.IsGone(entry.key);
   });
@@ -236,14 +236,14 @@ bool RollCallCore::LacksFormer(const View& view) const {
 
 void RollCallCore::Close(Epoch epoch) {
   Roll roll;
-  roll.round = book_.round++;
+  roll.round = state_.round++;
   roll.epoch = epoch;
-  std::vector<RollEntry>& present = book_.present;
+  std::vector<RollEntry>& present = state_.present;
   std::sort(present.begin(), present.end(), InRollOrder);
   // Those of the newest roll keep their places before newcomers.
-  const std::set<WorkerKey> former =
-      book_.closed.empty() ? std::set<WorkerKey>()
-                           : KeysOf(book_.closed.back().entries);
+  const std::set<WorkerKey> former = state_.closed.empty()
+                                         ? std::set<WorkerKey>()
+                                         : KeysOf(state_.closed.back().entries);
   std::stable_partition(
       present.begin(), present.end(),
       [&](const RollEntry& entry) { return former.count(entry.key) > 0; });
@@ -252,25 +252,25 @@ void RollCallCore::Close(Epoch epoch) {
   roll.entries.assign(present.begin(), end);
   present.erase(present.begin(), end);
   std::sort(roll.entries.begin(), roll.entries.end(), InRollOrder);
-  book_.closed.push_back(std::move(roll));
-  if (book_.closed.size() > kMostClosed) {
-    book_.closed.erase(book_.closed.begin());
+  state_.closed.push_back(std::move(roll));
+  if (state_.closed.size() > kMostClosed) {
+    state_.closed.erase(state_.closed.begin());
   }
 }
 
 RollCallCore::Step RollCallCore::OnRead(absl::string_view value,
                                         const View& view, Instant now) {
-  absl::StatusOr<RollBook> book = RollBook::Decode(value);
-  if (!book.ok()) {
+  absl::StatusOr<RollCallState> state = RollCallState::Decode(value);
+  if (!state.ok()) {
     return absl::InternalError(
-        absl::StrCat("roll call ", name_, ": ", book.status().message()));
+        absl::StrCat("roll call ", name_, ": ", state.status().message()));
   }
-  book_ = *std::move(book);
+  state_ = *std::move(state);
   if (const Roll* const own = FindOwn(); own != nullptr) {
     if (IsOfTheLiving(*own, view)) return *own;
     ComeAnew();
   }
-  std::vector<RollEntry>& present = book_.present;
+  std::vector<RollEntry>& present = state_.present;
   const size_t came = present.size();
   present.erase(std::remove_if(present.begin(), present.end(),
                                [&](const RollEntry& entry) {
@@ -281,21 +281,21 @@ RollCallCore::Step RollCallCore::OnRead(absl::string_view value,
                 present.end());
   bool is_changed = present.size() != came;
   if (std::find(present.begin(), present.end(), self_) == present.end()) {
-    if (!present.empty() && book_.terms != terms_) {
+    if (!present.empty() && state_.terms != terms_) {
       return absl::FailedPreconditionError(
           absl::StrCat("roll call ", name_, ": wanted (", terms_.ToString(),
-                       "), found (", book_.terms.ToString(), "), with which ",
+                       "), found (", state_.terms.ToString(), "), with which ",
                        present[0].name, " has come: give the same everywhere"));
     }
-    book_.terms = terms_;
+    state_.terms = terms_;
     present.push_back(self_);
     is_changed = true;
   }
   if (IsToClose(view, now)) {
     Close(view.version());
-    return Write{book_.Encode()};
+    return Write{state_.Encode()};
   }
-  if (is_changed) return Write{book_.Encode()};
+  if (is_changed) return Write{state_.Encode()};
   Wait wait;
   if (enough_since_.has_value()) wait.until = *enough_since_ + terms_.last_call;
   return wait;
@@ -303,14 +303,14 @@ RollCallCore::Step RollCallCore::OnRead(absl::string_view value,
 
 RollCallCore::Step RollCallCore::OnGiveUp(absl::string_view value,
                                           const View& view) {
-  absl::StatusOr<RollBook> book = RollBook::Decode(value);
-  if (!book.ok()) return Wait{};
-  book_ = *std::move(book);
+  absl::StatusOr<RollCallState> state = RollCallState::Decode(value);
+  if (!state.ok()) return Wait{};
+  state_ = *std::move(state);
   if (const Roll* const own = FindOwn();
       own != nullptr && IsOfTheLiving(*own, view)) {
     return *own;
   }
-  RollBook without = book_;
+  RollCallState without = state_;
   std::vector<RollEntry>& present = without.present;
   const auto at = std::find(present.begin(), present.end(), self_);
   if (at == present.end()) return Wait{};
@@ -320,10 +320,10 @@ RollCallCore::Step RollCallCore::OnGiveUp(absl::string_view value,
 
 std::string RollCallCore::Describe(const View& view) const {
   std::vector<std::string> come, missing;
-  for (const RollEntry& entry : book_.present) come.push_back(entry.name);
-  for (const Member* member : Missing(view, book_)) {
+  for (const RollEntry& entry : state_.present) come.push_back(entry.name);
+  for (const Member* member : Missing(view, state_)) {
     std::string text = member->name;
-    for (const Roll& roll : book_.closed) {
+    for (const Roll& roll : state_.closed) {
       const bool is_on = std::any_of(
           roll.entries.begin(), roll.entries.end(),
           [&](const RollEntry& entry) { return entry.key == member->key; });
@@ -338,7 +338,7 @@ std::string RollCallCore::Describe(const View& view) const {
     missing.push_back(absl::StrCat(lacking, " more, which the job has not"));
   }
   return absl::StrCat("roll call ", name_, " (", terms_.ToString(), "), round ",
-                      book_.round, ": ", come.size(), " have come (",
+                      state_.round, ": ", come.size(), " have come (",
                       ListOf(come), "), waiting for ",
                       missing.empty() ? "nobody" : ListOf(missing));
 }

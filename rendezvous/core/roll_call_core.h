@@ -12,11 +12,11 @@
 //   at least `min` have, and all whom the selector finds in the view of the
 //   one that closes it; or
 //   at least `min` have for as long as `last_call`.
-// Of more than `max` it takes those of the newest roll, then the others in the
-// order of a roll; who is left over waits for the next round.
+// If more than `max` have come, the round takes those of the newest roll, then
+// others in the order of a roll; those left over wait for the next round.
 // A member that has ended is struck from the open round, and waited for no
-// more. A closed roll with such a member is none for who finds it: the worker
-// comes anew, to the next round.
+// more. A worker that finds a closed roll with such a member ignores that roll
+// and comes to the next round.
 //
 // What holds, in every order of reads, writes, deaths and news of them:
 //   R1  All that find themselves in a round find the same roll of it.
@@ -57,7 +57,7 @@ namespace weft::rendezvous {
 // The most entries of a roll: the value holds each, twice at most times.
 inline constexpr int kMostOnARoll = 4096;
 
-// Whom a round is for; the same at all who come to it.
+// The terms of a round; the same at all who come to it.
 struct RollTerms {
   std::string selector;  // View::Select
   int min = 1;
@@ -98,16 +98,16 @@ struct Roll {
 };
 
 // The value in the store.
-struct RollBook {
+struct RollCallState {
   uint64_t round = 1;  // the open one
   RollTerms terms;     // of those who have come to it
   std::vector<RollEntry> present;
   std::vector<Roll> closed;  // the last ones, oldest first
 
   std::string Encode() const;
-  // An empty text is an empty book. kInvalidArgument: Encode writes no such
+  // An empty text is an empty state. kInvalidArgument: Encode writes no such
   // text.
-  static absl::StatusOr<RollBook> Decode(absl::string_view text);
+  static absl::StatusOr<RollCallState> Decode(absl::string_view text);
 };
 
 // Thread-safety: one thread at a time.
@@ -139,14 +139,14 @@ class RollCallCore {
   void ComeAnew() { ++self_.ticket; }
 
   // How many had come to the open round when it was read last.
-  int present() const { return static_cast<int>(book_.present.size()); }
+  int present() const { return static_cast<int>(state_.present.size()); }
   // For messages, of what was read last: who has come and for whom is waited.
   std::string Describe(const View& view) const;
 
  private:
-  // Of `view`, whom the selector finds and who have not come.
+  // The members of `view` that the selector finds and that have not come.
   std::vector<const Member*> Missing(const View& view,
-                                     const RollBook& book) const;
+                                     const RollCallState& state) const;
   // Whether somebody of the newest roll lives who has not come.
   bool LacksFormer(const View& view) const;
   bool IsToClose(const View& view, Instant now);
@@ -156,7 +156,7 @@ class RollCallCore {
   const std::string name_;
   RollEntry self_;
   const RollTerms terms_;
-  RollBook book_;
+  RollCallState state_;
   // Since when this worker has seen that at least `min` have come to the round.
   uint64_t enough_in_ = 0;
   std::optional<Instant> enough_since_;

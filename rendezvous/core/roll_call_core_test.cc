@@ -108,10 +108,10 @@ TEST(RollCallCore, LastCallIsCountedFromWhenMinHaveCome) {
   step = core.OnRead(value, ViewOf(members), begin + absl::Hours(1) + kSecond);
   const auto* const write = std::get_if<RollCallCore::Write>(&step);
   ASSERT_NE(write, nullptr);
-  const auto book = RollBook::Decode(write->value);
-  ASSERT_THAT(book, IsOk());
-  ASSERT_EQ(book->closed.size(), 1u);
-  EXPECT_THAT(NamesOf(book->closed[0]), ElementsAre("trainer0", "trainer1"));
+  const auto state = RollCallState::Decode(write->value);
+  ASSERT_THAT(state, IsOk());
+  ASSERT_EQ(state->closed.size(), 1u);
+  EXPECT_THAT(NamesOf(state->closed[0]), ElementsAre("trainer0", "trainer1"));
   // Who comes later is told where the others are.
   RollCallCore late("g", EntryOf(members[2], 1), terms);
   step = late.OnRead(write->value, ViewOf(members), Instant());
@@ -130,17 +130,17 @@ TEST(RollCallCore, NewcomersMakeNoGroupWithoutThoseOfTheNewestRoll) {
   std::string value = Come(members[2], "", ViewOf({members[2]}), terms);
   value = Come(members[0], value, ViewOf(members), terms);
   value = Come(members[1], value, ViewOf(members), terms);
-  auto book = RollBook::Decode(value);
-  ASSERT_THAT(book, IsOk());
-  EXPECT_EQ(book->round, 2u);
-  EXPECT_EQ(book->present.size(), 2u);
+  auto state = RollCallState::Decode(value);
+  ASSERT_THAT(state, IsOk());
+  EXPECT_EQ(state->round, 2u);
+  EXPECT_EQ(state->present.size(), 2u);
   value = Come(members[2], value, ViewOf(members), terms, /*ticket=*/2);
-  book = RollBook::Decode(value);
-  ASSERT_THAT(book, IsOk());
-  ASSERT_EQ(book->closed.size(), 2u);
-  EXPECT_THAT(NamesOf(book->closed[1]), ElementsAre("trainer0", "trainer2"));
-  ASSERT_EQ(book->present.size(), 1u);
-  EXPECT_EQ(book->present[0].name, "trainer1");
+  state = RollCallState::Decode(value);
+  ASSERT_THAT(state, IsOk());
+  ASSERT_EQ(state->closed.size(), 2u);
+  EXPECT_THAT(NamesOf(state->closed[1]), ElementsAre("trainer0", "trainer2"));
+  ASSERT_EQ(state->present.size(), 1u);
+  EXPECT_EQ(state->present[0].name, "trainer1");
 }
 
 TEST(RollCallCore, ClosedRollsThatAreKeptAreBounded) {
@@ -149,11 +149,11 @@ TEST(RollCallCore, ClosedRollsThatAreKeptAreBounded) {
   for (uint64_t ticket = 1; ticket <= 100; ++ticket) {
     value = Come(member, value, ViewOf({member}), TermsOf(1, 1), ticket);
   }
-  const auto book = RollBook::Decode(value);
-  ASSERT_THAT(book, IsOk());
-  EXPECT_EQ(book->round, 101u);
-  EXPECT_EQ(book->closed.size(), 8u);
-  EXPECT_THAT(book->present, IsEmpty());
+  const auto state = RollCallState::Decode(value);
+  ASSERT_THAT(state, IsOk());
+  EXPECT_EQ(state->round, 101u);
+  EXPECT_EQ(state->closed.size(), 8u);
+  EXPECT_THAT(state->present, IsEmpty());
 }
 
 TEST(RollCallCore, TermsThatCannotBeAreRefused) {
@@ -172,22 +172,22 @@ TEST(RollCallCore, TermsThatCannotBeAreRefused) {
                                          "selector \"trainer\""));
 }
 
-TEST(RollBook, IsReadAsItWasWrittenAndNoOtherTextIs) {
+TEST(RollCallState, IsReadAsItWasWrittenAndNoOtherTextIs) {
   const std::vector<Member> members = {MemberOf(0, 1), MemberOf(1, 1)};
   std::string value = Come(members[0], "", ViewOf({members[0]}), TermsOf(1, 3));
   value = Come(members[1], value, ViewOf(members), TermsOf(1, 3, kSecond));
-  const auto book = RollBook::Decode(value);
-  ASSERT_THAT(book, IsOk());
-  EXPECT_EQ(book->Encode(), value);
-  EXPECT_EQ(book->terms, TermsOf(1, 3, kSecond));
-  ASSERT_EQ(book->present.size(), 1u);
-  EXPECT_EQ(book->present[0], EntryOf(members[1], 1));
+  const auto state = RollCallState::Decode(value);
+  ASSERT_THAT(state, IsOk());
+  EXPECT_EQ(state->Encode(), value);
+  EXPECT_EQ(state->terms, TermsOf(1, 3, kSecond));
+  ASSERT_EQ(state->present.size(), 1u);
+  EXPECT_EQ(state->present[0], EntryOf(members[1], 1));
   int refused = 0;
   for (size_t i = 1; i < value.size(); ++i) {
     std::string other = value;
     other[i] = '\0';
     for (const std::string& text : {value.substr(0, i), other}) {
-      const auto read = RollBook::Decode(text);
+      const auto read = RollCallState::Decode(text);
       refused += !read.ok();
       if (read.ok()) {
         EXPECT_EQ(read->Encode(), text);

@@ -1,4 +1,4 @@
-// Members of a roll call, and what its book says of them.
+// Members of a roll call, and what its state says of them.
 
 #ifndef WEFT_RENDEZVOUS_CORE_ROLL_CALL_MEMBERS_H_
 #define WEFT_RENDEZVOUS_CORE_ROLL_CALL_MEMBERS_H_

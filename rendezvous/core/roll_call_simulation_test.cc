@@ -294,10 +294,10 @@ class Job {
 
   // Each coming is in one place.
   void CheckValue() const {
-    const auto book = RollBook::Decode(value_);
-    ASSERT_THAT(book, IsOk());
-    std::vector<RollEntry> all = book->present;
-    for (const Roll& roll : book->closed) {
+    const auto state = RollCallState::Decode(value_);
+    ASSERT_THAT(state, IsOk());
+    std::vector<RollEntry> all = state->present;
+    for (const Roll& roll : state->closed) {
       all.insert(all.end(), roll.entries.begin(), roll.entries.end());
     }
     std::set<std::pair<std::string, uint64_t>> comings;
@@ -309,9 +309,9 @@ class Job {
 
   // Who gives up does not leave others with a roll on which it is.
   void CheckIsOnNone(int w, const View& view) const {
-    const auto book = RollBook::Decode(value_);
-    ASSERT_THAT(book, IsOk());
-    for (const Roll& roll : book->closed) {
+    const auto state = RollCallState::Decode(value_);
+    ASSERT_THAT(state, IsOk());
+    for (const Roll& roll : state->closed) {
       if (roll.round <= workers_[w].last_round) continue;
       bool is_on = false, is_living = true;
       for (const RollEntry& entry : roll.entries) {
@@ -421,7 +421,7 @@ TEST(RollCallSimulation, TheLivingMakeOneRollWhoeverDiesOrComesLate) {
   RunSeeds(options, 4000);
 }
 
-TEST(RollCallSimulation, SoDoAtLeastMinOrTheyNameForWhomTheyWait) {
+TEST(RollCallSimulation, AtLeastMinMakeOneRollOrNameThoseTheyWaitFor) {
   Job::Options options;
   options.workers = 5;
   options.late = 2;
@@ -431,7 +431,7 @@ TEST(RollCallSimulation, SoDoAtLeastMinOrTheyNameForWhomTheyWait) {
   RunSeeds(options, 4000);
 }
 
-TEST(RollCallSimulation, WhoIsOnARollAndLivesIsOnTheNextHoweverManyCome) {
+TEST(RollCallSimulation, LivingMembersOfARollAreOnTheNextHoweverManyCome) {
   Job::Options options;
   options.workers = 5;
   options.late = 2;
@@ -482,7 +482,7 @@ TEST(RollCallExploration, TwoWorkersOneOfWhichDiesOrComesBack) {
   Explore(options, 500);
 }
 
-TEST(RollCallExploration, ThreeWorkersOfWhomTwoMay) {
+TEST(RollCallExploration, ThreeWorkersOfWhichTwoMayJoin) {
   Job::Options options;
   options.workers = 3;
   options.deaths = 1;

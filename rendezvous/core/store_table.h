@@ -53,11 +53,11 @@ class StoreTable {
   Result Change(Ticket ticket, const v1::StoreRequest& request,
                 const std::string& owner);
 
-  // Answers those whose time has come.
+  // Answers the waits whose deadline has come.
   std::vector<Outcome> Expire(Instant now);
   Instant NextExpiry() const { return waits_.NextDeadline(); }
   void CallerGone(Ticket ticket) { waits_.Drop(ticket); }
-  // It repeats no changes any more.
+  // The client repeats no changes any more.
   void ClientGone(uint64_t client) { last_changes_.erase(client); }
   int64_t held() const { return waits_.size(); }
 

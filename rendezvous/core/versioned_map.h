@@ -38,7 +38,7 @@ class VersionedMap {
   // Null if absent.
   const Entry* Find(const std::string& key) const;
 
-  // Those that begin with `prefix`.
+  // The number of keys that begin with `prefix`.
   int64_t CountKeys(const std::string& prefix) const;
 
   // What a GET or WAIT answers now.

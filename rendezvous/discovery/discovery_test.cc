@@ -347,7 +347,7 @@ TEST_F(EtcdJournalTest, KeepsAppendedAndRewrittenRecords) {
   EXPECT_EQ(LastTermOf((*journal)->history()), 10u);
 }
 
-TEST_F(EtcdJournalTest, OneHostAtATimeAndItsSuccessorTakesThePen) {
+TEST_F(EtcdJournalTest, OneHostWritesAtATimeAndItsSuccessorTakesOver) {
   auto first = Open("unix:/a");
   ASSERT_THAT(first, IsOk());
   const auto link = Link();

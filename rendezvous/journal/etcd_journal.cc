@@ -91,7 +91,7 @@ class Lease : public std::enable_shared_from_this<Lease> {
         host_key_(std::move(host_key)),
         host_(std::move(host)) {}
 
-  // From now on. The host's key is there, under the lease `id`.
+  // Renews the lease `id` from now on. The host's key exists under it.
   void Keep(int64_t id) {
     {
       MutexLock lock(mu_);
@@ -150,8 +150,8 @@ class Lease : public std::enable_shared_from_this<Lease> {
         });
   }
 
-  // It ran out while this process could not renew it. Unless another has taken
-  // over meanwhile, the key comes back.
+  // The lease ran out while this process could not renew it. Unless another
+  // host has taken over meanwhile, writes the key again under a new lease.
   void TakeAnother() {
     etcdserverpb::LeaseGrantRequest grant;
     grant.set_ttl(absl::ToInt64Seconds(time_));
@@ -343,7 +343,7 @@ class EtcdJournal final : public Journal {
     Instant deadline = Instant::Infinite();
     for (int puts = 0; puts < kMaxPuts;) {
       WEFT_ASSIGN_OR_RETURN(const auto holder, Get(key));
-      // Once etcd answers.
+      // The time counts from when etcd answers.
       deadline = std::min(deadline, Now() + 2 * options_.lease + kExpiryCheck);
       if (!holder.has_value()) {
         ++puts;
@@ -390,7 +390,7 @@ class EtcdJournal final : public Journal {
     uint64_t next_piece = 0;
     int64_t bytes = 0;
 
-    // But for the value.
+    // Compares all but the value.
     bool IsLike(const Head& other) const {
       return generation == other.generation && next_piece == other.next_piece &&
              bytes == other.bytes;
@@ -421,8 +421,8 @@ class EtcdJournal final : public Journal {
     return FindHead();
   }
 
-  // Which of the heads that were written is there: an answer may have been lost
-  // and the repetition refused.
+  // Finds which of the heads that were written exists: an answer may have been
+  // lost and the repetition refused.
   absl::Status FindHead() {
     WEFT_ASSIGN_OR_RETURN(const auto now, Get(base_ + "head"));
     for (const Head& head : unsettled_) {

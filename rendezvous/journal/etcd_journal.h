@@ -28,14 +28,14 @@ struct EtcdJournalOptions {
   std::string prefix = "weft";
   std::string job;
   std::string address;  // where the coordinator will be reached
-  // After which a host that was killed is no longer waited for; etcd rounds it
-  // up to 2 s.
+  // The time after which a host that was killed is no longer waited for; etcd
+  // rounds it up to 2 s.
   absl::Duration lease = absl::Seconds(2);
-  // For etcd to be there and answer, when the journal is opened. Another host's
-  // lease is waited for as long as it takes to end if nobody renews it.
+  // How long Open waits for etcd to be there and answer. Another host's lease
+  // is waited for as long as it takes to end if nobody renews it.
   absl::Duration patience = absl::Seconds(20);
-  // The same later: Append and Rewrite give up sooner, as their callers wait,
-  // and may be called again.
+  // The same for Append and Rewrite, which give up sooner: their callers wait,
+  // and may call again.
   absl::Duration append_patience = absl::Milliseconds(500);
 };
 

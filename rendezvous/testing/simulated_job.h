@@ -141,7 +141,7 @@ class SimulatedJob::Coordinator final : public sim::SimNode {
   Epoch version() const { return core_->version(); }  // of view()
   int members() const { return core_->members(); }    // in it
   bool is_up() const { return core_ != nullptr; }
-  // As somebody who has seen it reports it.
+  // Reports the end of the process, as somebody who has seen it does.
   void ReportExit(const std::string& name, uint64_t incarnation);
 
   void OnStart(int64_t incarnation) override;
@@ -163,10 +163,10 @@ class SimulatedJob::Coordinator final : public sim::SimNode {
   void Reply(const Caller& caller, const CoordinatorCore::Answer& answer);
 
   SimulatedJob& job_;
-  // On disk.
+  // The state on disk.
   std::vector<v1::LogRecord> log_;
   uint32_t term_ = 0;
-  // In memory.
+  // The state in memory.
   int64_t life_ = 0;
   std::unique_ptr<CoordinatorCore> core_;
   uint64_t last_ticket_ = 0;

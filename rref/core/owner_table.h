@@ -44,7 +44,7 @@ class OwnerTable {
   struct Made {
     Token token;
   };
-  // That call has failed, or will never run.
+  // The call that makes `object` has failed, or will never run.
   struct NotMade {
     ObjectId object;
     absl::Status why;
@@ -67,7 +67,7 @@ class OwnerTable {
     Token token;
     WorkerKey to;
   };
-  // That message was refused, or given up before it was read.
+  // The message of Shared was refused, or given up before it was read.
   struct ShareFailed {
     ObjectId object;
     ForkId fork;

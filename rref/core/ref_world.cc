@@ -425,7 +425,7 @@ void RefWorld::DeliverDelete(const Message& message) {
   const Token& token = message.token;
   const WorkerKey from = agents_[message.from].key;
   const bool expected = agents_[0].owner.Expects(token.object, token.fork);
-  // Of a creation that was given up, nothing may be left.
+  // If its creation was given up, the owner may hold nothing of the object.
   if (!expected && given_up_.count(token.object) == 0 &&
       !agents_[0].owner.Holds(token.object, token.fork, from)) {
     Fail(absl::StrCat(token.fork.ToString(), " is deleted twice"));

@@ -38,7 +38,8 @@ class UserTable {
   struct Creating {
     Token token;
   };
-  // It has ended. Not OK: no object is left; who made the call has seen to it.
+  // The creating call has ended. If `status` is not OK, no object is left; the
+  // caller has made sure of that.
   struct Created {
     ForkId fork;
     absl::Status status;

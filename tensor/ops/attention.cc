@@ -143,7 +143,7 @@ class Rows {
 };
 
 // Row-major in its last two dimensions but for gaps; `offset` elements from the
-// first. Of an undefined tensor, null.
+// first. Null for an undefined tensor.
 template <typename T>
 T* At(const Tensor& x, int64_t offset) {
   return x.defined() ? x.data<T>() + offset : nullptr;

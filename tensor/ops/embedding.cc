@@ -203,8 +203,9 @@ void DotBags(const Tensor& grad, const Tensor& table, const Bags& bags,
   }
 }
 
-// Of a table of f16 or bf16: the rows at `indices` in f32, so that the whole
-// table need not be; and where each of them lies there.
+// For a table of f16 or bf16: UsedRows gives the rows at `indices` in f32, so
+// that the whole table need not be converted; PlacesOf gives the place of each
+// among them.
 Tensor UsedRows(const Tensor& weight, const Tensor& indices) {
   return Wide(IndexSelect(weight, 0, indices));
 }

@@ -16,12 +16,12 @@ namespace weft {
 struct SparseRows {
   Tensor indices;    // i64 [n]: row numbers; coalesced: ascending, each once.
   Tensor values;     // [n, dim]
-  int64_t rows = 0;  // Of the table.
+  int64_t rows = 0;  // The table's rows.
 };
 
 // Sums the values of equal indices. Sorts; O(n log n + n * dim). Throws for an
-// index outside of [0, rows). Of a device: runs on the CPU, waits for the rows
-// and takes the sums back.
+// index outside of [0, rows). Rows on a device are summed on the CPU: waits for
+// them, and copies the sums back.
 SparseRows Coalesce(const SparseRows& sparse);
 
 // [rows, dim], the values of equal indices summed.

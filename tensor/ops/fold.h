@@ -47,9 +47,9 @@ WEFT_INLINE int LevelsFor(int64_t count) {
   return levels;
 }
 
-// The fold of lanes side by side, each half onto the other. Of known width, so
-// that each step is one of registers; not unrolled, so that it stays a loop
-// until loops are vectorised.
+// The fold of lanes side by side, each half onto the other. The width is known
+// when compiled, so that each step stays in registers. The loop is not
+// unrolled, so that it is still a loop when loops are vectorised.
 template <int kWidth, typename T, typename Op>
 WEFT_INLINE T FoldLanes(const T* lanes, Op op) {
   if constexpr (kWidth == 1) {

@@ -28,7 +28,8 @@ TEST(FoldTerms, TakesEachTermOnceAtEachLength) {
   // Around one block of 128 x 32, and 32 and 1024 of them, where levels pass
   // on.
   for (const int64_t blocks : {1, 2, 31, 32, 33, 1023, 1024, 1025}) {
-    // Of the longest, two lengths: each takes millions of terms.
+    // Only two lengths around the larger numbers: each takes up to millions of
+    // terms.
     const int64_t step = blocks > 100 ? 50 : 11;
     for (int64_t n = blocks * 4096 - 33; n <= blocks * 4096 + 33; n += step) {
       check(n);

@@ -121,7 +121,8 @@ void ForEachIndexed(const Tensor& index, int d, const Tensor& a,
   });
 }
 
-// Of contiguous tensors: adds src's part i of dimension d to y's part index[i].
+// Adds src's part i of dimension d to y's part index[i]. REQUIRES: contiguous
+// tensors.
 template <typename T>
 void AddParts(const Tensor& y, int d, const Tensor& index, const Tensor& src) {
   const Around around = AroundDim(y.shape(), d);

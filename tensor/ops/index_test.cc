@@ -65,7 +65,8 @@ TEST(Chunk, MakesPartsOfOneSizeFromAnyNumber) {
   EXPECT_EQ(Split(x.Slice(1, 0, 0), std::vector<int64_t>{}, 1).size(), 0u);
 }
 
-// Of three dimensions, along each, with an index smaller than x.
+// Tensors of three dimensions, along each, with an index smaller than x in the
+// others.
 TEST(Gather, AndScatterAddFollowTheirDefinition) {
   Generator generator(1);
   for (int64_t dim = -3; dim < 3; ++dim) {
@@ -148,8 +149,7 @@ TEST(Indexing, RefusesWhatDoesNotFitAndChangesNothing) {
   const auto in_rows = [&](const std::vector<int64_t>& numbers) {
     return of(numbers).View({1, -1});
   };
-  const Tensor row = Tensor::Ones({1, 2}),
-               i32 = Tensor::Ones({2}, DType::kI32);
+  const Tensor row = Tensor::Ones({1, 2}), i32 = Tensor::Ones({2}, DType::kI32);
   const std::function<void()> bad[] = {
       [&] { IndexSelect(x, 2, of({0})); },
       [&] { IndexSelect(x, 0, of({-1})); },

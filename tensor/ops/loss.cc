@@ -53,7 +53,7 @@ void ForEachLine(const Lines& lines, Visit&& visit) {
 template <typename T>
 struct LineStatistics {
   T largest;
-  T sum;  // Of exp(x - largest).
+  T sum;  // The sum of exp(x - largest).
 };
 
 template <typename T, typename Term>

@@ -200,7 +200,7 @@ Tensor MatMul(const Tensor& a, const Tensor& b) {
   shape.push_back(a.size(-2));
   shape.push_back(b.size(-1));
   Tensor result = Tensor::Empty(shape, a.dtype(), a.device());
-  if (result.numel() == 0) return result;  // Of how many batches ever.
+  if (result.numel() == 0) return result;  // However many batches.
   OnDevice("MatMul", MultiplyBatches, a, b, result);
   return result;
 }

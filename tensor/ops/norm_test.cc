@@ -24,7 +24,7 @@ double& Element(const Tensor& x, int64_t i) { return x.data<double>()[i]; }
 // equal `group(place)`; weight and bias by `parameter(place)`. f64, contiguous.
 struct Normalised {
   Tensor y;
-  std::vector<double> mean, inverse;  // Of each group.
+  std::vector<double> mean, inverse;  // One for each group.
 };
 
 template <typename Group, typename Parameter>
@@ -286,7 +286,7 @@ TEST(Norms, RefuseWhatDoesNotFit) {
   }
 }
 
-// Of each that may be missing, with it and without.
+// With and without each tensor that may be missing.
 TEST(Norms, OfRowsAreTheSameOnADevice) {
   Generator generator(31);
   for (const DType dtype : kFloats) {

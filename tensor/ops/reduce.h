@@ -63,10 +63,12 @@ Tensor SumTo(const Tensor& x, const Shape& shape);
 Tensor ExtremumBackward(const Tensor& grad, const Tensor& x, const Tensor& y,
                         absl::Span<const int64_t> dims = {});
 
-// Real numbers: no NaN and no infinity. Of a device: waits, as To.
+// Whether all are real numbers: no NaN and no infinity. Waits for a tensor on a
+// device, as To.
 bool AllFinite(const Tensor& x);
 
-// sum of x * x, in f64. Real numbers. Of a device: waits, as To.
+// The sum of x * x, in f64, of real numbers. Waits for a tensor on a device, as
+// To.
 double SquaredNorm(const Tensor& x);
 
 }  // namespace weft

@@ -112,7 +112,8 @@ inline Tensor AnyView(const Tensor& base, const Shape& shape, int64_t reach,
   }
 }
 
-// Of up to `most_dims` dimensions, each of up to `most` elements.
+// A random shape of up to `most_dims` dimensions, each of up to `most`
+// elements.
 inline Shape AnyShape(uint64_t most_dims, uint64_t most, Generator& generator,
                       int64_t least = 0) {
   Shape shape(generator.NextBelow(most_dims + 1));

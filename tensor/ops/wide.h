@@ -22,7 +22,7 @@ namespace weft::internal {
 inline bool IsHalf(DType dtype) {
   return dtype == DType::kF16 || dtype == DType::kBF16;
 }
-// Of an undefined tensor: false.
+// False for an undefined tensor.
 inline bool IsHalf(const Tensor& x) { return x.defined() && IsHalf(x.dtype()); }
 
 // x in f32 if it is f16 or bf16, else itself. x may be undefined.

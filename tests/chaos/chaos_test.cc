@@ -55,8 +55,8 @@ class Chaos : public ChaosJob {
   // Hits processes of `run`, which trains until the test stops it (kForLong in
   // job.h), until all faults are done. `may_be_hit`: whether the victim does
   // not hold the only copy of something now. Returns how many were hit.
-  int Rage(const Process& run, const std::vector<Victim>& victims,
-           absl::FunctionRef<bool(const Victim&)> may_be_hit) {
+  int InjectFaults(const Process& run, const std::vector<Victim>& victims,
+                   absl::FunctionRef<bool(const Victim&)> may_be_hit) {
     int hits = 0;
     const Instant end = SteadyClock().Now() + kLong;
     while (hits < faults() && SteadyClock().Now() < end) {
@@ -108,7 +108,7 @@ TEST_F(Chaos, AnyProcessOfReplicatedServersMayBeKilledAtAnyTime) {
   ASSERT_TRUE(Becomes([&] { return !Checkpoints(saved).empty(); }));
   int trainers = 2;
   size_t told = 0;  // of the output, when a server was hit
-  const int hits = Rage(
+  const int hits = InjectFaults(
       run,
       {{"ps", 0}, {"ps", 1}, {"ps", 2}, {"coordinator", 0}, {"trainer", 1}},
       [&](const Victim& victim) {

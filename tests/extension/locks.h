@@ -82,7 +82,7 @@ class Locks final : public weft::rpc::extension::Library,
   void OnPeerGone(const weft::rpc::Agent::GonePeer& peer) override
       ABSL_LOCKS_EXCLUDED(mu_);
   void OnAgentEnd() override ABSL_LOCKS_EXCLUDED(mu_);
-  // To the first who waits, if one does.
+  // Gives the lock to the first that waits, if one does.
   void GiveOn(Lock* lock, Tasks* tasks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   weft::Driver& driver_;

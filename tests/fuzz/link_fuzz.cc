@@ -17,7 +17,8 @@ namespace {
 
 constexpr int64_t kMaxBytes = 8192;
 
-// With memory to share, if so, which nobody else writes to.
+// A connection that says nothing. If it `shares`, it has memory for bodies, to
+// which nobody else writes.
 class Silent final : public transport::Connection {
  public:
   explicit Silent(bool shares) : shares_(shares) {}

@@ -124,7 +124,7 @@ void TellCore(size_t method, const Answer& answer) {
   take(core.OnEvent(Instant(), MemberCore::Replied{call, reply}));
 }
 
-// To the calls that a thread of the member waits for.
+// Gives the answer to the calls that a thread of the member waits for.
 void TellMembership(size_t method, const Answer& answer) {
   NoTimers timers;
   rendezvous::JoinOptions options;
@@ -135,7 +135,7 @@ void TellMembership(size_t method, const Answer& answer) {
   auto link = std::make_unique<Link>(answer);
   if (method == 7) {
     link->AnswerWatches();
-    // Who is there, or not, in this world or in another one.
+    // A member that is there, or is not, in this world or in another one.
     for (const char* name : {"ps0", "trainer0", "nobody"}) {
       for (const auto& world : {options.world, rendezvous::World::Fixed(3, 2),
                                 rendezvous::World::Elastic(1, 9)}) {

@@ -45,8 +45,8 @@ class Watch final : public net::MemoryWatch {
   std::shared_ptr<net::MemorySource> source;
 };
 
-// Hears nothing of what is too long, and nothing after the end.
-class Ears final : public transport::ConnectionObserver {
+// Checks that no message is too long, and that nothing comes after the end.
+class RingObserver final : public transport::ConnectionObserver {
  public:
   void OnMessage(Slices message) override {
     Hold(!has_ended && TotalSize(message) <= transport::kMaxRingMessageBytes);
@@ -88,7 +88,7 @@ class Run {
                     is_offerer_},
         watch_);
     Hold(ring_->Start().ok());
-    ring_->Observe(ears_);
+    ring_->Observe(observer_);
     connection_ = ring_->Attach(stream_);
   }
 
@@ -104,7 +104,7 @@ class Run {
       if (polled != nullptr) Sleep(*polled);
     }
     ring_->OnClosed(absl::UnavailableError("the fuzzer closes the connection"));
-    Hold(ears_->has_ended && watch_->source == nullptr);
+    Hold(observer_->has_ended && watch_->source == nullptr);
   }
 
  private:
@@ -200,7 +200,8 @@ class Run {
   RingMemory out_;
   const std::shared_ptr<Stream> stream_ = std::make_shared<Stream>();
   const std::shared_ptr<Watch> watch_ = std::make_shared<Watch>();
-  const std::shared_ptr<Ears> ears_ = std::make_shared<Ears>();
+  const std::shared_ptr<RingObserver> observer_ =
+      std::make_shared<RingObserver>();
   std::shared_ptr<transport::RingConnection> ring_;
   std::shared_ptr<transport::Connection> connection_;
 };

@@ -94,7 +94,8 @@ TEST_F(ConsistencyOfAJob, QuorumGoesOnWithoutATrainerThatStandsStill) {
   Start({"--quorum=2", "--late=fold"});
   trainers_[2]->Signal(SIGSTOP);
   AwaitSteps(60);
-  // It goes on where the others are; its gradient of before is late.
+  // The trainer goes on where the others are; the gradient that it had before
+  // is late.
   trainers_[2]->Signal(SIGCONT);
   Json table;
   ASSERT_TRUE(Becomes([&] {
@@ -104,7 +105,7 @@ TEST_F(ConsistencyOfAJob, QuorumGoesOnWithoutATrainerThatStandsStill) {
   })) << table;
   EXPECT_EQ(table["quorum"], 2);
   AwaitSteps(20);
-  // Of those that are left two are enough, and then one.
+  // The quorum is two of the trainers left, and then one.
   Kill(2);
   AwaitSteps(20);
   Kill(1);

@@ -218,8 +218,8 @@ TEST(Failover, DrainedServerIsStoppedAndTheTrainingEndsWithTheBits) {
   ExpectUndisturbed(job, saved);
 }
 
-// Until the servers show that each partition has both its copies: what they
-// show then.
+// Waits until the servers show that each partition has both its copies. Returns
+// what they show then.
 std::string AwaitTwoCopies(const Job& job) {
   std::string list;
   EXPECT_TRUE(Becomes([&] {
@@ -282,7 +282,7 @@ TEST(Failover, DeathOfTwoServersAtOnceEndsTheJobWithTheReason) {
   const Processes trainers = job.StartTrainers({"--epochs=100000"});
   ASSERT_THAT(trainers[0]->WaitForOutput("training ", kLong), IsOk());
   servers[1]->Signal(SIGKILL);
-  // Of one copy nothing is lost, and the training goes on by it.
+  // One copy is left of everything, and the training goes on with it.
   ASSERT_THAT(trainers[0]->WaitForOutput("a parameter server died", kLong),
               IsOk());
   servers[0]->Signal(SIGKILL);  // it hosts the coordinator, too

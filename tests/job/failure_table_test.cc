@@ -57,7 +57,7 @@ TEST_P(FailureTable, TrainerOfThreeThatIsKilledIsTheCauseAndTheOthersVictims) {
   EXPECT_THAT(output, HasSubstr("---- trainer1 failed first"));
   EXPECT_THAT(output, ContainsRegex("trainer1 .*killed by SIG[A-Z]+ .*killed "
                                     "by a signal"));
-  // Of the others each is its victim, or had not noticed when it was asked.
+  // Each other rank is its victim, or had not noticed when it was asked to end.
   for (const char* other : {"trainer0", "trainer2"}) {
     EXPECT_THAT(output,
                 ContainsRegex(std::string(other) +

@@ -25,8 +25,8 @@ namespace weft::testing {
 // Longer than anything takes that does what it should, on a busy machine.
 inline constexpr absl::Duration kLong = absl::Seconds(100);
 
-// Of a training that is to outlast whatever a test does to it, on any machine:
-// no number of epochs is both enough for that and soon over. The test ends it
+// For a training that is to outlast whatever a test does to it: no number of
+// epochs is both enough for that on any machine and soon over. The test ends it
 // by Stop, and compares the last whole epoch with an undisturbed training of as
 // many.
 inline constexpr char kForLong[] = "--epochs=100000";

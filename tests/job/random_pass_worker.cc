@@ -111,7 +111,7 @@ absl::Status RunOne(Worker& worker, const std::vector<std::string>& names,
   return Compare(agent, names, scope.id(), expected);
 }
 
-// Until no worker has a context.
+// Waits until no worker has a context.
 absl::Status AwaitEmpty(rpc::Agent& agent,
                         const std::vector<std::string>& names) {
   for (int i = 0; i < 1000; ++i) {

@@ -380,7 +380,8 @@ TEST(MainJob, TheSameSeedGivesTheSameBitsAlsoAcrossAResumeOnOtherServers) {
             ReadBytes(parts + "/ckpt-000001-step-8" + kModel));
 }
 
-// Of one round, whichever it is, though rounds go on while they are written.
+// Each checkpoint is of one round, whichever it is, though rounds go on while
+// it is written.
 TEST(MainJob, CheckpointsWhileTrainingGoesOnChangeNoBitAndAnyOfThemResumes) {
   Job job;
   const std::string model =

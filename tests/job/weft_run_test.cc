@@ -195,7 +195,8 @@ TEST(WeftRun, DeathOfTheCoordinatorsServerDelaysNoRestartThoughThereIsALog) {
   Stop(*run);
 }
 
-// Of the process that hosts the coordinator of `job`; 0: there is none now.
+// The pid of the process that hosts the coordinator of `job`; 0: there is none
+// now.
 pid_t CoordinatorOf(const Job& job) {
   for (const std::string& id : RunningFor(job)) {
     const std::string command = ReadProc(id, "cmdline");

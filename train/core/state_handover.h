@@ -66,11 +66,11 @@ class StateHandover {
   // After NextRound: a part that `rank` lacks, and that each who holds it has
   // sent wrong; none: there is no such part.
   std::optional<int> Unobtainable(int rank) const;
-  // Who has sent `part` wrong to `rank`, in rising order.
+  // The ranks that have sent `part` wrong to `rank`, in rising order.
   std::vector<int> SentWrong(int rank, int part) const;
 
  private:
-  // Who sends it; -1: nobody is left.
+  // The rank that is to send `part` to `to`; -1: none is left.
   int ChooseSender(int to, int part, const std::vector<int64_t>& load) const;
 
   const std::vector<bool> holds_;

@@ -211,7 +211,7 @@ void StepCommit::On(const PassesDone& event, std::vector<Action>* actions) {
   actions->push_back(Reduce{vote_});
 }
 
-// Of the same votes the same on all ranks, but for who leaves.
+// The same votes give the same result on all ranks, but for a rank that leaves.
 StepCommit::Next StepCommit::AfterStep(const Reduced& event) const {
   if (event.is_last) return Next::kTrain;  // nothing is left to stop or share
   const StepVote& votes = event.votes;

@@ -74,7 +74,7 @@
 
 namespace weft::train {
 
-// After which step a rank is.
+// The position of a rank: the step that it has taken last.
 struct StepPosition {
   int64_t steps = 0;  // taken since the training began
   int64_t epoch = 0;  // of the next batch
@@ -130,8 +130,8 @@ class StepCommit {
     int rank = 0;
     int size = 1;
   };
-  // It is in none: too few came, it is no member of the job, or its device
-  // fails.
+  // This rank is in no group: too few came, it is no member of the job, or its
+  // device fails.
   struct MeetingFailed {
     bool by_signal = false;  // this rank was asked to end
   };
@@ -269,9 +269,9 @@ class StepCommit {
   void OnEvent(const Event& event, std::vector<Action>* actions);
 
   Phase phase() const { return phase_; }
-  // After the last step that this rank has taken or was given.
+  // The position after the last step that this rank has taken or was given.
   const StepPosition& position() const { return position_; }
-  // Whether it has one.
+  // Whether it has a position.
   bool is_known() const { return is_known_; }
   // "reducing, 5 steps taken"; equal texts, equal states.
   std::string ToString() const;
@@ -297,7 +297,7 @@ class StepCommit {
   void GoToMeeting(Reason reason, std::vector<Action>* actions);
   void GoToEnd(std::vector<Action>* actions);
   void GoToSettling(std::vector<Action>* actions);
-  // To what follows the step: next_.
+  // Goes to what follows the step: next_.
   void GoOn(std::vector<Action>* actions);
   Next AfterStep(const Reduced& event) const;
 

@@ -102,7 +102,7 @@ TEST(StepCommitExploration, NewcomerComesAtAnyTimeAndAnyRankDies) {
 }
 
 // The others stop until the group is made.
-TEST(StepCommitExploration, NewcomerForWhomTheOthersStop) {
+TEST(StepCommitExploration, NewcomerThatMakesTheOthersStop) {
   StepCommitModel::Bounds bounds;
   bounds.late = 1;
   bounds.comings = 1;

@@ -12,7 +12,7 @@ namespace weft::train {
 namespace {
 
 constexpr uint64_t kFingerprint = 7;
-// Whose rank has died: it sends the part no more.
+// Stands for a rank that has died, and does not send its part any more.
 constexpr int kNobody = -1;
 
 }  // namespace
@@ -535,7 +535,7 @@ void StepCommitModel::TakePlace(int rank) {
   const int64_t steps = one.core.position().steps;
   Check(one.state.parameters == steps && one.state.optimizer == steps, rank,
         "C1: has another state than its place says");
-  // Of a rank that is paused the others do not wait to hear.
+  // The others do not wait for a rank that is paused.
   Check(one.life == Life::kPaused || steps >= furthest_[one.run] - 1, rank,
         "C3: more than the step under way is lost");
   // C3 and C4, of what they told each other.

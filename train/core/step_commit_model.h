@@ -143,8 +143,8 @@ class StepCommitModel {
     bool has_gradients = false;   // of a step that is not taken yet
     bool has_counted = false;     // computed a gradient
     bool has_other_rows = false;  // than those of its step, in that gradient
-    // At the furthest after which step the others of its first group were when
-    // that was made, if they trained; and their run.
+    // The furthest step after which the others of its first group were when
+    // that group was made, if they trained; and their run.
     std::optional<int64_t> awaited_at;
     int awaited_by = 0;
   };

@@ -41,7 +41,7 @@ class Simulation {
     }
   }
 
-  // Until nothing is left to happen but faults.
+  // Runs until nothing but faults is left to happen.
   void Run(Totals* totals) {
     fault_at_ = now_ + Wait(calm_);
     while (model_.violation().empty() && Step(totals)) {
@@ -59,7 +59,7 @@ class Simulation {
     return random_.Between(absl::ZeroDuration(), 2 * mean);
   }
 
-  // From when it can happen until it does.
+  // How long after it can happen an event happens.
   absl::Duration DelayOf(const Event& event) {
     switch (event.kind) {
       case Event::kComplete:

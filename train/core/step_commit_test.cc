@@ -190,7 +190,7 @@ TEST(StepCommit, NewcomerTakesPlaceAndStateOfTheOthers) {
   EXPECT_EQ(core.position().steps, 8);
 }
 
-TEST(StepCommit, WhoTrainsSomethingElseEndsAndTheOthersGoOnWithoutIt) {
+TEST(StepCommit, RankThatTrainsSomethingElseEndsAndTheOthersGoOn) {
   for (const int rank : {0, 1, 2}) {
     StepCommit core({true, absl::Seconds(1)});
     Actions(core, StepCommit::Started{});
@@ -276,7 +276,7 @@ TEST(StepCommit, RankThatIsAskedLeavesAfterAWhileAndTheOthersMeet) {
   EXPECT_EQ(AfterStep(other, asked, leaves), "stop");
 }
 
-TEST(StepCommit, WhoIsAskedToEndWhileInNoGroupSavesWhatItHas) {
+TEST(StepCommit, RankAskedToEndWhileInNoGroupSavesWhatItHas) {
   const auto end = [](bool by_signal, bool has_trained) {
     StepCommit core = has_trained ? Begun() : StepCommit({});
     Actions(core, has_trained ? StepCommit::Event(StepCommit::Failed{true})

@@ -19,7 +19,7 @@ struct LastSaveOptions {
   // attempts begin with `first_pause` and double.
   absl::Duration retry_for = absl::Seconds(20);
   absl::Duration first_pause = absl::Seconds(1);
-  // Once true, the attempt that failed was the last.
+  // Asked after an attempt that failed: if true, it was the last.
   std::function<bool()> asked_to_stop = nullptr;
   // Another takes the place of a server that is lost (worker::Options::replicas
   // of 2): its loss, kUnavailable, may pass too.

@@ -40,7 +40,7 @@ absl::Status CheckRoom(const std::string& directory) {
                    " are kept: remove those that are not needed"));
 }
 
-// With the lowest number of which there is no file.
+// Opens a new file, with the lowest number that no file has.
 absl::StatusOr<int> OpenNew(const std::string& stem, std::string* path) {
   for (int n = 0; n < kMaxDumps; ++n) {
     *path = absl::StrCat(stem, "-", n, kSuffix);
@@ -57,7 +57,7 @@ absl::StatusOr<int> OpenNew(const std::string& stem, std::string* path) {
 
 absl::Status CheckDumpDirectory(const std::string& directory) {
   if (directory.empty()) return absl::OkStatus();
-  // With the slash a file is none.
+  // The slash makes a file fail, which is no directory.
   if (access((fs::path(directory) / "").c_str(), W_OK | X_OK) == 0) {
     return absl::OkStatus();
   }

@@ -26,7 +26,8 @@ class MetricsServer {
   struct Options {
     // host:port; port 0: any free one.
     std::string listen = "127.0.0.1:0";
-    // For an address that others can reach; Insecure(): there without TLS.
+    // The credentials for an address that others can reach; Insecure(): without
+    // TLS.
     net::Credentials credentials = net::Credentials::LocalOnly();
     // The page, in Prometheus's text format. Called on the server's thread.
     std::function<std::string()> page;

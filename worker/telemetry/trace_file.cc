@@ -136,7 +136,7 @@ absl::Status TraceFile::Write() {
   if (path_.empty()) return absl::OkStatus();
   MutexLock lock(mu_);
   if (output_.get() >= 0) return Append();
-  // It may have become another since Open().
+  // The file may have become another since Open().
   return IsReplaceable(path_) ? Replace(RealPath(path_))
                               : Failed(path_, EEXIST);
 }
@@ -148,12 +148,13 @@ absl::Status TraceFile::Append() {
 }
 
 absl::Status TraceFile::Replace(const std::string& file) {
-  // Each time: another program may have put its own there since.
+  // Looks each time: another program may have put its own file there since.
   if (const int found = ErrorOfReplacing(file); found != 0) {
     return Failed(file, found);
   }
   const std::string part = absl::StrCat(file, ".part");
-  // That of a worker that was killed makes way; a link is no file of anybody's.
+  // A part that a killed worker left may be replaced. A link is removed without
+  // a check, since it is no file of a worker.
   if (!std::filesystem::is_symlink(part)) {
     if (const int found = ErrorOfReplacing(part); found != 0) {
       return Failed(part, found);

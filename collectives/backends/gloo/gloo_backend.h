@@ -32,8 +32,8 @@
 namespace weft::collectives {
 
 struct GlooOptions : GroupEndpoint {
-  // Of this host, where the others connect to: an IP address or a name. That of
-  // the loopback interface serves ranks of one host.
+  // This host's address, an IP address or a name, to which the others connect.
+  // That of the loopback interface serves ranks of one host.
   std::string address = "127.0.0.1";
   // Allows any other address than one of the loopback interface, and with it
   // ranks on several hosts: nothing is encrypted and nobody is authenticated.

@@ -26,7 +26,7 @@
 namespace weft::collectives {
 namespace {
 
-// For removing keys, also where no time is left.
+// The time to remove keys, also where the deadline has passed.
 constexpr absl::Duration kToLeave = absl::Seconds(2);
 
 std::string KeyOf(const GlooOptions& options, absl::string_view key) {

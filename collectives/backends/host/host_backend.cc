@@ -49,7 +49,8 @@ class Arena {
   std::byte* At(int64_t offset) const { return segment_->own_arena() + offset; }
 
  private:
-  // Asked of the system at once: asking costs some 0.1 ms.
+  // Bytes of pages that the system is asked for at once: asking costs some 0.1
+  // ms.
   static constexpr int64_t kStep = int64_t{1} << 20;
 
   absl::Status GrowTo(int64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
@@ -88,8 +89,8 @@ absl::Status Arena::GrowTo(int64_t bytes) {
 
 class HostBackend final : public Backend {
  public:
-  // Of the ranks that `meeting` found on this host, of which this is the
-  // `rank`th.
+  // The backend of the ranks that `meeting` found on this host, of which this
+  // one is the `rank`th.
   HostBackend(HostOptions options, int rank, Meeting meeting,
               SegmentLayout layout)
       : options_(std::move(options)),
@@ -146,7 +147,7 @@ class HostBackend final : public Backend {
       const SubgroupSpec& spec) override;
 
  private:
-  // Of an operation that has to wait.
+  // The state of an operation that has to wait.
   struct Wait {
     const Operation& operation;
     Instant watch_at;
@@ -173,7 +174,7 @@ class HostBackend final : public Backend {
   }
   absl::Status CheckWait(Wait& wait, const std::vector<int>& missing);
   void ReportWait(Wait& wait, const std::vector<int>& missing, Instant now);
-  // It waits no more for what it has reported, if it has.
+  // The wait is over. If it was reported, its end is reported too.
   void EndWait(Wait& wait, const absl::Status& status);
   // Why a rank will do nothing more, or OK.
   absl::Status CheckGone(int rank, bool also_process) const;
@@ -217,11 +218,10 @@ std::string HostBackend::DescribeWait(const Operation& operation,
     const bool has_called =
         segment_->ControlOf(r).arrived.load(std::memory_order_acquire) > 0 &&
         LastSequenceOf(r) >= operation.sequence;
-    absl::StrAppend(
-        &text, text.empty() ? "" : "; ", TextOf(r),
-        has_called
-            ? " has not finished it"
-            : absl::StrCat(" has not called it and ", CurrentOperationOf(r)));
+    absl::StrAppend(&text, text.empty() ? "" : "; ", TextOf(r),
+                    has_called ? " has not finished it"
+                               : absl::StrCat(" has not called it and ",
+                                              CurrentOperationOf(r)));
   }
   if (elsewhere_ == nullptr) return text;
   const std::string others = elsewhere_(operation);
@@ -293,10 +293,9 @@ void HostBackend::ReportWait(Wait& wait, const std::vector<int>& missing,
     wait.reports.Begin(options_.diagnosis, now);
   }
   if (!wait.reports.IsDue(now)) return;
-  Report(options_.diagnosis,
-         WaitText(wait.operation, options_.rank, options_.name,
-                  now - wait.reports.since(),
-                  DescribeWait(wait.operation, missing)));
+  Report(options_.diagnosis, WaitText(wait.operation, options_.rank,
+                                      options_.name, now - wait.reports.since(),
+                                      DescribeWait(wait.operation, missing)));
 }
 
 void HostBackend::EndWait(Wait& wait, const absl::Status& status) {

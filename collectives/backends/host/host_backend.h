@@ -64,8 +64,8 @@ struct HostOptions : GroupEndpoint {
 
   // --- For ranks on several hosts. ---
 
-  // Of this process. Must outlive the group and the groups made from it. Null:
-  // all ranks are on one host.
+  // The streams of this process. Must outlive the group and the groups made
+  // from it. Null: all ranks are on one host.
   Streams* streams = nullptr;
   // How the others reach `streams`, and the name that this rank can prove.
   transport::Destination own_stream;

@@ -182,7 +182,8 @@ TEST(HostBackend, RankOfAnotherHostThatEndsIsNamedOnAllRanks) {
     }
     return group->AllReduce(Tensor::Ones({100'000}));
   });
-  // Of its own host, rank 0 may find that it has left the shared memory.
+  // Rank 0, on the same host, may instead find that rank 1 has left the shared
+  // memory.
   for (const int r : {0, 2, 3}) {
     EXPECT_THAT(statuses[r],
                 StatusIs(absl::StatusCode::kUnavailable, "rank 1 has"));

@@ -173,7 +173,7 @@ TEST(HostBackend, RankThatComesTwiceToAMeetingIsRefused) {
         WEFT_RETURN_IF_ERROR(store.Set("seen", "", {}).status());
       return status;
     }
-    // Once one of the two was refused.
+    // Waits until one of the two was refused.
     WEFT_RETURN_IF_ERROR(store.Wait("seen", 0, absl::Minutes(1)).status());
     return ConnectHost(OptionsOf(1, 2, &store, directory.path())).status();
   });

@@ -71,7 +71,7 @@ class HostSegment {
   void SetAbort(const absl::Status& why) const;
   // OK, or what SetAbort was given on some rank.
   absl::Status abort_status() const;
-  // As in Backend; no more than SegmentHead has room for are told.
+  // As in Backend; only as many are kept as SegmentHead has room for.
   void EndShrink(uint64_t key, const absl::Status& why) const;
   absl::Status CheckShrink(uint64_t key) const;
 
@@ -90,7 +90,8 @@ class HostSegment {
   const std::vector<int> numbers_;
   const std::shared_ptr<transport::MemoryBudget> budget_;
   Mutex mu_;
-  // Of what this rank has let grow, until its mapping ends.
+  // What the budget counts for the pages that this rank has made, until its
+  // mapping ends.
   std::vector<std::shared_ptr<const void>> counted_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -31,7 +31,8 @@ void CopyOut(const TransferRing& ring, uint64_t at, std::byte* to,
   memcpy(to + first, ring.content, bytes - first);
 }
 
-// With what the message takes besides.
+// The bytes of a message that is kept, with an allowance for what it takes
+// beside its content.
 int64_t KeptBytes(const std::vector<std::byte>& content) {
   return static_cast<int64_t>(content.size()) + 64;
 }

@@ -48,7 +48,7 @@ constexpr absl::Duration kToBeSeen = absl::Seconds(1);
 // none: it may be the process that hosts the store, and end by this error.
 constexpr absl::Duration kToBeRead = absl::Seconds(5);
 
-// For removing keys, also where no time is left.
+// The time to remove keys, also where the deadline has passed.
 constexpr absl::Duration kToLeave = absl::Seconds(2);
 
 // Where a rank is, as it says itself.
@@ -117,7 +117,8 @@ class Attempt {
       : options_(options), has_come_(options.size) {}
 
   absl::StatusOr<Meeting> Run();
-  // Once Run has returned: of its keys none stays when all ranks have left.
+  // To be called once Run has returned. When all ranks have left, none of its
+  // keys stays.
   void Leave();
 
  private:
@@ -161,7 +162,8 @@ class Attempt {
   // Waits for the key, and says who is missing if it does not come.
   absl::StatusOr<std::string> AwaitFromAll(const std::string& key);
   void LookWhoHasCome();
-  // That `rank`, which is at `place`, was told of as many ranks as this one.
+  // Checks that `rank`, which is at `place`, was given the same number of ranks
+  // as this one.
   absl::Status CheckSize(const Place& place, int rank) const;
   // As the ranks' places say, before any has mapped anything: the ranks of each
   // host in rising order, hosts by their lowest.

@@ -46,8 +46,8 @@ namespace weft::collectives {
 struct MeetingOptions {
   // Must outlive the call.
   rendezvous::Store* store = nullptr;
-  // Of this meeting alone until it has returned on all ranks: keys of another
-  // would be taken for its own.
+  // No other meeting may use this name until this one has returned on all
+  // ranks: the keys of that one would be taken for its own.
   std::string name;
   int rank = 0;
   int size = 1;
@@ -61,7 +61,7 @@ struct MeetingOptions {
   std::shared_ptr<transport::MemoryBudget> memory_budget;
   // How other hosts reach this rank; may be empty.
   transport::Destination stream;
-  // Of a segment that so many ranks share.
+  // The layout of a segment that so many ranks share.
   std::function<SegmentLayout(int ranks)> layout_for;
   Instant deadline;
   // As GroupTerms::check_wait.

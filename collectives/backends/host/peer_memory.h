@@ -26,7 +26,7 @@ class PeerMemory {
   // An address in this process, at which the others try whether they may read.
   static uint64_t OwnProbe();
 
-  // Of ranks 0, 1, ... of this host. Tries to read each of them.
+  // `peers`: ranks 0, 1, ... of this host. Tries to read the memory of each.
   explicit PeerMemory(std::vector<Peer> peers);
   // Reads nobody.
   PeerMemory() = default;

@@ -53,7 +53,7 @@ class Phases {
   void WakeAll();
 
  private:
-  // Of the first rank that is missing; null: the phase is over.
+  // The control of the first rank that is missing; null: the phase is over.
   const RankControl* FirstMissing(uint64_t phase) const;
   std::vector<int> Missing(uint64_t phase) const;
 

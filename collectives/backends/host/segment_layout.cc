@@ -25,7 +25,7 @@ bool WrittenStatus::Write(const absl::Status& status) {
   const absl::string_view message = status.message();
   code = static_cast<int32_t>(status.code());
   bytes = static_cast<uint32_t>(std::min(message.size(), sizeof text));
-  // Of an empty message data() may be null.
+  // data() of an empty message may be null.
   if (bytes > 0) memcpy(text, message.data(), bytes);
   state.store(2, std::memory_order_release);
   return true;

@@ -59,7 +59,7 @@ struct WrittenStatus {
   char text[1500];
 };
 
-// Of the whole group.
+// What is kept once for the whole group.
 struct alignas(64) SegmentHead {
   WrittenStatus abort;
   // Groups that are no longer to be made of this one.
@@ -74,12 +74,13 @@ struct alignas(64) SegmentHead {
 // a rank that reports a stuck operation reads it while it may be written.
 class OperationRecord {
  public:
-  // Of this rank's memory in the arena: 0 if it is elsewhere, else 1 + its
-  // offset in the segment.
+  // Where this rank's blocks lie in the arena: 0 if a block is elsewhere, else
+  // 1 + its offset in the segment.
   struct Places {
     uint64_t input = 0;
     uint64_t output = 0;
-    // In this rank's process; 0 if it cannot read the memory of all others.
+    // Addresses in this rank's process; 0 if it cannot read the memory of all
+    // others.
     uint64_t input_address = 0;
     uint64_t output_address = 0;
   };
@@ -165,7 +166,7 @@ class SegmentLayout {
       : ranks_(ranks), arena_bytes_((arena_bytes + 4095) / 4096 * 4096) {}
 
   int64_t bytes() const { return ArenaAt(ranks_); }
-  // Of its beginning, which has pages at once.
+  // The bytes at the beginning that have pages at once.
   int64_t initial_bytes() const { return RingContentAt(0, 0); }
   int64_t arena_bytes() const { return arena_bytes_; }
 

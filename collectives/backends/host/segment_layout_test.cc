@@ -209,7 +209,7 @@ TEST(OperationRecord, IsOfTheLastOperationAlone) {
   EXPECT_EQ(record->ToString(), Describe(Example()));
 }
 
-TEST(OperationRecord, StepIsThatOfItsWhole) {
+TEST(OperationRecord, StepIsDescribedAsTheWholeOperation) {
   const Operation whole = Example();
   Operation step;
   step.whole = &whole;

@@ -9,7 +9,8 @@
 // Cost of an all-reduce of S bytes on n ranks, in bytes that each rank reads
 // and writes: in the arena 2 S and two phases; by PeerMemory 4 S - 2 S / n and
 // three phases; through the slots 6 S - 4 S / n, a phase a piece and one more.
-// Of these bytes 2 S - 2 S / n come from another core's cache on each way.
+// On each of these ways 2 S - 2 S / n of the bytes come from another core's
+// cache.
 // Source: the owner of a slice reads all inputs and writes all outputs, as in
 // Jain et al., "Framework for scalable intra-node collective operations using
 // shared memory", 2018.
@@ -134,7 +135,7 @@ class SharedRun {
   absl::Status AllReduceInArenas(const std::vector<std::byte*>& inputs,
                                  const std::vector<std::byte*>& outputs);
   void StagePiece(const SliceCut& cut, int64_t piece, std::byte* staged) const;
-  // Of what is staged in the slots of `phase`.
+  // Both work on what is staged in the slots of `phase`.
   void ReduceSlice(const SliceCut& cut, int64_t piece, uint64_t phase);
   void TakeSlices(const SliceCut& cut, int64_t piece, uint64_t phase) const;
   // `is_staged`: all have staged the first piece in the last phase.
@@ -159,8 +160,8 @@ class SharedRun {
   const Operation& operation_;
   Check check_;
   const int64_t item_;
-  // Of each rank's reduction, from the records of the first phase, which later
-  // ones overwrite.
+  // The factor of each rank's reduction, from the records of the first phase,
+  // which later phases overwrite.
   absl::InlinedVector<double, 8> factors_;
 };
 

@@ -70,10 +70,11 @@ class LocalWorld::State : public std::enable_shared_from_this<State> {
 
   Mutex mu;
   std::vector<bool> killed ABSL_GUARDED_BY(mu);
-  // By rank: messages until it is killed; -1: it is not.
+  // By rank: how many messages it still sends before it is killed; -1: it is
+  // not killed.
   std::vector<int64_t> left_to_send ABSL_GUARDED_BY(mu);
   std::vector<bool> held ABSL_GUARDED_BY(mu);
-  // By rank: what delivers its messages that are held.
+  // By rank: the functions that deliver its held messages.
   std::vector<std::vector<std::function<void()>>> waiting ABSL_GUARDED_BY(mu);
   // By rank, under a link model.
   std::vector<Instant> sends_until ABSL_GUARDED_BY(mu);

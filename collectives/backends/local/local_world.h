@@ -45,7 +45,7 @@ class LocalWorld {
     DiagnosisOptions diagnosis;
     // How ranks wait, and by which clock. Must outlive the world's backends.
     Driver* driver = &ParkingDriver();
-    // By which algorithms are chosen.
+    // The cost by which algorithms are chosen.
     LinkCost cost;
     // How long messages take, by the driver's clock; none: they are there at
     // once.
@@ -71,7 +71,7 @@ class LocalWorld {
   // Kills `rank` in the place of the message that it sends after `messages`
   // more of them.
   void KillAfter(int rank, int64_t messages);
-  // Whether it was, by now.
+  // Whether `rank` has been killed by now.
   bool IsKilled(int rank) const;
   // Messages that `rank` sends are held back, until Release; it sends no more
   // meanwhile.

@@ -107,7 +107,7 @@ TestBackend Mpi() {
   return backend;
 }
 
-// Until some rank has broken the group, a minute at most.
+// Waits until some rank has broken the group, a minute at most.
 void AwaitBroken(const ProcessGroup& group) {
   const Instant until = SteadyClock().Now() + absl::Minutes(1);
   while (group.health().ok() && SteadyClock().Now() < until) {

@@ -60,7 +60,7 @@ class MpiChannels::Outboxes {
     MutexLock lock(mu_);
     return is_stopped_;
   }
-  // Until there is something to send, or `most` has passed.
+  // Waits until there is something to send, or `most` has passed.
   void Await(absl::Duration most) ABSL_LOCKS_EXCLUDED(mu_) {
     const auto until =
         std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(most);

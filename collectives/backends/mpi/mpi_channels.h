@@ -52,8 +52,8 @@ class MpiChannels {
   const std::vector<int> ranks_;
   const std::shared_ptr<Mesh> mesh_;
   const std::shared_ptr<Outboxes> outboxes_;
-  // Of lower ranks that have not sent anything yet: theirs is the first
-  // message.
+  // Connections to lower ranks that have not sent anything yet: the lower rank
+  // sends the first message.
   std::vector<std::shared_ptr<transport::Connection>> not_heard_;
   std::vector<UnderWay> sending_;  // by peer
   UnderWay receiving_;

@@ -21,7 +21,7 @@ class MpiSession {
   // Finalises MPI if Start initialised it. REQUIRES: its groups have ended.
   ~MpiSession();
 
-  // Of MPI_COMM_WORLD.
+  // The rank and size in MPI_COMM_WORLD.
   int rank() const;
   int size() const;
 

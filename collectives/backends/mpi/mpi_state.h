@@ -35,10 +35,10 @@ class MpiSession::State {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  // Of messages; a tag for each group.
+  // The communicator of messages; each group has a tag.
   MPI_Comm messages() const { return messages_; }
-  // From which communicators are made: Open MPI does that by messages with
-  // tags, which those who take messages would take.
+  // The communicator from which others are made. It is not messages(): Open MPI
+  // makes them by messages with tags, which a receive of any tag would take.
   MPI_Comm parent() const { return parent_; }
   // By rank: the lowest of the ranks that share memory with it.
   const std::vector<int>& hosts() const { return hosts_; }

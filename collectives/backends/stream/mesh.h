@@ -125,9 +125,9 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   std::string AskWhoHasNotCalled(const Operation& operation)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Of an operation whose elements travel outside of this mesh: waits, at most
-  // until `until`, for why it cannot end: why the group was aborted, or which
-  // rank has left or ended. OK if neither is known.
+  // For an operation whose elements travel outside of this mesh. Waits, at most
+  // until `until`, for the reason why it cannot end: why the group was aborted,
+  // or which rank has left or ended. OK if neither is known.
   absl::Status AwaitFailure(const Operation& operation, Instant until)
       ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -141,7 +141,7 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
     std::byte* memory = nullptr;    // for them, or:
     PieceReader* reader = nullptr;  // takes them
   };
-  // It waits no more: with `status`, where that is an error. Reports it, if the
+  // The wait is over: with `status`, if that is an error. Reports it, if the
   // wait was reported.
   void EndWait(Progress& progress, const absl::Status& status);
   // Sends one message and takes one, either of which may be absent. Errors as
@@ -168,9 +168,10 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   void OnMessage(int peer, const Slices& message) ABSL_LOCKS_EXCLUDED(mu_);
   void OnWritten(int peer) ABSL_LOCKS_EXCLUDED(mu_);
   void OnClosed(int peer, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
-  // Of the process: its streams are gone.
+  // The process ends, and its streams are gone.
   void Drop() ABSL_LOCKS_EXCLUDED(mu_);
-  // Nothing more will come or go: it has left, and so have all others.
+  // Whether nothing more will come or go: this rank has left, and so have all
+  // others.
   bool is_over() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

@@ -61,7 +61,7 @@ class MeshTest : public ::testing::Test {
     return hello;
   }
   void Arrive(Frame frame) { mesh_->OnMessage(1, Encode(std::move(frame))); }
-  // Of one f32 from rank 1.
+  // Receives one f32 from rank 1.
   absl::StatusOr<bool> Receive() {
     Transfer transfer;
     transfer.peer = 1;

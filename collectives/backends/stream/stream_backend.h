@@ -42,14 +42,15 @@ inline LinkCost StreamCost() {
 }
 
 struct StreamOptions : GroupTerms {
-  // Of this process. Must outlive the group and the groups made from it.
+  // The streams of this process. Must outlive the group and the groups made
+  // from it.
   Streams* streams = nullptr;
   int rank = 0;
   // How each rank is reached, this one among them; the name is what it must
   // prove to be where the transport proves names.
   std::vector<transport::Destination> ranks;
-  // By which algorithms are chosen; the same on all ranks. The order of
-  // additions depends on it, and so do the bits of a result.
+  // The cost by which algorithms are chosen; the same on all ranks. The order
+  // of additions depends on it, and so do the bits of a result.
   LinkCost cost = StreamCost();
   // Measures it instead, between the first and the last rank, when the group is
   // made: then two runs may choose differently.
@@ -74,9 +75,9 @@ class StreamBackend final : public MeshBackend {
   // --- For backends that use it between their hosts. ---
 
   const LinkCost& cost() const { return cost_; }
-  // Of an operation that RunWith runs: the ranks known not to have called it,
-  // and what they called last; "" if all have. Asks them: the next call knows
-  // more.
+  // For an operation that RunWith runs: the ranks known not to have called it,
+  // and what they called last; "" if all have. It also asks those ranks, and
+  // the next call knows what they answered.
   std::string AskWhoHasNotCalled(const Operation& operation);
   // Called once when the group is aborted, on any thread. Must not block.
   void OnAbort(std::function<void(const absl::Status&)> hook);

@@ -29,11 +29,11 @@ constexpr size_t kMostEarlyBytes = 16 << 10;
 // This end of one stream.
 class MeshEnd final : public transport::ConnectionObserver {
  public:
-  // Of a stream that this rank has opened.
+  // The end of a stream that this rank has opened.
   MeshEnd(std::weak_ptr<Streams::State> state, std::shared_ptr<Mesh> mesh,
           int peer)
       : state_(std::move(state)), mesh_(std::move(mesh)), peer_(peer) {}
-  // Of one that a peer has opened.
+  // The end of a stream that a peer has opened.
   MeshEnd(std::weak_ptr<Streams::State> state,
           std::shared_ptr<Connection> connection)
       : proven_name(connection->ProvenName()),

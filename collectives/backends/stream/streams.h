@@ -19,7 +19,8 @@ namespace weft::collectives {
 
 class Mesh;
 
-// Of the streams between ranks; for members of the job alone.
+// The purpose of connections that are streams between ranks; only members of
+// the job may open them.
 const transport::Purpose& StreamPurpose();
 
 // Hands what peers open to the group that they name. A stream that names none

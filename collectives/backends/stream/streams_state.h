@@ -32,11 +32,12 @@ class Streams::State final : public std::enable_shared_from_this<State> {
   std::shared_ptr<transport::ConnectionObserver> MakeEnd(
       std::shared_ptr<Mesh> mesh, int peer);
   void ForgetIfOver(const std::shared_ptr<Mesh>& mesh) ABSL_LOCKS_EXCLUDED(mu_);
-  // Of the groups that this process has left: see Mesh.
+  // Waits until the last messages of groups that this process has left are
+  // delivered: see Mesh.
   void AwaitDelivery(Instant deadline) ABSL_LOCKS_EXCLUDED(mu_);
   void End() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // --- Of streams that peers open. ---
+  // --- Streams that peers open. ---
 
   absl::StatusOr<std::shared_ptr<transport::ConnectionObserver>> Accept(
       std::shared_ptr<transport::Connection> connection)
@@ -47,7 +48,8 @@ class Streams::State final : public std::enable_shared_from_this<State> {
 
  private:
   static constexpr size_t kMostWithoutGroup = 1024;
-  // Of these, where streams prove who has opened them.
+  // The same for the streams of one peer, where streams prove who has opened
+  // them.
   static constexpr int kMostWithoutGroupOfOne = 128;
 
   struct Waiting {

@@ -47,7 +47,7 @@ struct ClientWindowOptions {
 
 class ClientWindow {
  public:
-  // Of a table of so many partitions, by a map that is known: epoch() > 0.
+  // For a table of `partitions` partitions. REQUIRES: map.epoch() > 0.
   ClientWindow(ClientWindowOptions options, int partitions, PartitionMap map);
 
   struct Action {
@@ -83,7 +83,7 @@ class ClientWindow {
   const PartitionMap& map() const { return map_; }
   // Where to read a partition; `token` is for the caller to set.
   ReadRequest Read(int partition) const;
-  // Nothing is outstanding: a client may close.
+  // Whether nothing is outstanding, so that a client may close.
   bool IsStable() const;
   int64_t outstanding_bytes() const { return bytes_; }
   uint64_t outstanding(int partition) const {

@@ -31,8 +31,8 @@ namespace weft::ps {
 
 struct LeaseOptions {
   absl::Duration lease = absl::Milliseconds(250);
-  // That of the coordinator, which declares a server dead after a longer time
-  // of silence.
+  // The length of the coordinator's lease: it declares a server dead only after
+  // a longer time of silence.
   absl::Duration coordinator_lease = absl::Seconds(9);
   // How much faster one clock may run than another.
   double drift = 0.01;
@@ -47,7 +47,7 @@ struct Ping {
 
 class Leases {
  public:
-  // In place of a server's key.
+  // Stands for the coordinator in place of a server's key.
   static constexpr WorkerKey kCoordinator = {};
   static constexpr Instant Never() {
     return Instant::FromNanoseconds(std::numeric_limits<int64_t>::min());
@@ -55,7 +55,7 @@ class Leases {
 
   explicit Leases(LeaseOptions options) : options_(options) {}
 
-  // Who is pinged from now on.
+  // Sets the peers that are pinged from now on.
   void Watch(const std::vector<WorkerKey>& peers, Instant now);
 
   struct Out {

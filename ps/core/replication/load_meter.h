@@ -26,7 +26,7 @@
 
 namespace weft::ps {
 
-// A second's work. Of pushes and pulls together.
+// The work of one second, pushes and pulls together.
 struct Load {
   double requests = 0;  // parts of requests: one for each partition named
   double rows = 0;
@@ -48,8 +48,8 @@ class LoadMeter {
  public:
   static constexpr absl::Duration kHalfLife = absl::Seconds(10);
 
-  // Of the partitions first, first + stride, ... below `partitions`; what is
-  // counted of others is dropped.
+  // Counts for the partitions first, first + stride, ... below `partitions`;
+  // counts for others are dropped.
   explicit LoadMeter(int partitions, int first = 0, int stride = 1,
                      absl::Duration half_life = kHalfLife);
 

@@ -38,7 +38,7 @@ class OpenClients {
   // Closes those of `worker` and of earlier incarnations of it.
   void Forget(WorkerKey worker);
 
-  // Those that were closed since the last call.
+  // The clients that were closed since the last call.
   std::vector<ClientId> TakeClosed() { return std::exchange(closed_, {}); }
   std::vector<Opening> All() const;
   size_t size() const;

@@ -62,10 +62,11 @@ struct MapChange {
     // the role.
     kMoveCopy,
     kMoveRole,
-    // Of the whole map; see "Restoring" of PartitionMap.
+    // Changes of the whole map; see "Restoring" of PartitionMap.
     kBeginRestore,
     kEndRestore,
-    // Of a server: it is to have no part in any entry; it takes part again.
+    // Changes of one server: kDrain, it is to have no part in any entry;
+    // kUndrain, it takes part again.
     kDrain,
     kUndrain,
   };
@@ -99,7 +100,7 @@ class PartitionMap {
     WorkerKey key;      // this incarnation; a restarted server is another
     uint32_t host = 0;  // servers of equal numbers can be lost together
     State state = State::kLive;
-    // It is to have no part in any entry, nor are its next incarnations.
+    // Neither it nor its later incarnations are to have a part in any entry.
     bool is_drained = false;
   };
   struct Entry {
@@ -147,7 +148,7 @@ class PartitionMap {
   // Tables of an older one are void. 0: none was restored.
   uint64_t generation() const { return generation_; }
   bool is_restoring() const { return is_restoring_; }
-  // Of how many entries all copies are lost.
+  // The number of entries that have lost all copies.
   int lost() const;
   // The servers with which `server` shares partitions.
   std::vector<WorkerKey> PartnersOf(WorkerKey server) const;
@@ -187,7 +188,7 @@ class PartitionMap {
   //   kMoveCopy,     the entry is not in sync, or on the move, or a checkpoint
   //   kMoveRole      is restored; `server`, or the backup, is not live or is
   //                  drained, or `server` has a copy
-  // Of a restore:
+  // The other kinds:
   //   kBeginRestore  no server is live; there is one of that generation or a
   //                  newer one
   //   kEndRestore    CheckLoaded; another restore has begun
@@ -221,7 +222,8 @@ class PartitionMap {
   static void DropBackup(Entry& entry, uint64_t epoch);
   // Whether `change` is one that may be made of the entry as it is.
   static bool Fits(const Entry& entry, MapChange::Kind change);
-  // Of kMoveCopy and kMoveRole, of such an entry.
+  // Checks a kMoveCopy or kMoveRole: whether the entry that it names can make
+  // it.
   absl::Status CheckMove(const MapChange& change) const;
   absl::Status ApplyToEntry(const MapChange& change);
   absl::Status SetDrained(uint32_t server, bool is_drained);

@@ -122,7 +122,7 @@ TEST(PartitionMap, BackupsTakeOverWhatADeadServerHad) {
   EXPECT_FALSE(map.AddBackups());
 }
 
-TEST(PartitionMap, OnlyWhoIsInSyncIsPromoted) {
+TEST(PartitionMap, OnlyABackupInSyncIsPromoted) {
   PartitionMap map = MapOf(2, 3);
   const WorkerKey primary = map.entry(0).primary;
   ASSERT_TRUE(map.Apply({Kind::kDropBackup, 0, map.entry(0).changed}).ok());
@@ -444,8 +444,8 @@ TEST(PartitionMap, DrainedServerStandsByOnlyIfThereIsNoOther) {
   EXPECT_TRUE(map.IsReplicated());
 }
 
-// Of the primary, the backup and the third copy, with either step of a move
-// under way.
+// The dead server is the primary, the backup or the third copy, with either
+// step of a move under way.
 TEST(PartitionMap, DeathAtAnyMomentOfAMoveLeavesACopyThatHasAll) {
   for (const uint32_t drained : {1, 2}) {
     for (const uint32_t dead : {1, 2, 3}) {

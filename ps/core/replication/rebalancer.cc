@@ -16,7 +16,8 @@ using Entry = PartitionMap::Entry;
 // role.
 constexpr int kMostTries = 5;
 
-// Of two moves that help as much, the one without a copy.
+// Weight of a move that copies rows: of two moves that help as much, the one
+// without a copy wins.
 constexpr double kCostOfACopy = 0.75;
 
 bool MayTake(const PartitionMap::Server& server) {
@@ -99,7 +100,7 @@ class Rebalancer::Board {
     for (int i = 0; i < servers(); ++i) loads[servers_[i].key] = load_[i];
     return loads;
   }
-  // Those with the most to do first.
+  // The servers, those with the most to do first.
   std::vector<int> Ordered() const {
     std::vector<int> order(servers());
     for (int i = 0; i < servers(); ++i) order[i] = i;

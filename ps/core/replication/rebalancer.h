@@ -82,8 +82,9 @@ class Rebalancer {
   };
   struct Plan {
     std::vector<Move> moves;  // one after another
-    // Of each server that may be given more: what it has to do, once the moves
-    // that are under way are made; and after those of this plan.
+    // The load of each server that may be given more: `before`, once the moves
+    // that are under way are made; `after`, once those of this plan are made as
+    // well.
     std::map<WorkerKey, double> before;
     std::map<WorkerKey, double> after;
     // Why nothing moves now, whatever the loads: "2 entries have one copy". It
@@ -152,7 +153,7 @@ class Rebalancer {
   Moves under_way_;
   std::map<int, Instant> moved_at_;  // by entry: its last move
   std::vector<Event> events_;
-  // Of the last look.
+  // Results of the last look.
   std::set<WorkerKey> takers_;
   Instant unsettled_at_;
   bool has_looked_ = false;

@@ -355,7 +355,8 @@ class World {
     const double mean = all / servers_;
     ++tally.seeds;
     tally.within += skew <= 1.1 ? 1 : 0;
-    // Then there is a way. Of three servers on two hosts one has a copy of all.
+    // An even division exists if no entry is too large and there are as many
+    // hosts as servers: of three servers on two hosts, one has a copy of all.
     const bool is_divisible = largest <= mean / 10 && hosts_ >= servers_;
     tally.divisible += is_divisible ? 1 : 0;
     if (is_divisible) {

@@ -8,7 +8,8 @@
 namespace weft::ps {
 namespace {
 
-// Of a log: from there on a number may be counted on without an end.
+// The highest number of a log entry that is accepted from others: so counting
+// on from it cannot overflow.
 constexpr uint64_t kGreatestNumber = uint64_t{1} << 62;
 
 // What was proposed may not have been made.
@@ -83,8 +84,9 @@ void Replica::ChangeRole(const PartitionMap::Entry& before, const Now& now) {
   bool has_handed_over = false;
   if (role_ == Role::kPrimary &&
       (entry_.primary != self_ || entry_.epoch != before.epoch)) {
-    // It has taken nothing since it began to hand over, and would know if the
-    // other had filled it anew. Maybe that one has had the role and lost it.
+    // This server has taken nothing since it began to hand over, and would know
+    // if the other one had filled it anew. So it keeps its rows, although the
+    // other may have had the role and lost it.
     const bool keeps =
         before.is_handing_over &&
         (entry_.primary == self_ || (is_backup && entry_.in_sync));
@@ -168,7 +170,8 @@ void Replica::SetPeer(Peer& peer, WorkerKey key, bool in_sync, const Now& now) {
     peer.moved = now.time;
     return;
   }
-  // Of what it may have had before nothing is acknowledged.
+  // What the server may have had before does not count: it acknowledges nothing
+  // until it is filled.
   peer.fill = ++fills_;
   peer.waits_to_fill = true;
   peer.moved = now.time;
@@ -346,7 +349,7 @@ void Replica::OnAck(WorkerKey from, const ReplicaMessage& message,
   }
   Peer& peer = from == backup_.key ? backup_ : next_;
   if (message.epoch != entry_.epoch || message.fill != peer.fill) return;
-  // It knows that it has the role no more.
+  // The former primary knows that it no longer has the role.
   if (from == former_) answers_from_ = std::min(answers_from_, now.time);
   if (peer.waits_to_fill || OnPieceAck(peer, message, now) ||
       message.n > end_ || message.n < base_) {

@@ -54,18 +54,18 @@ namespace weft::ps {
 
 struct ReplicaOptions {
   Durability level = Durability::kD1;
-  // With one copy left: nothing becomes stable before there is a second; else
-  // what the one copy has is.
+  // With one copy left: if true, nothing becomes stable before there is a
+  // second; else all that the one copy has is stable.
   bool stalls_alone = false;
-  // Of the log: what is not stable, or what a new backup lacks. Beyond it
-  // pushes are refused until the backup has more.
+  // Bytes of log entries that are not stable, or that a new backup lacks.
+  // Beyond them pushes are refused until the backup has more.
   int64_t most_bytes = int64_t{1} << 28;
   size_t most_of_a_message = 64;  // entries
   // How far behind a new backup may be when the primary begins to wait for it.
   uint64_t most_lag = 64;
   absl::Duration resend_after = absl::Milliseconds(100);
-  // So many pieces of a copy are under way; they are sent again if none of them
-  // arrives for so long, and the copy is made anew.
+  // The most pieces of a copy under way; if none of them arrives for
+  // `resend_pieces_after`, they are sent again, and the copy is made anew.
   uint32_t most_pieces = 4;
   absl::Duration resend_pieces_after = absl::Seconds(1);
   absl::Duration fill_again_after = absl::Seconds(60);
@@ -73,8 +73,8 @@ struct ReplicaOptions {
   // has many to fill copies them one after another. Until then nothing is kept
   // for it. False: at once.
   bool fills_when_told = false;
-  // After so long a silence the primary drops its backup, the backup asks for
-  // the role.
+  // After this time of silence a primary drops its backup, and a backup asks
+  // for the primary's role.
   absl::Duration silence = absl::Milliseconds(300);
   // The same where the backup is heard of, but acknowledges nothing of what it
   // lacks.
@@ -213,7 +213,8 @@ class Replica {
     Marks marks;             // of the copy
     bool is_filled = false;  // has the copy, and takes entries
     uint64_t acked = 0;      // it has all up to here
-    // Nothing is stable without it: it may be promoted, or will be able to.
+    // Whether nothing is stable before this server has it, since it may be
+    // promoted, now or later.
     bool counts = false;
     Instant moved;  // when the copy was made, or it has acknowledged more
 
@@ -303,7 +304,8 @@ class Replica {
   int64_t log_bytes_ = 0;
   uint64_t stable_ = 0;
   Marks stable_marks_;  // of all up to stable_
-  // As it took the role: not in the log.
+  // The log's end and the marks when this server took the role; they are not in
+  // the log.
   uint64_t taken_at_ = 0;
   Marks taken_marks_;
   uint64_t unrepeatable_ = 0;  // reads wait until it is stable

@@ -45,7 +45,7 @@ TEST(Leases, CountFromWhenThePingWasSent) {
   EXPECT_EQ(a.HeldUntil(kC), Leases::Never());
 }
 
-TEST(Leases, AnswerOfWhoKnowsANewerMapDoesNotCount) {
+TEST(Leases, AnswerOfAServerWithANewerMapDoesNotCount) {
   Leases a((LeaseOptions()));
   a.Watch({kB}, At(0));
   const Ping ping = a.OnTick(1, At(0))[0].ping;
@@ -438,7 +438,8 @@ TEST_F(ReplicaTest, CopyOfANewerMapIsNotTaken) {
   EXPECT_EQ(server(1).cells[0].rows, server(0).cells[0].rows);
 }
 
-// Of ten pieces four are under way at a time; one is lost, and sent again.
+// The copy has ten pieces, four under way at a time; one is lost and sent
+// again.
 TEST_F(ReplicaTest, CopyInPiecesIsBoundedAndSurvivesLoss) {
   ServerModel::Options options = Of(Durability::kD1);
   options.pieces = 10;

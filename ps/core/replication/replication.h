@@ -22,8 +22,8 @@ enum class Durability { kD0, kD1, kD2, kD3 };
 using ClientId = uint64_t;
 inline constexpr ClientId kRounds = 0;
 
-// Which push an entry of the log is. In SYNC the pushes of kRounds are the
-// rounds: number n is round n - 1.
+// Names the push of a log entry. In SYNC the pushes of kRounds are the rounds:
+// number n is round n - 1.
 struct Mark {
   ClientId client = kRounds;
   uint64_t sequence = 0;

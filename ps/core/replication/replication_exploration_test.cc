@@ -47,7 +47,8 @@ struct Bounds {
   bool suspect = false;
   bool cut = false;  // in a step the two servers may hear nothing of each other
   bool fills_when_told = false;  // at any time
-  // So many of the servers, from the first on, are drained, at any time.
+  // The number of servers, from the first on, that are drained, each at any
+  // time.
   int drains = 0;
 };
 
@@ -204,7 +205,7 @@ class World {
       MapChange drain;
       drain.kind = MapChange::Kind::kDrain;
       drain.server = KeyOf(drained_++).id;
-      // Of too few that live none is drained.
+      // The map refuses this where too few servers live.
       map_.Apply(drain).IgnoreError();
     } else if (is("begin to move")) {
       map_.AddMoves();
@@ -531,8 +532,8 @@ class World {
 
 // Explores all orders; how many states there are, or 0 if one is wrong.
 int64_t Explore(const Bounds& bounds) {
-  // Of 64-bit hashes: of a million states two are taken for one with a chance
-  // of one in 30 million.
+  // Hashes of 64 bits: among a million states two are taken for one with a
+  // chance of one in 30 million.
   absl::flat_hash_set<uint64_t> seen;
   std::vector<World> open = {World(bounds)};
   while (!open.empty()) {

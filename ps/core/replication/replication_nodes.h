@@ -188,8 +188,8 @@ class Coordinator final : public sim::SimNode {
     if (map_.epoch() != before) TellAll();
   }
 
-  // Server `i` is to have nothing, or takes part again. Of too few that live
-  // none is drained.
+  // Server `i` is to have nothing, or takes part again. Does nothing where too
+  // few servers live to drain one.
   void Drain(int i, bool is_drained) {
     MapChange change;
     change.kind =

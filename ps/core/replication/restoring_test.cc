@@ -33,8 +33,7 @@ struct Bounds {
   bool has_tables = true;  // unless lost; else the job begins with the restore
 };
 
-// One entry. Of its rows only tells from which generation they are: -1 are
-// none.
+// One entry. Of the rows in it only the generation is modelled; -1: no rows.
 class World {
  public:
   explicit World(const Bounds& bounds) : bounds_(bounds), client_(10) {
@@ -253,7 +252,7 @@ class World {
           server.map.epoch() != map_.epoch()) {
         continue;
       }
-      // It has loaded what the map does not name yet.
+      // The server has loaded a generation that the map does not have yet.
       if (server.table && server.table->generation > map_.generation()) {
         continue;
       }
@@ -319,7 +318,7 @@ TEST(Restoring, OfThreeServersWithTwoDeathsInEveryOrder) {
   EXPECT_GT(Explore({3, false, 2, 0, false}), 1000);
 }
 
-TEST(Restoring, OfAnotherClientMeanwhileIsOvertaken) {
+TEST(Restoring, RestoreOlderThanTheMapsFailsAndANewerOneBegins) {
   PartitionMap map =
       *PartitionMap::Assign(1, {{{1, 1}, 0, {}}, {{2, 1}, 1, {}}}, 2);
   ASSERT_TRUE(map.Apply({Kind::kBeginRestore, 0, 0, 7, {}}).ok());

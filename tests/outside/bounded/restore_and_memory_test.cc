@@ -374,13 +374,13 @@ TEST(RowLifeState, ThatIsDamagedChangesNothing) {
   for (uint64_t key = 0; key < 50; ++key) {
     from.Advance();
     from.Enter(key);
-    from.LetGo(key * 3);
+    from.NoteEvicted(key * 3);
   }
   const std::string good = from.Format();
   EXPECT_LE(static_cast<int64_t>(good.size()), RowLife::MostBytes(limits));
   RowLife life(limits);
   life.Advance();
-  life.LetGo(77);
+  life.NoteEvicted(77);
   const std::string before = life.Format();
   std::vector<std::string> bad = {"x", good + "x", good + good,
                                   std::string(1000, '\xff')};
@@ -404,7 +404,7 @@ TEST(RowLifeState, ThatIsDamagedChangesNothing) {
     for (uint64_t key = 0; key < 20; ++key) {
       copy.Advance();
       copy.Enter(key);
-      copy.LetGo(key);
+      copy.NoteEvicted(key);
     }
     ASSERT_GT(copy.clock(), 0);
     ASSERT_LE(static_cast<int64_t>(copy.Format().size()),

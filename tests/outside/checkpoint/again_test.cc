@@ -34,7 +34,7 @@ struct Odd {
 };
 class FunctionThat : public ::testing::TestWithParam<Odd> {};
 
-TEST_P(FunctionThat, IsNotTheSameAgainIsRefused) {
+TEST_P(FunctionThat, GivesOtherResultsInTheSecondRunIsRefused) {
   for (const bool nested : {false, true}) {
     const Variable x = LeafOf({4}, 1);
     const OneFn odd = [](In in) {

@@ -392,7 +392,7 @@ TEST(HookIds, ModuleWhoseHooksAreAllRemovedHasNone) {
   EXPECT_EQ(ValueOf(out[0]), 2);
 }
 
-TEST(Hooks, ThatIsNoneIsRefusedOrThrowsAndDoesNotCrash) {
+TEST(Hooks, EmptyOneIsRefusedOrThrowsAndDoesNotCrash) {
   Tenfold layer;
   EXPECT_ANY_THROW({
     layer.AddForwardPreHook(nullptr);

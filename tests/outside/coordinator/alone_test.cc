@@ -234,7 +234,7 @@ TEST_F(AloneCoordinator, FlagsThatItCannotHaveAreUsageErrors) {
 
 // "a join that fails says whether the coordinator answered and who is missing"
 // (G14).
-TEST_F(AloneCoordinator, ThatIsNotThereIsNamedByWhoWaitsForIt) {
+TEST_F(AloneCoordinator, ThatIsNotThereIsNamedByTheWorkersThatWaitForIt) {
   const auto rank = Rank(0, {"--join-timeout=1s"});
   const Ended ended = Finish(*rank);
   EXPECT_EQ(ended.code, 11) << ended.output;

@@ -200,7 +200,7 @@ std::string AllBits(const Net& net, const Optimizer& optimizer) {
   return bits;
 }
 
-// Of an update too: the weights and the state are all old or all new.
+// An update that lacks memory leaves weights and state all old or all new.
 TEST(Failures, MemoryThatIsShortInAnUpdateChangesAllOrNothing) {
   int failed = 0, thrown = 0;
   for (size_t room = 0; room < 24; ++room) {

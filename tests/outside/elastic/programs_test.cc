@@ -119,7 +119,7 @@ class ElasticPrograms : public ::testing::Test {
     const auto names = Saved(saved);
     return names.empty() ? "" : ModelIn(job_.Path(saved + "/" + names.back()));
   }
-  // Of one trainer in no elastic job.
+  // The model of one trainer in a job that is not elastic.
   std::string Undisturbed(const Flags& flags) const {
     const auto run =
         Start({"--nproc-per-node=1"}, Trainer("undisturbed", flags));

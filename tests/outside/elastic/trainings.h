@@ -79,7 +79,7 @@ struct Person {
   bool drop_last = false;
   int shards = 8;
   uint64_t noise_seed = 5;
-  // Of its own first weights; 0: another one for each.
+  // The seed of its own first weights; 0: another one for each.
   uint64_t seed = 0;
   optimizer::RuleOptions rule = optimizer::AdamOptions{0.01};
   // Change what is given to Create.
@@ -264,7 +264,7 @@ inline Outcomes TrainWithNewcomer(const Person& person,
       crowd.Add(2);
       third = std::thread(
           [&] { outcomes[2] = TrainElasticRank(crowd, 2, newcomer); });
-      // Until it waits, or has been refused without.
+      // Waits until the newcomer waits, or was refused before it did.
       for (int i = 0; i < 2000 && !crowd.HasWaiting(); ++i) {
         absl::SleepFor(absl::Milliseconds(1));
       }

@@ -150,7 +150,7 @@ TEST(ElasticTraining, BestStaysTheBestWhereItsWriterDies) {
         options.epochs = 5;
       };
       person.parts = [](DataParallelTraining::Parts& parts) {
-        // Of the model alone: the same on all ranks.
+        // Depends on the model alone, so it is the same on all ranks.
         const nn::Module* model = parts.model;
         parts.score = [model]() -> absl::StatusOr<double> {
           // Falls: each epoch but the first is worse.

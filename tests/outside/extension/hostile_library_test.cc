@@ -140,7 +140,7 @@ int64_t Double(int64_t x) { return 2 * x; }
 WEFT_RPC(Double);
 int64_t NotRegistered(int64_t x) { return x; }
 
-// Of each call the promise that will answer it.
+// The promise of each call that is still to be answered.
 Mutex unanswered_mu;
 std::vector<Promise<int64_t>>& Unanswered() {
   static auto* const all = new std::vector<Promise<int64_t>>();

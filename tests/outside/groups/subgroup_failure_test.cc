@@ -192,7 +192,7 @@ TEST_P(SubgroupFailures, DifferentListsAreReportedOnAllRanks) {
   }
 }
 
-// Of lists that are too long to be shown too.
+// Also for lists that are too long to be shown whole.
 TEST_P(SubgroupFailures, LongListsThatDifferAtTheirEndAreReported) {
   constexpr int kSize = 14;
   const auto statuses =
@@ -209,8 +209,8 @@ TEST_P(SubgroupFailures, LongListsThatDifferAtTheirEndAreReported) {
                             "#")));
 }
 
-// Of SubgroupOptions: "the members give the same, but for `timeout` and
-// `label`".
+// SubgroupOptions says: all members give the same, but for `timeout` and
+// `label`.
 TEST_P(SubgroupFailures, TimeoutsMayDiffer) {
   const auto statuses =
       RunGroups(GetParam(), 3, [&](ProcessGroup& group) -> absl::Status {

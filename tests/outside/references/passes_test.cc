@@ -320,7 +320,7 @@ TEST_F(Passes, ValueOfWhatWasNeverMadeIsTheErrorOfItsCreation) {
                          "no room for a variable"));
   }
   Kill(3);
-  // Whose owner is gone.
+  // A variable whose owner is gone.
   const auto at_dead = rref::BeginRemote(From(0, 3), AnyVariable, int64_t{4});
   if (at_dead.ok()) {
     EXPECT_THAT(ValueOf(*at_dead).status(),

@@ -134,21 +134,21 @@ class RRefEdges : public ::testing::Test {
   RRefEdges() {
     may_go_on = false;
     for (int i = 0; i < 4; ++i) {
-      books_.push_back(References::Open(ranks_[i]).value());
+      references_.push_back(References::Open(ranks_[i]).value());
     }
   }
   ~RRefEdges() override {
     may_go_on = true;
-    for (const auto& books : books_) {
+    for (const auto& references : references_) {
       EXPECT_TRUE(Becomes([&] {
-        const References::Counts c = books->counts();
-        return books->is_closed() ||
+        const References::Counts c = references->counts();
+        return references->is_closed() ||
                (c.held == 0 && c.open_children == 0 && c.owned == 0 &&
                 c.waiting == 0 && c.creating == 0);
-      })) << books->name()
-          << ::testing::PrintToString(books->ExplainLeaks());
-      if (!books->is_closed()) {
-        EXPECT_THAT(books->Close(kLong), IsOk());
+      })) << references->name()
+          << ::testing::PrintToString(references->ExplainLeaks());
+      if (!references->is_closed()) {
+        EXPECT_THAT(references->Close(kLong), IsOk());
       }
     }
     EXPECT_TRUE(Becomes([] { return live == 0; })) << live;
@@ -161,7 +161,7 @@ class RRefEdges : public ::testing::Test {
   }
 
   rpc::Ranks ranks_{4};
-  std::vector<std::shared_ptr<References>> books_;
+  std::vector<std::shared_ptr<References>> references_;
 };
 
 // ---- Empty ones.
@@ -311,7 +311,7 @@ TEST_F(RRefEdges, CreationThatWasNeverSentIsTheCallersErrorAndKnown) {
   EXPECT_FALSE(negative.ok());
   EXPECT_TRUE(rpc::IsLocal(negative.status())) << negative.status();
   EXPECT_FALSE(rpc::OutcomeUnknown(negative.status()));
-  EXPECT_EQ(books_[0]->counts().creating, 0);
+  EXPECT_EQ(references_[0]->counts().creating, 0);
   EXPECT_EQ(live, 0);
 }
 
@@ -380,7 +380,7 @@ TEST_F(RRefEdges, ReferencesOfAClosedAgentFailInEveryUse) {
   const auto handle = rpc::Make<Box>(From(0, 1), 10);
   ASSERT_THAT(handle, IsOk());
   may_go_on = true;
-  EXPECT_THAT(books_[0]->Close(kLong), IsOk());
+  EXPECT_THAT(references_[0]->Close(kLong), IsOk());
   EXPECT_TRUE(waiting.Wait(kLong).ok() || waiting.IsReady());
   const auto is_closed = StatusIs(absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(box.status(), is_closed);
@@ -397,7 +397,7 @@ TEST_F(RRefEdges, ReferencesOfAClosedAgentFailInEveryUse) {
   EXPECT_THAT(rpc::Release(*handle), IsOk());
   EXPECT_THAT(References::Open(ranks_[0]).status(), ::testing::Not(IsOk()));
   // A second Close does nothing.
-  EXPECT_THAT(books_[0]->Close(kLong), IsOk());
+  EXPECT_THAT(references_[0]->Close(kLong), IsOk());
 }
 
 // Only who was given a reference uses its object: an id is easily guessed.

@@ -490,7 +490,7 @@ TEST(OutsideLeases, LeaseEndsBeforeThePromiseWhateverIsDelayed) {
           }
           break;
         case 5:
-          // Of strangers, of numbers that were never sent.
+          // Answers from strangers, and with numbers that were never sent.
           a.OnAnswer({9, 9}, {kEnd, 0}, epoch_a, clock_a());
           a.OnAnswer({2, 2}, {1, 0}, epoch_a, clock_a());
           a.OnAnswer(kB, {kEnd, 0}, epoch_a, clock_a());
@@ -515,7 +515,7 @@ TEST(OutsideLeases, LeaseEndsBeforeThePromiseWhateverIsDelayed) {
 
 // "Who is pinged from now on": whoever is watched no more holds and asks for
 // nothing.
-TEST(OutsideLeases, WhoIsWatchedNoMoreIsNotPinged) {
+TEST(OutsideLeases, ServerThatIsNoLongerWatchedIsNotPinged) {
   Leases leases((LeaseOptions()));
   leases.Watch({{2, 1}, {3, 1}}, At(0));
   const auto pings = leases.OnTick(1, At(0));

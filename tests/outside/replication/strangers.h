@@ -61,7 +61,7 @@ class Strangers {
     ps::WorkerKey server;
     ps::WorkerKey stranger;
   };
-  // Of a client of its own: what it pushes counts once too.
+  // A push of a client of its own: it too must count once.
   ps::PushRequest Push(int entry, uint64_t epoch, const Addressees& to) {
     ps::PushRequest push;
     push.entry = random_.Chance(0.8) ? entry : static_cast<int>(Absurd());

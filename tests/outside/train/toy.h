@@ -177,7 +177,7 @@ class Toy {
   std::unique_ptr<input::DataLoader> loader_;
 };
 
-// Of a training that shows nothing, and that no signal stops.
+// Options of a training that shows nothing, and that no signal stops.
 inline train::Options QuietOptions(const std::string& checkpoints = "") {
   train::Options options;
   options.epochs = 2;

@@ -1,5 +1,5 @@
-// roll_book: no text harms the reader of a roll call's value, nor who follows
-// it.
+// roll_call_state: no text harms the reader of a roll call's value, nor who
+// follows it.
 
 #include "weft/rendezvous/core/roll_call_core.h"
 #include "weft/rendezvous/view.h"
@@ -8,8 +8,8 @@
 namespace weft::testing {
 namespace {
 
-using rendezvous::RollBook;
 using rendezvous::RollCallCore;
+using rendezvous::RollCallState;
 using rendezvous::RollEntry;
 
 RollEntry Self() {
@@ -54,10 +54,10 @@ std::vector<std::string> Words() {
 }
 
 void Run(absl::string_view text) {
-  const auto book = RollBook::Decode(text);
-  if (book.ok() && !text.empty()) {
-    const auto again = RollBook::Decode(book->Encode());
-    Hold(again.ok() && again->Encode() == book->Encode());
+  const auto state = RollCallState::Decode(text);
+  if (state.ok() && !text.empty()) {
+    const auto again = RollCallState::Decode(state->Encode());
+    Hold(again.ok() && again->Encode() == state->Encode());
   }
   const rendezvous::View view;
   RollCallCore core("g", Self(), Terms());
@@ -65,7 +65,7 @@ void Run(absl::string_view text) {
   (void)core.Describe(view);
   // What it writes can be read, and what it returns has it.
   if (const auto* write = std::get_if<RollCallCore::Write>(&step)) {
-    Hold(book.ok() && RollBook::Decode(write->value).ok());
+    Hold(state.ok() && RollCallState::Decode(write->value).ok());
   } else if (const auto* roll = std::get_if<rendezvous::Roll>(&step)) {
     bool is_on = false;
     for (const RollEntry& entry : roll->entries) is_on |= entry == Self();
@@ -74,7 +74,7 @@ void Run(absl::string_view text) {
   (void)core.OnGiveUp(text, view);
 }
 
-WEFT_FUZZ_TARGET(roll_book, Seeds, Words, Run);
+WEFT_FUZZ_TARGET(roll_call_state, Seeds, Words, Run);
 
 }  // namespace
 }  // namespace weft::testing
