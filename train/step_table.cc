@@ -63,6 +63,12 @@ absl::StatusOr<std::pair<Tensor, Tensor>> ReadPart(absl::string_view part,
       Tensor::FromVector<float>(gradients).Reshape({rows, dim}));
 }
 
+// "i64 [3]".
+std::string TextOf(const Tensor& tensor) {
+  if (!tensor.defined()) return "undefined";
+  return absl::StrCat(Name(tensor.dtype()), " ", ShapeText(tensor.shape()));
+}
+
 }  // namespace
 
 StepTable::StepTable(worker::Worker& worker, ps::v1::TableSpec spec,
@@ -121,9 +127,20 @@ absl::StatusOr<Tensor> StepTable::Pull(const Tensor& keys) {
   return table_->Pull(keys).Wait(timeout_);
 }
 
-std::string StepTable::PartOf(const Tensor& keys, const Tensor& gradients) {
-  const Tensor flat_keys = keys.Contiguous();
-  const Tensor flat = gradients.Contiguous();
+absl::StatusOr<std::string> StepTable::PartOf(const Tensor& keys,
+                                              const Tensor& gradients) const {
+  if (!gradients.defined()) return std::string();
+  const int64_t dim = table_->dim();
+  if (!keys.defined() || keys.dtype() != DType::kI64 || keys.dim() != 1 ||
+      gradients.dtype() != DType::kF32 ||
+      gradients.shape() != Shape{keys.numel(), dim}) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "StepTable '", spec_.name(),
+        "': PartOf: wanted keys i64 [n] and gradients f32 [n, ", dim,
+        "], found keys ", TextOf(keys), " and gradients ", TextOf(gradients)));
+  }
+  const Tensor flat_keys = keys.To(Device::Cpu()).Contiguous();
+  const Tensor flat = gradients.To(Device::Cpu()).Contiguous();
   std::string part(reinterpret_cast<const char*>(flat_keys.data<int64_t>()),
                    static_cast<size_t>(flat_keys.numel()) * sizeof(int64_t));
   part.append(reinterpret_cast<const char*>(flat.data<float>()),

@@ -12,8 +12,9 @@
 //     WEFT_ASSIGN_OR_RETURN(const Tensor pulled, rows->Pull(keys));
 //     const Variable looked_up(pulled, /*requires_grad=*/true);
 //     WEFT_RETURN_IF_ERROR(training->Backward(loss of looked_up));
-//     WEFT_RETURN_IF_ERROR(training->GivePart(
-//         train::StepTable::PartOf(keys, looked_up.grad())));
+//     WEFT_ASSIGN_OR_RETURN(std::string part,
+//                           rows->PartOf(keys, looked_up.grad()));
+//     WEFT_RETURN_IF_ERROR(training->GivePart(std::move(part)));
 //     WEFT_RETURN_IF_ERROR(training->Step());
 //   }
 //
@@ -62,9 +63,12 @@ class StepTable {
   // The rows of `keys` i64 [n] as of the step under way: f32 [n, dim].
   absl::StatusOr<Tensor> Pull(const Tensor& keys);
 
-  // For DataParallelTraining::GivePart: gradients f32 [n, dim] of the rows
-  // `keys` i64 [n].
-  static std::string PartOf(const Tensor& keys, const Tensor& gradients);
+  // What DataParallelTraining::GivePart takes: gradients f32 [n, dim] of the
+  // rows `keys` i64 [n], or undefined ones where the loss does not depend on
+  // the rows. kInvalidArgument, which names what was wanted and found: another
+  // dtype or shape.
+  absl::StatusOr<std::string> PartOf(const Tensor& keys,
+                                     const Tensor& gradients) const;
 
   // This must outlive the training.
   DataParallelTraining::Tables MakeTables();

@@ -141,8 +141,9 @@ absl::StatusOr<train::Result> Train(train::Job& job, const std::string& end,
         Reshape(looked_up, {(*batch)[0].size(0), kKeysOfExample * kDim});
     WEFT_RETURN_IF_ERROR(
         training->Backward(CrossEntropy(net.Forward(inputs), (*batch)[1])));
-    WEFT_RETURN_IF_ERROR(
-        training->GivePart(train::StepTable::PartOf(keys, looked_up.grad())));
+    WEFT_ASSIGN_OR_RETURN(std::string part,
+                          table->PartOf(keys, looked_up.grad()));
+    WEFT_RETURN_IF_ERROR(training->GivePart(std::move(part)));
     const int64_t before = training->steps();
     WEFT_RETURN_IF_ERROR(training->Step());
     if (training->steps() != before && training->steps() % 4 == 0) {
