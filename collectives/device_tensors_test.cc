@@ -178,7 +178,7 @@ absl::StatusOr<std::vector<Tensor>> RunAll(ProcessGroup& group, Device device,
   return results;
 }
 
-// By seed, ranks, and whether over shared memory.
+// Parameters: seed, ranks, and whether over shared memory.
 class DeviceTensors
     : public ::testing::TestWithParam<std::tuple<int, int, bool>> {};
 

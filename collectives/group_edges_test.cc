@@ -594,7 +594,7 @@ TEST(ProcessGroup, CallsOfSeveralThreadsAreWhole) {
     for (int t = 0; t < kThreads; ++t) {
       threads.emplace_back([&group, &end = ends[t]] {
         for (int i = 0; i < kEach && end.ok(); ++i) {
-          // All are alike, so any may meet any.
+          // All operations are alike, so that any may meet any.
           const Tensor sum = Tensor::Ones({100});
           end = group.AllReduce(sum);
           if (end.ok() && At(sum, 99) != static_cast<float>(group.size())) {

@@ -356,8 +356,9 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ProcessGroup::MakePart(
     return WishOf(wishes, a)[kKey] < WishOf(wishes, b)[kKey];
   });
   GroupOptions options = core.options();
-  // Not by what this rank has made: another rank may have failed where this one
-  // has not, and they go on together by Shrink.
+  // The name does not depend on how many groups this rank has made: another
+  // rank may have failed where this one has not, and they go on together by
+  // Shrink.
   absl::StrAppend(&options.name, "/", number, ":", mine[kColor]);
   spec.name = options.name;
   spec.deadline = backend.driver().clock().Now() + timeout;

@@ -13,7 +13,7 @@
 namespace weft::ddp {
 namespace {
 
-// Before the error of a rank, in place of its lines.
+// Stands before the error of a rank, which is sent in place of its lines.
 constexpr absl::string_view kError = "error: ";
 // Differences in one message.
 constexpr size_t kMostDifferences = 8;

@@ -168,7 +168,8 @@ absl::StatusOr<std::vector<std::vector<float>>> Train(
   return found;
 }
 
-// In one bucket for each device, in many, by each hook, and by weight.
+// Options for one bucket for each device, for many buckets, for each hook, and
+// for weights.
 std::vector<ReducerOptions> AllOptions() {
   std::vector<ReducerOptions> all(5);
   all[1].first_bucket_bytes = all[1].bucket_bytes = 1;

@@ -138,7 +138,7 @@ absl::Status ModelReplicas::BroadcastBuffersFrom(int root) const {
 
 absl::Status ModelReplicas::CheckInSync() const {
   std::vector<std::string> lines = {"parameters:"};
-  // From a device it may not come.
+  // The parameters may not be readable from a device that has failed.
   const absl::Status hashed = CatchToStatus([&] {
     for (const nn::NamedParameter& parameter : module_.NamedParameters()) {
       if (IsIgnored(parameter.name)) continue;

@@ -164,7 +164,7 @@ TEST(DistributedDataParallel, FirstPassOfANewOneHasRowsOfUsedRowsOnly) {
   const auto statuses = RunGroups(
       2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
         TableNet net(TableGradient::kSparse);
-        // As a job that resumes or shrinks again and again.
+        // As in a job that resumes or shrinks again and again.
         for (int start = 0; start < 3; ++start) {
           WEFT_ASSIGN_OR_RETURN(auto ddp,
                                 DistributedDataParallel::Create(net, group));

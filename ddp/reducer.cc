@@ -319,7 +319,7 @@ void Reducer::TakeContribution(int parameter, Mark mark,
 collectives::CallOptions Reducer::CallOptionsOf(size_t bucket) const {
   collectives::CallOptions call;
   call.timeout = options_.timeout;
-  // Not 0, which is what operations of others say.
+  // Never 0, which is the label of operations that are not this reducer's.
   call.label = (step_ << 20) + bucket + 1;
   return call;
 }

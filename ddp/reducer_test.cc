@@ -589,7 +589,8 @@ class ThrowingHook final : public CommunicationHook {
 };
 
 TEST(Reducer, HookThatThrowsFailsTheStepOnAllRanks) {
-  // In Finish of the first step, and as a bucket is marked in the second.
+  // The hook throws in Finish of the first step, and as a bucket is marked in
+  // the second.
   for (const int calls : {0, 1}) {
     const auto statuses = RunGroups(
         2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {

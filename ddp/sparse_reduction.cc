@@ -67,7 +67,8 @@ absl::StatusOr<std::vector<SparseRows>> ReduceRows(
     for (const int64_t n : rows[t]) total += n;
     SparseRows all;
     all.rows = tables[t].rows;
-    // As many as the other ranks say: there may be no memory for them.
+    // The number of rows is what the other ranks say: there may be no memory
+    // for them.
     WEFT_RETURN_IF_ERROR(CatchToStatus([&] {
       all.indices = Tensor::Empty({total}, DType::kI64);
       all.values = Tensor::Empty({total, tables[t].values.size(1)},

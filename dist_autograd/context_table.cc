@@ -11,7 +11,7 @@ std::shared_ptr<Context> ContextTable::Create() {
   const ContextId id{self_, ++last_context_};
   auto context = std::make_shared<Context>(id, self_, most_intervals_);
   if (is_closed_) {
-    // As one that was released: no thread would run its passes.
+    // It counts as released: no thread would run its passes.
     context->Close();
     released_.Add({id.creator, id.number});
     return context;

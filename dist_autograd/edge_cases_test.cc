@@ -219,7 +219,7 @@ TEST_F(EdgeCaseTest, ResultsOfOneMessageServeTwoLossesInTwoPasses) {
   const Variable x = Scalar(2.0);
   const Scope scope(*contexts_[0]);
   const Values out = scope.Call(To(1), ByEachLeaf, x).value();
-  // As in one process, where the two share nothing but the leaf.
+  // This works in one process too, where the two share nothing but the leaf.
   Pass(scope, {out[0]});
   Pass(scope, {out[1]});
   EXPECT_EQ(Value(scope.GradientOf(x)), 8.0);

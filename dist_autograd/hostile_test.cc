@@ -260,7 +260,7 @@ TEST_F(HostileTest, LiveMessagesThatAreNotThereAreRefused) {
                   std::vector<WorkerKey>{WorkerKey{77, 7}}, true, true)
             .status(),
         StatusIs(absl::StatusCode::kNotFound));
-    // As a root does, so that the part has ended before the next pass.
+    // A root does so too; the part has then ended before the next pass.
     EXPECT_THAT(rpc::Call(To(kOwner), internal::TakeOutcome, scope.id(), pass,
                           static_cast<int64_t>(absl::StatusCode::kAborted),
                           std::string("no")),

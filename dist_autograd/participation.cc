@@ -13,7 +13,7 @@ namespace weft::dist_autograd {
 
 namespace {
 
-// In a report, for each worker.
+// The most messages that a report names for each worker.
 constexpr size_t kMostAwaited = 8;
 
 // A gradient of a peer, before a kernel reads it: kernels trust their sizes.
@@ -83,7 +83,8 @@ absl::Status Participation::BeginPass(const MessageIntervals& live,
                                       const std::vector<Root>& roots) {
   GraphTask::Options options;
   options.retain_graph = retain_;
-  // So that a pass that is aborted can be begun again.
+  // The graph is kept until then, so that a pass that is aborted can be begun
+  // again.
   options.release_when_told = !retain_;
   options.sink = this;
   task_ = std::make_unique<GraphTask>(options);

@@ -111,7 +111,7 @@ TEST_F(PassModesTest, FastWithAnUnusedResultNamesTheMessageAtItsDeadline) {
                       "arguments of "),
             HasSubstr("PassMode::kSmart")));
   EXPECT_FALSE(scope.GradientOf(x).defined());
-  // Nothing is left of it: the same by SMART.
+  // Nothing is left of the failed pass: the same pass by SMART succeeds.
   ASSERT_THAT(scope.Backward(y), IsOk());
   EXPECT_EQ(Value(scope.GradientOf(x)), 2.0);
 }

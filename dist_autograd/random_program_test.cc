@@ -243,7 +243,8 @@ TEST_F(RandomProgramTest, DeathInTheMiddleOfAPassLeavesAllGradientsOrNone) {
       const auto kill = [this, once, dead] {
         std::call_once(*once, [&] { Kill(dead); });
       };
-      // In the middle of the pass, at the worker of the first hook that runs.
+      // The kill happens in the middle of the pass, at the worker of the first
+      // hook that runs.
       for (const auto& model : models) model->on_hook = kill;
       const Future<PassReport> pass =
           scope.BackwardAsync(Select(values, roots), options);

@@ -167,7 +167,7 @@ TEST_F(RemoteModuleTest, EmptyOneIsRefused) {
   EXPECT_THAT(empty.Forward(pass, Scalar(2.0)).status(), refused);
   EXPECT_THAT(empty.RemoteParameters().status(), refused);
   EXPECT_THAT(empty.Eval(), refused);
-  // Also what every owner serves.
+  // The functions that every owner serves refuse it, too.
   EXPECT_THAT(rpc::Call(ranks_[0].To("w1"), internal::ParametersOf<Affine>,
                         rref::RRef<Affine>())
                   .status(),

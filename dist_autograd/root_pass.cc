@@ -14,7 +14,7 @@ namespace {
 
 // How long participants have to say what they wait for.
 constexpr absl::Duration kReportTimeout = absl::Seconds(2);
-// After it the outcome is sent again.
+// If a participant has not answered by then, the outcome is sent again.
 constexpr absl::Duration kOutcomeTimeout = absl::Seconds(10);
 
 }  // namespace

@@ -357,7 +357,7 @@ TEST_F(ImageTrainingTest, AsynchronousStepsAreCountedAcrossAResume) {
   EXPECT_THAT(second.results.at("trainer0").checkpoint, EndsWith("-step-16"));
 }
 
-// As when two jobs are started into one directory at the same time.
+// This happens when two jobs are started into one directory at the same time.
 TEST_F(ImageTrainingTest, CheckpointThatAnotherRunSavedMeanwhileStays) {
   options_.checkpoint_dir = dir_.Path("saved");
   options_.keep = 1;

@@ -353,7 +353,7 @@ absl::Status Serve(worker::Worker& worker, ps::Server& server,
   const int trainers = worker.options().trainers;
   uint64_t completed_before = 0;
   if (worker.options().is_elastic()) {
-    // By an earlier run of the job.
+    // Trainers may have completed in an earlier run of the job.
     completed_before = train::JobOutcome(worker.membership(), trainers)
                            .CountCompleted()
                            .value_or(0);

@@ -253,7 +253,7 @@ TEST(Module, BufferThatIsNotSavedIsInNoStateDict) {
   EXPECT_THAT(b.LoadStateDict(a.StateDict()), IsOk());
   EXPECT_EQ(b.count.tensor().item<int64_t>(), 3);
   EXPECT_EQ(b.mask.tensor().ToVector<float>()[0], 1);
-  // As PyTorch's: one that a state dict has is unexpected.
+  // As in PyTorch, such a buffer is unexpected in a state dict.
   nn::StateDict with_mask = a.StateDict();
   with_mask["mask"] = a.mask.tensor();
   EXPECT_THAT(

@@ -346,7 +346,8 @@ DistributedOptimizer::Create(rpc::Agent& agent,
       }
       by_owner[parameter.id().owner].emplace_back(number, i, parameter);
     }
-    // Also that of a group without parameters, which no owner sees.
+    // The rule of a group without parameters, which no owner sees, is checked
+    // too.
     WEFT_RETURN_IF_ERROR(MakeRule(group.rule, group.clip).status());
     rules.push_back(ToSpec(group.rule, group.clip));
     lazy.push_back(group.lazy);
@@ -591,7 +592,7 @@ absl::Status DistributedOptimizer::LoadState(const State& state) {
     }
     parts[shard->second][name] = tensor;
   }
-  // All agree, then all load.
+  // First all shards stage their state, and only if all agree do they load it.
   std::vector<Future<void>> stages;
   for (size_t i = 0; i < shards_.size(); ++i) {
     stages.push_back(

@@ -11,7 +11,7 @@ namespace {
 
 using Numbers = std::array<double, internal::Operation::kMaxNumbers>;
 
-// As Sgd::Update: lr, decay, kept, taken, ahead, speed.
+// The numbers of Sgd::Update: lr, decay, kept, taken, ahead, speed.
 Numbers NumbersOf(const SgdOptions& options, const StepContext& context) {
   // The first gradient enters the momentum whole, without dampening.
   const bool is_first = context.step == 1;
@@ -23,8 +23,8 @@ Numbers NumbersOf(const SgdOptions& options, const StepContext& context) {
           options.nesterov ? options.momentum : 1.0};
 }
 
-// As Step of rules/adam.cc: step size, root of the second correction, beta1,
-// beta2, epsilon, `last`.
+// The numbers of Step in rules/adam.cc: step size, root of the second
+// correction, beta1, beta2, epsilon, `last`.
 template <typename Options>
 Numbers AdamNumbers(const Options& options, const StepContext& context,
                     double last) {

@@ -448,7 +448,7 @@ TEST(Optimizer, LearningRateScaleMultipliesAllGroups) {
   EXPECT_EQ(optimizer->learning_rate_scale(), 0.5);
 }
 
-// As a step on state that was reduced elsewhere is committed.
+// A step on state that was reduced elsewhere is committed in this way.
 TEST(Optimizer, UpdatesTheMemoryThatAParameterWasGiven) {
   const Variable a = Leaf({1.0}, {1});
   const auto optimizer = Make({{SgdOptions{0.5}, {{"a", a}}}});
@@ -521,7 +521,7 @@ TEST(Optimizer, GraphThatHasSavedAWeightKeepsItThroughSteps) {
   const Variable w(Tensor::FromVector<double>({1, 2, 3, 4}, {2, 2}), true);
   auto optimizer = Optimizer::Create({{SgdOptions{1.0}, {{"w", w}}}}).value();
   const Variable x(Tensor::FromVector<double>({1, 1}, {1, 2}), true);
-  // As it is, and by a view of it.
+  // The graph saves the weight itself, and a view of it.
   const Variable direct = MatMul(x, w);
   const Variable view = MatMul(x, Transpose(w, 0, 1));
   for (int step = 0; step < 3; ++step) {

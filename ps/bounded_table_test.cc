@@ -73,7 +73,7 @@ void Train(SparseTable& table, int rank, int begin, int end,
   }
 }
 
-// All rows, those that are not there by their first values.
+// The values of all rows; those that are not there have their first values.
 std::vector<float> AllOf(SparseTable& table) {
   const auto rows =
       table.Pull(Tensor::Arange(kKeys, DType::kI64)).Wait(kTimeout);

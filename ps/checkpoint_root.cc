@@ -33,7 +33,7 @@ absl::StatusOr<fs::path> Follow(const std::string& path) {
       "cannot follow the path \"", Shown(path), "\": ", error.message()));
 }
 
-// By whole names: /root2 is not below /root.
+// Whole names are compared: /root2 is not below /root.
 bool IsAtOrBelow(const fs::path& path, const fs::path& root) {
   return std::mismatch(root.begin(), root.end(), path.begin(), path.end())
              .first == root.end();

@@ -185,7 +185,7 @@ TEST(Staleness, WorkersAtAnySpeedReadWhatTheBoundPromisesAndLoseNothing) {
       SparseTable& table = *open.tables[rank];
       const Tensor mine = Tensor::FromVector<int64_t>({rank});
       for (int step = 1; step <= kSteps; ++step) {
-        // By a message for each, or by one.
+        // One message for each operation, or one for all.
         std::optional<Tensor> rows;
         if ((step + rank) % 2 == 0) {
           ASSERT_THAT(table.Push(mine, Ones(1)).Wait(kTimeout), IsOk());
@@ -313,7 +313,7 @@ TEST(Staleness, TicksBackAndOfOthersAreRefusedByName) {
   TableShard& shard = **open.job.server(0).Find("t");
   ASSERT_THAT(Step(*open.tables[0]).Wait(kTimeout), IsOk());
   ASSERT_THAT(Step(*open.tables[0]).Wait(kTimeout), IsOk());
-  // As trainer0's first table has it: see Client::Open.
+  // The id that trainer0's first table has: see Client::Open.
   const uint64_t client = Mix64(1000 ^ Mix64(1));
   v1::Request tick;
   tick.set_table("t");
@@ -423,7 +423,7 @@ TEST(Quorum, RoundClosesWithoutTheSlowestWhosePushEndsWellAndSaysSo) {
     EXPECT_EQ(open.tables[2]->late_parts().dropped, folds ? 0 : 2);
     EXPECT_EQ(open.tables[2]->round(), 1);
     EXPECT_EQ(open.tables[0]->late_parts().dropped, 0);
-    // In the next round it is on time; what was folded counts there.
+    // In the next round trainer2 is on time; what was folded counts there.
     Future<Tensor> next = Step(*open.tables[2]);
     ASSERT_TRUE(open.Waits(1));
     ASSERT_THAT(Step(*open.tables[0]).Wait(kTimeout), IsOk());

@@ -89,8 +89,9 @@ namespace {
 // The replies of one operation, one for each of its messages.
 using Replies = std::vector<std::optional<Future<ExchangeReply>>>;
 
-// From so many keys on a message leaves, so that its server works on it while
-// the keys of the next tables are sorted. A call costs as much as some hundred.
+// A message with at least this many keys is sent at once, so that its server
+// works on it while the keys of the next tables are sorted. A call costs as
+// much as a few hundred keys.
 constexpr int64_t kKeysOfMessage = 3000;
 
 int64_t KeysOf(const Message& message) {

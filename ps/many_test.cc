@@ -222,7 +222,7 @@ TEST(Many, RefusedPartLosesNoOthers) {
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        "an earlier push failed"));
   EXPECT_THAT(sparse->Push(keys, Tensor::Ones({64, 2})).Wait(kTimeout), IsOk());
-  // With a closed one nothing is sent.
+  // If one of the tables is closed, nothing is sent.
   EXPECT_THAT(PullMany({{sparse.get(), keys}, {empty.get()}}).Wait(kTimeout),
               StatusIs(absl::StatusCode::kFailedPrecondition, "'empty'"));
   EXPECT_THAT(PushMany({{sparse.get(), keys, Tensor::Ones({64, 2})},

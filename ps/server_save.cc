@@ -22,7 +22,7 @@ namespace {
 
 using checkpoint::CheckpointDirectory;
 
-// After so many files of a size they become twice as large.
+// After this many files of one size, the next files become twice as large.
 constexpr int kFilesOfASize = 100;
 
 // More than any name of an attempt has.
@@ -218,7 +218,7 @@ absl::StatusOr<v1::SaveReply> Server::Save(const v1::SaveRequest& request) {
       frozen_.erase(it);
     }
   }
-  // By another map other partitions are this server's.
+  // With another map this server has other partitions.
   if (!frozen.has_value() || frozen->map_epoch != request.map_epoch()) {
     WEFT_ASSIGN_OR_RETURN(frozen, FreezeTables(request));
   }

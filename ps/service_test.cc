@@ -339,7 +339,7 @@ TEST(PsService, WorkerActsAsAClientOfItsOwnOnly) {
                        "it as client 7"));
 }
 
-// By a worker that lives, and by workers that end.
+// Clients of a worker that lives, and of workers that end.
 TEST(PsService, WindowsDoNotGrowWithClientsThatCameAndWent) {
   const Tensor keys = Tensor::Arange(64, DType::kI64);
   const v1::TableSpec spec = SparseSpec(v1::TableSpec::ASYNC, 0);

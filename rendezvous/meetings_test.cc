@@ -415,7 +415,7 @@ TEST_F(MembershipTest, RefusalOfTheCoordinatorIsLogged) {
   };
   EXPECT_THAT(answer_to("Join", "\xff\xff\xff"),
               StatusIs(absl::StatusCode::kInvalidArgument, "Join"));
-  // Before it is parsed; and before it waits for its turn.
+  // Too long a request is refused before it is parsed or waits for its turn.
   EXPECT_THAT(answer_to("Store", std::string((8 << 20) + 1, 'x')),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        "Store has 8388609 bytes, at most 8388608"));

@@ -244,7 +244,7 @@ TEST(MemberCore, CoordinatorThatDoesNotAnswerIsSilentAsLongAsOneThatRefuses) {
   }
 }
 
-// Without a log; with one it is waited for as long anyway.
+// The coordinator has no log; one with a log is waited for as long anyway.
 TEST(MemberCore, CoordinatorWhoseProcessRunsIsWaitedForAMinute) {
   const absl::Status late = absl::DeadlineExceededError("late");
   JoinedMember member(/*is_durable=*/false);
@@ -288,7 +288,7 @@ TEST(MemberCore, EndOfTheCoordinatorsProcessIsTheEndUnlessThereIsALog) {
   EXPECT_THAT(leaves.end(), IsOk());
 }
 
-// Else it would blame the coordinator, which may have declared it gone.
+// Otherwise it would blame the coordinator, which may have declared it gone.
 TEST(MemberCore, StoppedMemberDoesNotTakeItsOwnPauseForTheCoordinatorsSilence) {
   const absl::Status refused = absl::UnavailableError("connection refused");
   JoinedMember member(/*is_durable=*/false);
@@ -454,7 +454,7 @@ TEST(MemberCore, RepeatedConnectionResetsFailTheJoinEarly) {
   const absl::Status end = JoinFor(6, {reset});
   EXPECT_THAT(end, StatusIs(absl::StatusCode::kUnavailable, "reset"));
   EXPECT_TRUE(net::WasConnectionReset(end));
-  // As a coordinator that is started again.
+  // These are the errors while a coordinator is started again.
   EXPECT_THAT(JoinFor(60, {reset, reset, reset, reset, refused}),
               StatusIs(absl::StatusCode::kUnknown, "goes on"));
 }

@@ -395,7 +395,7 @@ TEST_F(MembershipTest, ACoordinatorOutlivesAnOutageOfItsJournal) {
   std::thread writer([&] {
     EXPECT_THAT(trainer_->store().Add("sum", 1, kLong), IsOkAndHolds(1));
   });
-  // Nobody waits for what is tried again.
+  // An operation that is tried again holds up nobody.
   EXPECT_TRUE(IsWoken(disk.asked_again));
   EXPECT_THAT(
       ps_->store().Get("sum", absl::Seconds(1)),
@@ -539,7 +539,7 @@ TEST_F(MembershipTest, EveryWaitOfAMemberThatIsOutOfTheJobEndsWithTheReason) {
                        report.SerializeAsString(),
                        [](const absl::StatusOr<std::string>&) {});
   for (std::thread& thread : threads) thread.join();
-  // And what is begun now.
+  // Operations that are begun now end as well.
   waits.push_back(
       [&] { return trainer_->store().Set("k", "", kFar).status(); });
   waits.push_back([&] { return trainer_->store().NumKeys(kFar).status(); });

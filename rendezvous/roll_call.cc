@@ -22,8 +22,8 @@ constexpr absl::Duration kMostLook = absl::Milliseconds(500);
 constexpr int kQuickWrites = 3;
 constexpr absl::Duration kLeastPause = absl::Milliseconds(1);
 constexpr absl::Duration kMostPause = absl::Milliseconds(200);
-// With so many present, a worker also waits before it reads a changed value, so
-// that each that comes does not wake all at once.
+// Where so many workers are present, each also waits before it reads a changed
+// value: otherwise every newcomer would wake all at once.
 constexpr int kMany = 8;
 constexpr absl::Duration kPauseOfEach = absl::Milliseconds(1);
 constexpr absl::Duration kTellInterval = absl::Seconds(1);

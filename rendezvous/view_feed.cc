@@ -56,7 +56,7 @@ class ViewFeed::Listener {
   }
 
  private:
-  // For who has set running_on_.
+  // Runs `callback` for the thread that has set running_on_.
   void Run(absl::FunctionRef<void()> callback) {
     const absl::Status told = CatchToStatus(callback);
     if (!told.ok()) {

@@ -14,7 +14,7 @@
 namespace weft::rendezvous {
 namespace {
 
-// Before its first worker a job has none.
+// Whether the world is not set yet: a job has none before its first worker.
 bool IsUnset(const World& world) {
   return !world.is_fixed() && world.min == 0 && world.max == 0;
 }

@@ -104,7 +104,7 @@ TEST_F(Scenario, AJ_CycleOfReferencesEndsWithClose) {
     ASSERT_THAT(Call(a, &Cell::Put, b), IsOk());
     ASSERT_THAT(Call(b, &Cell::Put, a), IsOk());
   }
-  // Not collected: each is held by the other.
+  // The two objects are not collected, since each holds the other.
   EXPECT_TRUE(Becomes([&] { return references_[kA]->counts().held == 0; }));
   EXPECT_EQ(live, 2);
   EXPECT_THAT(::testing::PrintToString(references_[kO]->ExplainLeaks()),
@@ -174,7 +174,7 @@ TEST_F(Scenario, ForgedAndRepeatedForksAreRefused) {
   // A fork that exists.
   EXPECT_THAT(forger.Register(b, token),
               StatusIs(absl::StatusCode::kAlreadyExists, "registered"));
-  // Without the secret.
+  // A registration without the secret.
   token.fork = {ranks_[kB].key(), 77};
   ++token.secret;
   EXPECT_THAT(forger.Register(b, token),
@@ -214,7 +214,7 @@ TEST_F(Scenario, FetchOfAFreedValueNamesWorkerAndObject) {
   const auto number = rref::Remote(From(kA, kO), Double, 21);
   ASSERT_THAT(number.status(), IsOk());
   ASSERT_THAT(number->Confirmed().Wait(kLong), IsOk());
-  // By a program that has kept the handle, which is void.
+  // Released by a program that has kept the handle, which is void then.
   ASSERT_THAT(rpc::Release(number->handle(number->owner())), IsOk());
   const absl::Status status = Fetch(*number).status();
   EXPECT_THAT(status,

@@ -222,7 +222,8 @@ TEST_F(Scenario, M_WaitersOfACreationThatThrowsGetItsError) {
               StatusIs(absl::StatusCode::kInternal, "w0"));
 }
 
-// Not only the call that made it: the caller must know that it may have run.
+// Later uses tell it too, and not only the call that made the object: the
+// caller must know that the creation may have run.
 TEST_F(Scenario, LaterUsesOfAFailedCreationKeepWhatItsErrorSays) {
   const auto number = BeginRemote(From(kA, kO), SlowDouble, 21);
   ASSERT_THAT(number.status(), IsOk());

@@ -37,7 +37,7 @@ using ::weft::testing::IsOk;
 using ::weft::testing::RunRanks;
 using ::weft::testing::StatusIs;
 
-// For a page of which each section answers.
+// The deadline of a page all of whose sections answer.
 constexpr absl::Duration kNoEnd = absl::InfiniteDuration();
 
 // --- FlightRecorder

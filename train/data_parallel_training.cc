@@ -22,12 +22,12 @@
 namespace weft::train {
 namespace {
 
-// In a checkpoint: before the names of the optimizer's state, and in its
-// metadata.
+// Prefixes of the names of the optimizer's state in a checkpoint, and a key of
+// its metadata.
 constexpr char kOptimizer[] = "optimizer/";
 constexpr char kScaler[] = "grad_scaler/";  // within the optimizer's
 constexpr char kGenerator[] = "generator_position";
-// In its settings.
+// A key of the settings in a checkpoint's metadata.
 constexpr char kVirtualShards[] = "--virtual-shards";
 // What rank 0 tells the others begins so if it cannot resume; FormatFailure of
 // why follows.
@@ -540,7 +540,8 @@ absl::Status DataParallelTraining::SaveOnce(std::optional<double> score,
   WEFT_RETURN_IF_ERROR(CheckFinite(*parts_.model));
   WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
   WEFT_RETURN_IF_ERROR(CheckRun(*directory, run_));
-  // In no group a step may be under way, for which the loader is further.
+  // Outside a group a step may be under way, whose batch the loader has given
+  // already.
   checkpoint::Metadata metadata = MetadataOf(
       options_.settings, group_ == nullptr ? place_ : loader().state(), score);
   if (parts_.generator != nullptr && parts_.virtual_shards == 0) {

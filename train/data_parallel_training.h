@@ -348,7 +348,7 @@ class DataParallelTraining {
       checkpoint::CheckpointDirectory& directory,
       const checkpoint::NamedTensors& model,
       const checkpoint::Metadata& metadata);
-  // As CheckpointDirectory::LoadLatest, without the tables.
+  // Like CheckpointDirectory::LoadLatest, but does not load the tables.
   absl::StatusOr<checkpoint::CheckpointDirectory::Loaded> LoadLatestModel(
       checkpoint::CheckpointDirectory& directory) const;
 
@@ -382,9 +382,9 @@ class DataParallelTraining {
   bool IsAskedToStop() const;
   absl::Status TakeStep();
   absl::StatusOr<Result> FinishOnce();
-  // At the end: a rank may have been lost that was about to save.
+  // Called at the end: the rank that was about to save may have been lost.
   absl::Status SaveUnlessSaved();
-  // Where this rank is in no group and ends; a failure is logged.
+  // Saves where this rank is in no group and ends; a failure is logged.
   void SaveAlone();
   // Whether the newest checkpoint is of the last step.
   absl::StatusOr<bool> FindSaved();
@@ -393,8 +393,9 @@ class DataParallelTraining {
   OpenCheckpoints() const;
   // The newest checkpoint, if any, into the parts of every rank.
   absl::StatusOr<StepPosition> Resume();
-  // On rank 0: into its own model and optimizer; where it was saved, as text
-  // for GoOnFrom, or nothing if there is no checkpoint.
+  // Called on rank 0: loads the newest checkpoint into its own model and
+  // optimizer. Returns the place in the training at which it was saved, as text
+  // for GoOnFrom, or an empty text if there is no checkpoint.
   absl::StatusOr<std::string> RestoreNewest();
   absl::Status CheckNewest(checkpoint::CheckpointDirectory& directory) const;
   absl::Status GiveOptimizerToAll(int root);
@@ -407,7 +408,7 @@ class DataParallelTraining {
   absl::StatusOr<StepPosition> GoOnFrom(const std::string& place);
   // Goes to the next epoch, or to the end.
   absl::Status EndEpoch();
-  // By all ranks, of which rank 0 writes.
+  // Called by all ranks, of which rank 0 writes.
   absl::Status Save(bool is_last);
   absl::Status SaveOnce(std::optional<double> score, bool is_last);
   absl::StatusOr<double> Score();

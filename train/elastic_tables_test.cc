@@ -52,8 +52,8 @@ TEST_F(ElasticTablesTest, AnyNumberOfRanksLeavesTheSameModelAndTable) {
   }
 }
 
-// As ElasticTrainingTest.DeathAtEachMessageLeavesTheBits. Each death takes a
-// server along that alone had what the rank had pushed.
+// Like ElasticTrainingTest.DeathAtEachMessageLeavesTheBits. With each rank dies
+// a server that alone had what the rank had pushed.
 TEST_F(ElasticTablesTest, DeathAtEachMessageLeavesTheModelAndTheTable) {
   Person person;
   person.epochs = 1;

@@ -110,7 +110,7 @@ absl::StatusOr<StepPosition> DataParallelTraining::BeginElastic() {
   WEFT_ASSIGN_OR_RETURN(const std::string run,
                         group_->BroadcastBytes(FormatRun(run_), /*root=*/0));
   run_ = ParseRun(run);
-  // As in TakePlace: of who was started again nothing else is heard.
+  // As in TakePlace: a trainer that was started again logs nothing else.
   if (resumes_) {
     WEFT_LOG(logger_, Info, "taking part")
         .With("step", position.steps)

@@ -119,7 +119,8 @@ TEST_F(ElasticTrainingTest, DeathAtEachMessageLeavesTheBits) {
   EXPECT_GT(deaths, 100);
 }
 
-// As where a host is to be given back: what it has is saved, and nobody waits.
+// This happens where a host is to be given back: its state is saved, and nobody
+// waits.
 TEST_F(ElasticTrainingTest, RankThatIsAskedToLeaveDoesAndTheOthersGoOn) {
   for (const int who : {0, 2}) {
     const std::string saved = dir_.Path(absl::StrCat("saved", who));

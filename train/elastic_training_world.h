@@ -44,7 +44,7 @@ namespace weft::train {
 
 inline constexpr int kShards = 8;
 
-// In the place of an elastic job: those who live meet once all of them have
+// Stands in for an elastic job: the living ranks meet once all of them have
 // come, at most as many as there are shards.
 class Crowd {
  public:
@@ -89,8 +89,8 @@ class Crowd {
     MutexLock lock(mu_);
     return group_of_[id];
   }
-  // In its group number `group`, from 0, `id` dies in the place of sending its
-  // message number `message`.
+  // Makes `id` die in its group number `group`, counted from 0, instead of
+  // sending its message number `message`.
   void Doom(int id, int group, int64_t message) {
     MutexLock lock(mu_);
     dooms_[id] = {group, message};
@@ -189,7 +189,7 @@ class Ledger {
     MutexLock lock(mu_);
     entries_[{step, group}].is_taken = true;
   }
-  // By step and group, of all that have ended.
+  // The entries of all steps that have ended, by step and group.
   std::map<std::pair<int64_t, int>, Entry> entries() const {
     MutexLock lock(mu_);
     return entries_;
@@ -224,14 +224,15 @@ class Net : public nn::Module {
   nn::Linear output_;
 };
 
-// In the place of parameter servers: a table of one row, whose rounds close as
-// ps/core/round_gate.h says. What has no equal bits, or is read in the wrong
-// round, is a violation.
+// Stands in for parameter servers: a table of one row, whose rounds close as
+// ps/core/round_gate.h says. A part that is sent again with other bits, or a
+// read in the wrong round, is a violation.
 class PretendTable {
  public:
   using Row = std::vector<float>;
 
-  // Once for each rank, before it trains; Reopen after the table was restored.
+  // Called once for each rank, before it trains; Reopen is called after the
+  // table was restored.
   void Open(int id) {
     MutexLock lock(mu_);
     opened_.emplace(id, generation_);
@@ -279,7 +280,8 @@ class PretendTable {
     if (open_ != round || !given_.empty()) Violated("read too late", round);
     return row_;
   }
-  // A server dies with `id`: what only they had of the open round is lost.
+  // A server dies with `id`: the parts of the open round that only they had are
+  // lost.
   void Lose(int id) {
     MutexLock lock(mu_);
     for (auto at = given_.begin(); at != given_.end();) {
@@ -288,7 +290,7 @@ class PretendTable {
       at = is_lost ? given_.erase(at) : std::next(at);
     }
   }
-  // As of `rounds`, as the file of a server.
+  // The table after `rounds` rounds, as a server's file has it.
   absl::StatusOr<checkpoint::Safetensors> Save(int64_t rounds) {
     MutexLock lock(mu_);
     if (refusals_ > 0) {
@@ -308,7 +310,7 @@ class PretendTable {
     given_.clear();
     ++generation_;
   }
-  // So many times Save fails.
+  // Makes the next `times` calls of Save fail.
   void RefuseToSave(int times) {
     MutexLock lock(mu_);
     refusals_ = times;
@@ -342,7 +344,8 @@ class PretendTable {
   CondVar changed_;
   int64_t open_ ABSL_GUARDED_BY(mu_) = 0;
   Row row_ ABSL_GUARDED_BY(mu_) = {0.5f, -0.5f};
-  // By shard: who has given it, and what.
+  // The parts of the open round: for each shard, who gave its part, and the
+  // part.
   std::map<int, std::pair<int, std::string>> given_ ABSL_GUARDED_BY(mu_);
   std::map<std::pair<int64_t, int>, std::string> told_ ABSL_GUARDED_BY(mu_);
   int generation_ ABSL_GUARDED_BY(mu_) = 0;
@@ -371,7 +374,7 @@ class ElasticTrainingTest : public ::testing::Test {
 
   struct Person {
     Dies dies = [](int64_t, bool) { return false; };
-    // After how many steps it is asked to leave; 0: never.
+    // The number of steps after which it is asked to leave; 0: never.
     int64_t leaves_after = 0;
     absl::Duration leave_after = absl::ZeroDuration();
     int64_t width = 16;

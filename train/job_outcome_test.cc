@@ -59,7 +59,7 @@ class JobOutcomeTest : public ::testing::Test {
     ASSERT_THAT(workers_->Get(name).membership().Leave(absl::Seconds(10)),
                 IsOk());
   }
-  // As the server sees it once both trainers have gone.
+  // The outcome that the server sees once both trainers have gone.
   absl::Status OfTheJob() {
     auto& membership = workers_->Get("ps0").membership();
     const auto view = membership.WaitFor(

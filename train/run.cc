@@ -28,14 +28,16 @@ namespace weft::train {
 namespace {
 
 constexpr absl::Duration kGoodBye = absl::Seconds(30);
-// After a failure: the host of the coordinator still lets the others leave.
+// The same after a failure: the host of the coordinator still lets the others
+// leave.
 constexpr absl::Duration kHastyGoodBye = absl::Seconds(3);
 constexpr absl::Duration kAgreement = absl::Minutes(2);
 // Whether others wait to take part: what is not answered is asked again.
 constexpr absl::Duration kToAsk = absl::Seconds(1);
-// Who is asked to stop while the trainers of an elastic job meet, which is soon
-// over where there are enough, leaves them after a step. If it lasts longer,
-// the others may have been asked as well: it saves what it has done, and ends.
+// A trainer that is asked to stop while the trainers of an elastic job meet
+// waits so long for the meeting, which ends soon where there are enough of
+// them, and leaves after a step. If the meeting lasts longer, the others may
+// have been asked as well: the trainer saves what it has done, and ends.
 constexpr absl::Duration kToMeet = absl::Seconds(2);
 // The coordinator may be on its way back.
 constexpr absl::Duration kToNote = absl::Seconds(20);
@@ -228,11 +230,11 @@ absl::Status Run(worker::Options worker_options, const Options& options,
   const absl::StatusOr<Result> result =
       CatchToStatus([&] { return train(job); });
   job.EndJoin();
-  // Before this worker leaves: the others end by it.
+  // Must come before this worker leaves: the others end by what it says.
   const absl::Status cause = Conclude(*worker, options, result);
   const absl::Status ended =
       worker->Shutdown(GoodBye(worker->options(), result.ok())).status();
-  // Who was asked to stop while it met the others has not failed.
+  // A trainer that was asked to stop while it met the others has not failed.
   const bool has_failed =
       !result.ok() && !worker::SignalOf(result.status()).has_value();
   if (has_failed || !ended.ok()) worker->DumpFlightRecorder();

@@ -16,7 +16,7 @@ TEST(StopSignal, IsHandledOnTheStackThatAThreadHasForIt) {
     ASSERT_EQ(sigaction(signal, nullptr, &action), 0);
     EXPECT_NE(action.sa_flags & SA_ONSTACK, 0);
   }
-  // In a process of its own, as nobody takes the wish back.
+  // In a process of its own, since a wish to stop cannot be taken back.
   EXPECT_EXIT(
       {
         const bool before = AskedToStop();

@@ -104,7 +104,8 @@ absl::Status DataParallelTraining::ShareParts(int source) {
 }
 
 DataParallelTraining::Done DataParallelTraining::Do(const StepCommit::Settle&) {
-  // As the barrier after which nobody of the group is at an earlier step.
+  // This reduction is the barrier after which no rank of the group is at an
+  // earlier step.
   const Tensor after = Tensor::Scalar<int64_t>(steps());
   WEFT_RETURN_IF_ERROR(group_->AllReduce(after));
   if (after.item<int64_t>() == steps() * group_->size()) {

@@ -107,7 +107,7 @@ TEST(TrainingMetrics, TheSectionHasStepPhaseLossAndRate) {
   EXPECT_FALSE(section.contains("operation"));
 }
 
-// As where a trainer serves the data of one that has died.
+// This happens where a trainer serves the data of one that has died.
 TEST(TrainingMetrics, APhaseWithinAnotherLeavesThatOneAsItWas) {
   telemetry::Telemetry telemetry{telemetry::Telemetry::Options()};
   TrainingMetrics metrics(telemetry);

@@ -117,7 +117,7 @@ TEST(DataParallelPass, MeansOfDenseLayersAreCommittedWithTheTablesGradient) {
       // The gradient of the bias is the number of rows, 1 and 3.
       const Variable bias = trainer.dense.Parameters()[1];
       EXPECT_THAT(pass.GradientOf(bias).ToDense().ToVector<float>(), Each(2));
-      // In the context, not in the leaf.
+      // The gradient is in the context, not in the leaf.
       EXPECT_FALSE(bias.has_grad());
       WEFT_RETURN_IF_ERROR(trainer.optimizer->Step(pass));
     }

@@ -193,7 +193,7 @@ TEST(JoinGroup, MembersWhoNameOthersAreToldBothLists) {
     return JoinGroup((*workers)->Get(absl::StrCat("trainer", rank)), join)
         .status();
   });
-  // Who comes first waits on, for those who name the same.
+  // The first to come waits on, for those that name the same members.
   EXPECT_THAT(statuses, Contains(StatusIs(absl::StatusCode::kFailedPrecondition,
                                           "name the same members everywhere")));
   for (const auto& members : {std::vector<std::string>{"trainer1"},
@@ -269,7 +269,7 @@ TEST(JoinGroup, OperationsOfAWorkerThatIsOutOfItsJobEndWithTheReason) {
   for (auto& part : parts) part.reset();
 }
 
-// For `weft dump`, which compares what each has called.
+// The recordings are for `weft dump`, which compares what each has called.
 TEST(JoinGroup, GroupThatPassesItsDeadlineLeavesARecordingOfEachWorker) {
   weft::testing::TempDir dumps;
   TestWorkers::Options options;
@@ -309,8 +309,8 @@ class ElasticJob : public ::testing::Test {
     setenv("XDG_RUNTIME_DIR", directory_.path().c_str(), 1);
   }
 
-  // For tests of death: silence is death soon, and yet later than a machine
-  // that has no time for one of the workers.
+  // For tests of death: a silent worker counts as dead soon, yet later than a
+  // worker is silent to which a busy machine gives no time.
   void DeclareSilentOnesDeadSoon() { dead_after_ = absl::Seconds(5); }
   // Rank 0 is the first to come and the last to go: the coordinator is there.
   void Come(int rank, const std::string& role = "trainer") {

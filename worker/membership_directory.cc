@@ -26,7 +26,7 @@ std::string NamesOf(const rendezvous::View& view) {
   return names;
 }
 
-// As a call says it that was open when its worker went.
+// The status of a call that was open when its worker went.
 absl::Status Gone(const rendezvous::Departed& departed) {
   return absl::UnavailableError(
       absl::StrCat(departed.name, ": the incarnation ", departed.key.ToString(),

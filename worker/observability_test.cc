@@ -238,7 +238,7 @@ TEST_F(Observed, TheHandlerThreadsAreCounted) {
       rpc::CallAsync((*worker)->agent().To("ps0", kLong), PassGate);
   EXPECT_TRUE(IsWoken(gate.entered));
   EXPECT_TRUE(shows(3, 2));
-  // Until no other task is in the pool just then.
+  // Waits for a moment at which no other task is in the pool.
   EXPECT_TRUE(Becomes([&] {
     return ::testing::Matches(
         AllOf(ContainsRegex("\nweft_rpc_pool_threads[^\n]* 3\n"),

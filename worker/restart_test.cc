@@ -238,8 +238,8 @@ TEST_F(WorkerTest, HeartbeatsPassWhileLargeTensorsFlow) {
           if (member.suspect) ++suspects;
         }
       });
-  // On a thread of its own: who makes a call writes as much of it as there is
-  // room for.
+  // The calls are made on a thread of their own: a caller writes as much of a
+  // call as there is room for.
   std::atomic<bool> done{false};
   std::atomic<int> passed{0};
   std::thread beats([&] {

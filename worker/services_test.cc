@@ -112,7 +112,7 @@ class Ring {
     to_ = channel_->OpenStream(kPass, outbox_);
     return absl::OkStatus();
   }
-  // Before the Loop ends.
+  // To be called before the Loop ends.
   void Disconnect() {
     to_ = nullptr;
     channel_ = nullptr;

@@ -36,9 +36,9 @@ constexpr absl::Duration kGoodBye = absl::Seconds(1);
 // The most references open at the end that are logged.
 constexpr size_t kMostLogged = 20;
 
-// As many as peers have: a function that sleeps, or waits for a file, holds its
-// thread, and with one thread a core a few such functions would keep all others
-// from running.
+// The same number as in comparable systems: a function that sleeps, or waits
+// for a file, holds its thread, and with one thread a core a few such functions
+// would keep all others from running.
 constexpr int kLeastHandlerThreads = 16;
 
 int HandlerThreads(const Options& options) {
@@ -80,7 +80,7 @@ absl::Status CheckDescriptors(const Options& options) {
       limit.rlim_cur, "; raise it by `ulimit -n`"));
 }
 
-// As many connections with shared memory as there are descriptors for.
+// The number of connections with shared memory for which there are descriptors.
 int SharedMemories(const Options& options, telemetry::Logger& logger) {
   constexpr int64_t kOfAMemory = 3;  // itself, and an eventfd for each end
   const int64_t spare =
@@ -112,8 +112,8 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(Options options) {
 }
 
 absl::Status Worker::StartParts() {
-  // Before any path is made of them: options that were not resolved may hold
-  // anything.
+  // Must come before any path is made of them: options that were not resolved
+  // may hold anything.
   WEFT_RETURN_IF_ERROR(
       net::ValidateIdentity({options_.job, options_.role, options_.rank}));
   telemetry::Telemetry::Options telemetry;
@@ -125,7 +125,8 @@ absl::Status Worker::StartParts() {
   telemetry.tracing = !options_.trace.empty();
   telemetry_ = std::make_unique<telemetry::Telemetry>(std::move(telemetry));
   net::RaiseDescriptorLimit();
-  // Without any span yet: that it cannot be written is said before the work.
+  // The file has no span yet: a file that cannot be written is reported before
+  // the work.
   trace_ =
       std::make_unique<TraceFile>(options_.trace, options_.name(), *telemetry_);
   WEFT_RETURN_IF_ERROR(trace_->Open());
@@ -363,7 +364,7 @@ absl::Status Worker::MakeAgent() {
   agent.access = options_.access;
   agent.give_up_after = options_.limits.give_up_after;
   WEFT_ASSIGN_OR_RETURN(agent_, rpc::Agent::Create(std::move(agent)));
-  // Before anybody can call it.
+  // Must come before anybody can call the agent.
   agent_->SetLocal(&status_source_);
   agent_->SetLocal(std::make_shared<RecordingSource>(
       RecordingSource{&telemetry_->recorder(), status_executor_.get()}));

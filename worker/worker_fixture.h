@@ -151,7 +151,7 @@ class WorkerTest : public ::testing::Test {
     return options;
   }
 
-  // As a witness of its end tells the coordinator.
+  // Tells the coordinator that `name` has ended, as a witness does.
   void DeclareGone(const std::string& name) {
     const auto loop = net::Loop::Create();
     ASSERT_THAT(loop, ::weft::testing::IsOk());

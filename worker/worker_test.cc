@@ -207,7 +207,7 @@ TEST_F(WorkerTest, AHostWithoutALogUsesNoKeyAgain) {
     const rendezvous::Epoch epoch = (*worker)->membership().self().key.epoch;
     EXPECT_GT(rendezvous::TermOf(epoch), rendezvous::TermOf(last));
     last = epoch;
-    // As any process takes longer than to start.
+    // Any process takes longer than this to start.
     EXPECT_TRUE(Becomes(
         [&] { return rendezvous::TermOfNow() > rendezvous::TermOf(last); }));
   }
@@ -225,7 +225,7 @@ std::string HealthOf(Worker& worker) {
   return std::string(Flatten(*answer).view());
 }
 
-// As one is that was stopped for long, and goes on.
+// A worker that was stopped for long and goes on is in this state.
 TEST_F(WorkerTest, WorkerOutOfItsJobServesNoCallsAndNotifiesItsProgram) {
   Parker told;
   absl::Status why;

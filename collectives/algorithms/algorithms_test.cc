@@ -106,7 +106,7 @@ Tensor ReducedOf(ReduceOp op, DType dtype, const std::vector<Tensor>& inputs) {
     for (const auto& one : values) of_ranks.push_back(one[i]);
     result.data<double>()[i] = Reduced(op, dtype, of_ranks);
   }
-  // By f32, as accumulators of f16 and bf16 are.
+  // Rounded to f32 first, as accumulators of f16 and bf16 are.
   const bool is_narrow = dtype == DType::kF16 || dtype == DType::kBF16;
   return (is_narrow ? result.To(DType::kF32) : result).To(dtype);
 }

@@ -21,14 +21,14 @@ class Step {
         item_(ItemSize(operation.dtype)),
         accumulator_(AccumulatorBytes(operation.dtype)) {}
 
-  // Into accumulators.
+  // Sets `accumulators` to the sums of `piece` and this rank's own elements.
   void AddTo(std::byte* accumulators, int64_t offset,
              absl::Span<const std::byte> piece) const {
     if (piece.empty()) return;  // of a block without elements
     memcpy(accumulators + offset, piece.data(), piece.size());
     AddOwn(accumulators + offset, offset, piece.size());
   }
-  // And stores the elements of the result in `output`.
+  // Adds likewise, and stores the elements of the result in `output`.
   void StoreIn(const Block& output, int ranks, int64_t offset,
                absl::Span<const std::byte> piece) const {
     constexpr int64_t kPortion = 8 << 10;

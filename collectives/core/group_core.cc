@@ -9,8 +9,8 @@
 namespace weft::collectives {
 namespace {
 
-// After so many operations a rank says to all where it is: what they keep to be
-// compared with its calls they can then forget.
+// After this many operations a rank tells all others where it is: they can then
+// forget the calls that they keep in order to compare them with this rank's.
 constexpr int kTellAfter = 256;
 
 Frame OfKind(Frame::Kind kind) {

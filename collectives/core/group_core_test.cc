@@ -133,7 +133,8 @@ TEST(GroupCore, ManyEndsOfShrinksDoNotGoRoundForEver) {
   EXPECT_LE(ranks.DeliverAll(), 400);
 }
 
-// Also of a broken group; the last are known, and the first reason of each.
+// This holds for a broken group too; the last Shrinks are known, and the first
+// reason of each.
 TEST(GroupCore, EndOfAShrinkIsToldAndBoundedAndBreaksNothing) {
   std::vector<GroupCore> cores;
   for (int r = 0; r < 2; ++r) {

@@ -215,7 +215,7 @@ class World {
 
   // --- What must hold. ---
 
-  // At any time.
+  // What must hold at any time.
   std::string Broken() const { return broken_; }
 
   // To be called once nothing more can come.

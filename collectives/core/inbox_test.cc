@@ -83,8 +83,8 @@ TEST(Inbox, PartsBeyondTheWindowAreRefused) {
   EXPECT_THAT(AddPart(inbox, 20, 1, 1, 0, 1), StatusIs(kInvalid));
 }
 
-// Else each small message, or small piece of one, would take more memory than
-// is counted.
+// Otherwise each small message, or small piece of one, would take more memory
+// than is counted.
 TEST(Inbox, MessagesTakeMoreOfTheWindowThanTheirContent) {
   Inbox inbox(kMostKept, kChunk);
   const int64_t fit = Inbox::kPartWindow / (Inbox::kMessageBytes + 1);

@@ -29,7 +29,7 @@ absl::Status CheckPeer(const Backend& backend, int peer) {
   return absl::OkStatus();
 }
 
-// As Prepare of an all-gather, as which all see and compare a `verb`.
+// Like Prepare for an all-gather; the ranks see and compare it as a `verb`.
 template <typename Fill>
 Call PrepareGathered(Generation& group, Verb verb, std::string detail,
                      CallSite site, Fill fill) {

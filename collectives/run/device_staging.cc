@@ -16,7 +16,8 @@ using ::weft::device::Event;
 using ::weft::device::Runtime;
 using ::weft::device::Stream;
 
-// So that loops over elements meet a line of the cache at its beginning.
+// With this alignment loops over elements begin at the beginning of a cache
+// line.
 constexpr int64_t kAlignment = 64;
 constexpr absl::Duration kLongestEnd = absl::Seconds(10);
 

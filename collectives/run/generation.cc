@@ -323,8 +323,9 @@ Future<void> Generation::EnqueueAsync(Call call, Instant deadline) {
                       [this, running, set](const absl::Status& status) {
                         running->call.has_broken_group = BreaksGroup(status);
                         const absl::Status ended = End(running->call, status);
-                        // Before its caller knows, who may end the group: that
-                        // would abort what is still under way.
+                        // This must come before the caller knows of the end: it
+                        // may end the group then, which would abort operations
+                        // that are still under way.
                         enqueued_.End();
                         set(*running, ended);
                       });

@@ -77,7 +77,7 @@ class Reader {
     return absl::OkStatus();
   }
 
-  // All that should not be.
+  // The number of errors found, of all kinds.
   int64_t wrong() const {
     return torn_ + other_version_ + missing_ + evicted_ + changed_;
   }

@@ -126,7 +126,7 @@ absl::Status CheckFit(const std::vector<double>& values, DType dtype) {
   if (IsFloating(dtype)) return absl::OkStatus();
   const auto [least, most] = RangeOf(dtype);
   for (const double value : values) {
-    // Not so of NaN.
+    // NaN fails these comparisons, and is refused.
     if (value >= least && value <= most && value == std::trunc(value)) continue;
     return Wanted(
         absl::StrCat("whole numbers from ", Json(least).dump(), " to ",

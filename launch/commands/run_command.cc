@@ -438,7 +438,8 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
                          : options.coordinator_host;
     reporter = std::make_unique<ExitReporter>(std::move(reporting));
     options.on_exit = [&](const Child& child, const Exit& exit) {
-      // Without a certificate of admin0 silence has to do.
+      // Without a certificate of admin0 this fails, and the silence of the
+      // worker tells the coordinator of its end.
       (void)reporter->Report(child.name(), child.pid(), exit);
     };
   }

@@ -224,7 +224,8 @@ TablesReport AskTables(const Question& question, const rendezvous::View& view,
       report.silent.emplace_back(answer.member->name, answer.said.status());
     }
   }
-  // Who does not say it is of an older build, or was just named as silent.
+  // A server that does not answer this is of an older build, or was just named
+  // as silent.
   for (MemberAnswer<ps::v1::ServerLoads>& answer : AskEach<ps::v1::ServerLoads>(
            question, servers, job, [](const rpc::Target& target) {
              return rpc::CallAsync(target, &ps::DescribeLoads);

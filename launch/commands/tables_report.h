@@ -18,7 +18,7 @@ namespace weft::launch {
 // Nothing in it is trusted: it is what others have sent.
 struct TablesReport {
   std::vector<std::pair<std::string, ps::v1::ServerStats>> servers;  // by name
-  // By name; of servers that say it.
+  // The loads of the servers that report them, by name.
   std::vector<std::pair<std::string, ps::v1::ServerLoads>> loads;
   // The servers that have not answered, and why.
   std::vector<std::pair<std::string, absl::Status>> silent;

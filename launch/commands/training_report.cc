@@ -56,7 +56,7 @@ std::optional<int64_t> FurthestOf(const TrainingReport& report) {
   return furthest;
 }
 
-// Nothing for one that has not said its step.
+// Empty for a trainer that has not reported its step.
 std::optional<int64_t> StepsBehind(const json& fields,
                                    std::optional<int64_t> furthest) {
   const std::optional<int64_t> step = StepIn(fields);

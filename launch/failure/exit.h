@@ -12,7 +12,7 @@ struct Exit {
   int signal = 0;  // that killed it; else 0
 
   bool is_failure() const { return code != 0 || signal != 0; }
-  // As a shell says it: the code, or 128 + signal.
+  // The code that a shell would report: the exit code, or 128 + signal.
   int shell_code() const { return signal != 0 ? 128 + signal : code; }
   std::string ToString() const;  // "exit code 3 (...)", "killed by SIGKILL"
 };

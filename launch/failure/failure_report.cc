@@ -28,7 +28,7 @@ std::string Seconds(absl::Duration time) {
 std::string Short(absl::string_view line, size_t most) {
   std::string shown = telemetry::Printable(line);
   if (shown.size() <= most) return shown;
-  // Not in the middle of a character of UTF-8.
+  // Do not cut in the middle of a UTF-8 character.
   while (most > 0 && (shown[most] & 0xC0) == 0x80) --most;
   shown.resize(most);
   return shown + "...";

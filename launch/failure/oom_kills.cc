@@ -41,7 +41,7 @@ std::vector<std::string> CounterFiles(absl::string_view groups) {
     if (!absl::c_linear_search(controllers, "memory")) continue;
     first.push_back(
         absl::StrCat(kMount, "/memory", path, "/memory.oom_control"));
-    // In a container that sees its own group as the root.
+    // The path in a container that sees its own group as the root.
     first.push_back(absl::StrCat(kMount, "/memory/memory.oom_control"));
   }
   first.insert(first.end(), second.begin(), second.end());

@@ -49,7 +49,7 @@ class EndNotesTest : public ::testing::Test {
   EndNotes notes_;
 };
 
-// Who had ended before the others were asked is not one of those who were.
+// A process that had ended before the others were asked to end was not asked.
 TEST_F(EndNotesTest, OneThatHasEndedBeforeItWasAskedWasNotAsked) {
   const auto dead = Start("a", "exit 3");
   const auto living = Start("b", "exec sleep 1000");

@@ -395,7 +395,7 @@ TEST(WeftRun, ASecondInterruptKillsAtOnce) {
   EXPECT_THAT(run->Wait(absl::Seconds(20)), IsOkAndHolds(128 + SIGINT));
 }
 
-// By which workers write their flight recorders.
+// At this signal workers write their flight recorders.
 TEST(WeftRun, PassesSigusr2OnAndGoesOn) {
   auto run = Weft({"run", Role("ps", 1,
                                "trap \"echo written\" USR2; echo ready; "
@@ -446,7 +446,7 @@ TEST(WeftRun, ARanksChildrenEndWithIt) {
   EXPECT_TRUE(HasEnded(PidIn(run->output(), "[ps0] sleeper ")));
 }
 
-// In a session of its own it is in no group that the launcher knows.
+// A process in a session of its own is in no group that the launcher knows.
 TEST(WeftRun, GrandchildInItsOwnSessionEndsWithItsRank) {
   auto process = Weft({"run", "--no-prefix",
                        Role("trainer", 1,

@@ -85,7 +85,7 @@ std::string DrawLauncherId() {
 
 std::string MarkOf(absl::string_view launcher, int restart,
                    absl::string_view rank) {
-  // With an end, as rank trainer1 is not trainer10.
+  // The mark ends in a slash, so that trainer1 is not taken for trainer10.
   return absl::StrCat(launcher, "/", restart, "/", rank, "/");
 }
 

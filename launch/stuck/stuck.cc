@@ -47,7 +47,7 @@ class Waits {
 
   const absl::Duration after_;
   std::map<std::string, const RankFacts*> ranks_;
-  // By who waits: those that it waits for and that wait, too.
+  // For each rank that waits: those that it waits for and that wait, too.
   std::map<std::string, std::set<std::string>> follows_;
   std::set<std::string> explained_;  // who waits for a cause
   std::map<std::vector<std::string>, StuckClass> causes_;
@@ -155,8 +155,8 @@ std::vector<std::set<std::string>> Waits::Circles() const {
 }
 
 void Waits::AddCircle(const std::set<std::string>& circle) {
-  // By group: the ranks that wait in it for another rank of the circle, which
-  // has not called that operation.
+  // For each group: the ranks that wait in it for another rank of the circle,
+  // which has not called that operation.
   std::map<std::string, std::set<std::string>> callers;
   std::set<std::string> groups;
   for (const std::string& name : circle) {

@@ -100,11 +100,11 @@ TEST_F(StuckWatchTest, StoppedRankIsSaidWithoutThatAnybodyWaits) {
   EXPECT_EQ(over_, 1);
 }
 
-// As a debugger holds a rank for minutes.
+// This happens where a debugger holds a rank for minutes.
 TEST_F(StuckWatchTest, IsSaidAgainAfterLongerAndLongerPauses) {
   state_ = 't';
   const size_t said = RunUntil(600).size();
-  // At 4, 14, 34, 74, 154, 314 s.
+  // It was said after 4, 14, 34, 74, 154 and 314 s.
   EXPECT_EQ(said, 6u);
   EXPECT_EQ(over_, 0);
 }

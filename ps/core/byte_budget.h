@@ -15,7 +15,7 @@ namespace weft::ps {
 
 class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
  public:
-  // So many bytes of it, until this ends.
+  // Holds a number of bytes of the budget until it is destroyed.
   class Hold {
    public:
     Hold() = default;

@@ -480,7 +480,7 @@ std::shared_ptr<FrozenRows> Partition::Freeze(
   if (!as.id.empty()) {
     if (changes_ == nullptr) changes_ = std::make_unique<ChangedRows>();
     since = changes_->Freeze(as);
-    // All rows are no more than that, and need no other checkpoint.
+    // Saving all rows would then take no more, and needs no other checkpoint.
     if (since.has_value() &&
         since->rows.size() + static_cast<int64_t>(since->removed.size()) >=
             rows_.size()) {
@@ -561,7 +561,7 @@ void Partition::AddRows(const PartitionImage& image) {
   int64_t at = 0;
   for (size_t i = 0; i < image.keys.size(); ++i) {
     const Row known = rows_.Find(image.keys[i]);
-    // All of a new one that counts is written below.
+    // Everything that matters of a new row is written below.
     const Row row = known.exists() ? known : rows_.Add(image.keys[i]);
     const int64_t length = layout_.RowLength(image.keys[i]);
     rows_.set_step(row, static_cast<uint32_t>(image.steps[i]));

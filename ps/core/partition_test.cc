@@ -271,7 +271,7 @@ TEST(Partition, RoundThatIsReadHasTheBitsOfARoundAndARead) {
           unread.ApplySum(spans, scale, 0.5);
           unread.Read(slices, wanted.data());
           EXPECT_EQ(values, wanted);
-          // As the backup of a replicated table gets it.
+          // The sum, as the backup of a replicated table gets it.
           const SpanSum sum = SumSpans(layout, spans, scale);
           logged.ApplySum({{0, 0, sum.keys, sum.values.data()}}, 1, 0.5);
         }

@@ -9,7 +9,7 @@
 namespace weft::ps {
 namespace {
 
-// So that neither has to do with the bits that place a key.
+// With these seeds neither hash depends on the bits that place a key.
 constexpr uint64_t kSketchSeed = 0x5b5ad4d1c2ee8f37;
 constexpr uint64_t kChanceSeed = 0x1f83d9abfb41bd6b;
 

@@ -74,7 +74,7 @@ class CountMin {
   // Counts `key`; returns how often it was counted by now.
   int Add(uint64_t key);
 
-  // At most 255 each.
+  // The counters, each at most 255.
   const std::vector<uint8_t>& counts() const { return counts_; }
   int64_t added() const { return added_; }
   // REQUIRES: as many as counts() has.

@@ -286,8 +286,8 @@ void RowStore::Touch(Row row, int64_t now) {
   AddNewest(number);
 }
 
-// From 2^31 to 2^32 ago, in steps of 2^31: so it is a function of the time
-// alone, and rows tell the same wherever they were copied to.
+// A time from 2^31 to 2^32 before `now`, in steps of 2^31: it is a function of
+// the time alone, so that rows tell the same wherever they were copied to.
 int64_t RowStore::BaseOf(int64_t now) {
   return std::max<int64_t>(0, now / kExactAge - 1) * kExactAge;
 }

@@ -249,7 +249,7 @@ TEST(Prefetch, TakesEachLookUpOnceAndDropsWhatItsPassDoesNotTake) {
   const Tensor b = Tensor::FromVector<int64_t>({2, 3});
   ASSERT_THAT(lookups.Prefetch({{table.get(), a}, {table.get(), b}}), IsOk());
   ASSERT_THAT(lookups.CommitNothing(), IsOk());
-  // In another form and order.
+  // The look-ups come in another form and order than the prefetches.
   ASSERT_THAT(lookups.Embedding(*table, b).status(), IsOk());
   ASSERT_THAT(lookups.EmbeddingBag(*table, a, BagMode::kSum).status(), IsOk());
   EXPECT_EQ(lookups.prefetched(), 2);

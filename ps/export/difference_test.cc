@@ -19,7 +19,8 @@ class Differences : public ::testing::Test {
  protected:
   Difference Between(const std::vector<TableContent>& a,
                      const std::vector<TableContent>& b, float model_b = 1.5f) {
-    // On other numbers of servers: it does not matter.
+    // The two were saved by different numbers of servers, which does not
+    // matter.
     const auto before = Opened(SaveTables(dir_.path(), 1, a, 2));
     const auto after = Opened(SaveTables(dir_.path(), 2, b, 3, model_b));
     const auto difference = DifferenceBetween(*before, *after);

@@ -50,7 +50,7 @@ struct SavedTable {
   // (SavedCheckpoint::Options::check_rows).
   int64_t rows = 0;
   int64_t elements = 0;  // the same, of their weights
-  // In the files of this checkpoint alone.
+  // What the files of this checkpoint alone hold.
   int64_t own_rows = 0;
   int64_t own_removed = 0;
   int64_t deltas = 0;  // partitions

@@ -127,7 +127,7 @@ class MapKeeper {
     std::function<bool()> may_make;
     uint64_t number = 0;  // each call of Propose has its own
   };
-  // By entry, kind, and the server that is meant.
+  // Proposals by entry, kind, and the server that is meant.
   using Proposals =
       std::map<std::tuple<int, MapChange::Kind, uint32_t>, Proposal>;
   struct Contact {

@@ -37,7 +37,7 @@ TEST_F(MapKeeperTest, FirstMapOfManyKeepersAtOnceIsOne) {
   std::vector<std::thread> threads;
   for (auto& node : nodes) {
     threads.emplace_back([&node] {
-      // As each has heard of them.
+      // Each has heard of the servers in another order.
       std::vector<Server> servers = LiveServers(kServers);
       std::rotate(servers.begin(), servers.begin() + node->key().id % kServers,
                   servers.end());

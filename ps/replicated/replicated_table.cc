@@ -26,7 +26,7 @@ constexpr uint32_t kMostPieces = 2;
 // make the line longer.
 constexpr absl::Duration kResendAfter = absl::Seconds(1);
 
-// For so many partitions the time and the leases are read once.
+// The time and the leases are read once for this many partitions.
 constexpr int kPartitionsOfATime = 64;
 
 int64_t RoundsOf(const Marks& marks) {

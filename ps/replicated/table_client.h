@@ -102,7 +102,7 @@ class ReplicatedTableClient final
     int shard = 0;  // of parts
     bool take_over = false;
     uint64_t next = 1;  // the number that its next push gets
-    // By partition and number.
+    // The operations under way, by partition and number.
     absl::flat_hash_map<std::pair<int, uint64_t>, std::shared_ptr<Operation>>
         operations;
   };

@@ -23,7 +23,7 @@ absl::Span<const uint64_t> KeysIn(const Bytes& aligned) {
           aligned.size() / sizeof(uint64_t)};
 }
 
-// In memory of its own: others of its request are not kept with it.
+// A copy in memory of its own: the rest of the request is not kept with it.
 Bytes Alone(const Bytes& bytes) {
   std::vector<uint64_t> words((bytes.size() + sizeof(uint64_t) - 1) /
                               sizeof(uint64_t));

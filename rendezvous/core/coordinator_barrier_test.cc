@@ -197,7 +197,7 @@ TEST(CoordinatorCore, RefusesMoreThanABarrierMayGather) {
   EXPECT_THAT(arrive({"trainer0"}, 8), IsOk());
 }
 
-// As of a second `weft run` of the job, whose ps0 was refused.
+// This comes from a second `weft run` of the job, whose ps0 was refused.
 TEST(CoordinatorCore, ExitOfAnotherProcessDoesNotEndTheHolderOfTheName) {
   Fixture f;
   v1::JoinRequest join = f.JoinOf("ps", 0, 10);

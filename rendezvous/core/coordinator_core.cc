@@ -290,7 +290,7 @@ void CoordinatorCore::On(Ticket ticket, const v1::WatchRequest& request) {
   const Watcher watcher = {request.known_version(), request.takes_changes()};
   const bool is_behind = watcher.known_version < published_;
   const bool is_pause = now_ < next_publishing_;
-  // In a pause all wait for its end, so that they get the same.
+  // In a pause all watchers wait for its end, so that they get the same view.
   if (request.wait_ms() == 0) return AnswerWatch(ticket, watcher);
   if (is_behind && !is_pause) {
     AnswerWatch(ticket, watcher);
@@ -332,7 +332,7 @@ void CoordinatorCore::CheckSilentMembers() {
   }
 }
 
-// As if it had been heard just long enough ago to be suspect.
+// The member counts as if it was heard just long enough ago to be suspect.
 void CoordinatorCore::OnRan(const Ran& ran) {
   Slot* slot = members_.Find(ran.name);
   const bool is_silent = slot != nullptr && slot->is_in &&

@@ -28,7 +28,7 @@
 
 namespace weft::rendezvous {
 
-// As its caller reads it.
+// The answer as its caller reads it.
 inline CoordinatorCore::Answer Received(CoordinatorCore::Answer answer) {
   if (!answer.status.ok()) return answer;
   std::visit(
@@ -74,7 +74,7 @@ class CoordinatorFixture {
     return ticket;
   }
   void Tick(absl::Duration d) {
-    // As a driver ticks: never later than the core asks.
+    // Ticks like a driver: never later than the core asks.
     const Instant until = now_ + d;
     while (now_ < until) {
       now_ = std::min(until, std::max(core_.get().NextTick(),

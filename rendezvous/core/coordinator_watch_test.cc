@@ -58,7 +58,7 @@ TEST(CoordinatorCore, AWatcherGetsWhatHasChangedSinceItLooked) {
   EXPECT_EQ(joined.members(0).name(), "trainer1");
   EXPECT_FALSE(joined.has_world());
 
-  // Who is behind gets all of it at once, and others as much as they lack.
+  // A watcher gets all the changes that it lacks at once, few or many.
   f.Leave(trainer, 11);
   f.Announce(FromWire(before.members(0).key()), 10, v1::QUIESCING);
   const v1::View all = f.Seen(f.Watch(before.version()));
@@ -131,7 +131,8 @@ TEST(CoordinatorCore, ChangesThatComeCloseTogetherAreInOneAnswerForMany) {
     EXPECT_EQ(f.Seen(ticket).version(), f.view().version());
     EXPECT_EQ(f.Seen(ticket).members_size(), 2);
   }
-  // Who is behind gets what it lacks though nothing has changed since.
+  // A watcher that is behind gets what it lacks though nothing has changed
+  // since.
   const uint64_t late = f.Watch(published);
   EXPECT_TRUE(f.IsHeld(late));
   f.Tick(absl::Milliseconds(101));

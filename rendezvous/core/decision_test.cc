@@ -215,7 +215,7 @@ class World {
          [to, outcome](World* w) {
            if (w->options_.fault == Fault::kNoPromise && outcome.ok() &&
                w->agents_[to].participant.state() == State::kDone) {
-             // As if no promise had been made.
+             // Simulates that no promise was made.
              w->forced_[to] = true;
            }
            w->Tell(to, DecisionParticipant::OutcomeArrived{outcome});

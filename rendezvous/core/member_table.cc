@@ -112,7 +112,7 @@ void MemberTable::Snapshot(std::vector<v1::LogRecord>* records) const {
   }
 }
 
-// Who is in.
+// --- Members. ---
 
 MemberTable::Slot* MemberTable::Find(const std::string& name) {
   const auto slot = slots_.find(name);
@@ -213,7 +213,7 @@ void MemberTable::Exit(const Slot& slot) {
   StopListening(slot);
 }
 
-// Who is heard.
+// --- Silence. ---
 
 bool MemberTable::Hear(Slot& slot, absl::Duration now) {
   StopListening(slot);

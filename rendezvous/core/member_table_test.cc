@@ -90,7 +90,8 @@ TEST_F(MemberTableTest, KnowsWhoIsIn) {
   EXPECT_THAT(table_.gone(), ElementsAre("trainer2"));
 }
 
-// With its version, so that who knows it need not be told all again.
+// The view has its version, so that a member that knows it need not be told all
+// again.
 TEST_F(MemberTableTest, SnapshotMakesTheSameViewOfALaterTerm) {
   table_.Remove(At(2), "silent", /*left=*/false);
   std::vector<v1::LogRecord> records;

@@ -88,7 +88,7 @@ struct RollEntry {
   }
 };
 
-// By role, rank and name.
+// Whether `a` comes before `b`: by role, rank and name.
 bool InRollOrder(const RollEntry& a, const RollEntry& b);
 
 struct Roll {

@@ -112,7 +112,7 @@ TEST(RollCallCore, LastCallIsCountedFromWhenMinHaveCome) {
   ASSERT_THAT(state, IsOk());
   ASSERT_EQ(state->closed.size(), 1u);
   EXPECT_THAT(NamesOf(state->closed[0]), ElementsAre("trainer0", "trainer1"));
-  // Who comes later is told where the others are.
+  // A worker that comes later is told where the others are.
   RollCallCore late("g", EntryOf(members[2], 1), terms);
   step = late.OnRead(write->value, ViewOf(members), Instant());
   EXPECT_TRUE(std::holds_alternative<RollCallCore::Write>(step));
@@ -121,8 +121,8 @@ TEST(RollCallCore, LastCallIsCountedFromWhenMinHaveCome) {
                         "(of round 1), trainer1 (of round 1)"));
 }
 
-// As many as may have come, and are no group beside the one that is there; who
-// is on it goes before them.
+// As many newcomers as may take part have come, and yet are no group beside the
+// one that is there; its members go before them.
 TEST(RollCallCore, NewcomersMakeNoGroupWithoutThoseOfTheNewestRoll) {
   const std::vector<Member> members = {MemberOf(0, 1), MemberOf(1, 1),
                                        MemberOf(2, 1)};

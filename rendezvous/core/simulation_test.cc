@@ -118,7 +118,7 @@ uint64_t RunSeed(uint64_t seed, sim::FaultPlan& total,
   }
   EXPECT_TRUE(agree()) << "seed " << seed << ": "
                        << FromWire(job.coordinator().view()).Summary();
-  // And what each has made of the changes is the coordinator's view.
+  // The view that each member has made of the changes is the coordinator's.
   const uint64_t truth = DigestOf(job.coordinator().view());
   EXPECT_EQ(job.coordinator().view().digest(), truth);
   for (int i = 0; i < job.size(); ++i) {

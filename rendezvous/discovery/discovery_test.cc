@@ -97,7 +97,7 @@ TEST(RendezvousFile, AStaleOneIsNotReusedAndSaysHowToRemoveIt) {
   {
     auto file = RendezvousFile::Create(path, "job", "unix:/a");
     ASSERT_THAT(file, IsOk());
-    // As a host that is killed leaves it.
+    // Keeps the file as a host that is killed leaves it.
     ASSERT_EQ(link(path.c_str(), dir.Path("kept").c_str()), 0);
   }
   ASSERT_EQ(rename(dir.Path("kept").c_str(), path.c_str()), 0);
@@ -193,7 +193,7 @@ struct ResolvingCase {
         return std::make_unique<FakeLink>(address, is_up.at(address), is_down);
       });
 
-  // As a member asks: again while it may pass.
+  // Asks like a member: again while the error may pass.
   absl::StatusOr<std::string> Ask() {
     absl::StatusOr<std::string> answer;
     for (int i = 0; i < 3; ++i) {
@@ -272,7 +272,7 @@ class EtcdJournalTest : public ::testing::Test {
     ASSERT_THAT(etcd, IsOk());
     etcd_ = *std::move(etcd);
   }
-  // As the coordinator does, until etcd is there.
+  // Appends like the coordinator, again until etcd is there.
   static absl::Status Again(const std::function<absl::Status()>& append) {
     const Instant deadline = SteadyClock().Now() + kLong;
     absl::Status status;

@@ -52,7 +52,7 @@ struct JobCounts {
   // CoordinatorCore's.
   std::array<Traffic, kMethods> requests;
   std::array<Traffic, kMethods> answers;
-  // By rank: both of each member, but for heartbeats.
+  // Requests and answers of each member without heartbeats, by rank.
   std::vector<Traffic> members;
   Traffic log;  // records
   // Processor time of the coordinator's core: informative, not simulated.

@@ -72,7 +72,7 @@ class ChaosJob : public ::testing::Test {
   };
   // Records that worker `rank` of `role` under `run` is this process now.
   void See(const Process& run, const std::string& role, int rank);
-  // By role and rank: "ps0".
+  // The worker with this name, of role and rank: "ps0".
   const Seen& seen(const std::string& name) { return seen_[name]; }
   // The processes of these workers; empty if one does not run, or has not for
   // so long that `weft run` certainly starts it again.

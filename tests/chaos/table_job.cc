@@ -9,7 +9,8 @@
 namespace weft::testing {
 
 int64_t LastStep(const std::string& output, size_t offset) {
-  // As a worker says it; reports of its end repeat its last lines.
+  // The prefix that a worker prints; reports of its end repeat its last lines
+  // without it.
   const std::string told = "] {\"step\":";
   const size_t at = output.rfind(told);
   if (at == output.npos || at < offset) return -1;

@@ -49,7 +49,8 @@ void Take(absl::string_view input) {
   Hold(copy.size() == records.size());
 }
 
-// As a log, and as a record whose length and checksum are right.
+// Takes the input as a log, and as a record whose length and checksum are
+// right.
 void Run(absl::string_view input) {
   Take(input);
   const uint32_t size = input.size();

@@ -50,7 +50,7 @@ class Owner final : public rpc::LinkOwner {
     }
     return absl::OkStatus();
   }
-  // Not those of call 3.
+  // Wants all bodies but those of call 3.
   absl::StatusOr<bool> WantsBody(rpc::Link&, const rpc::Frame& frame) override {
     if (const auto* request = std::get_if<rpc::RequestFrame>(&frame)) {
       return request->request->id != 3;

@@ -30,7 +30,7 @@ std::vector<std::string> Seeds() {
 
 std::vector<std::string> Words() { return {"WEFTMEET", "\x0a\x03", "\x12"}; }
 
-// As a file, and as what a file with the right checksum holds.
+// Takes the input as a file, and as what a file with the right checksum holds.
 void Run(absl::string_view input) {
   (void)rendezvous::ParseRendezvousFile(input);
   const auto taken = rendezvous::ParseRendezvousFile(Framed(input));

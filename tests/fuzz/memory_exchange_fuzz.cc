@@ -139,7 +139,7 @@ void TakeAll(transport::MemoryExchange& exchange) {
   }
 }
 
-// As a process group does: all of it, of the size that it expects.
+// Maps like a process group: all of the memory, of the size that it expects.
 void MapWhole(const Descriptors& d, uint8_t chosen) {
   const int fds[] = {d.rings.fd(), d.small.fd(), d.unsealed, d.event_fd,
                      d.null};

@@ -163,7 +163,7 @@ TEST(DataParallelHosts, RankThatIsKilledIsNamedOnTheOtherHost) {
               ContainsRegex("rank 3 (has ended|is gone).* it last called"));
 }
 
-// By how many kills there are.
+// The parameter is the number of kills.
 class KillInALoop : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(DataParallelHosts, KillInALoop, ::testing::Values(2));
 // tests/run.sh --long

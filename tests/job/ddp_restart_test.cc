@@ -163,7 +163,7 @@ void KillRanks(Process& run, const std::string& saved, int rounds) {
   }
 }
 
-// By how many kills there are.
+// The parameter is the number of kills.
 class KillInALoop : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(DataParallelRestart, KillInALoop,
                          ::testing::Values(3));

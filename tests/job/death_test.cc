@@ -136,7 +136,8 @@ TEST(Death, OthersServeTheDataOfATrainerThatIsBackUntilItTrains) {
   const Processes trainers = job.StartTrainers(flags);
   ASSERT_TRUE(Becomes([&] { return !Checkpoints(saved).empty(); }));
   trainers[1]->Signal(SIGKILL);
-  // As one that waits for a round which its predecessor gave to one server.
+  // It blocks like one that waits for a round whose part its predecessor gave
+  // to one server only.
   const auto returned = StartProcess(
       WithFailpoints("launch/open_table=block", job.TrainerCommand(1, flags)));
   ASSERT_THAT(returned->WaitForOutput("joining the running job", kLong),

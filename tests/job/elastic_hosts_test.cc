@@ -128,7 +128,7 @@ void AwaitNextCheckpoint(const Process& run, const std::string& saved) {
       << run.output();
 }
 
-// All but the host of the coordinator.
+// Each host but that of the coordinator is lost once.
 TEST(ElasticHosts, HostThatIsLostComesBackAndTheBitsStay) {
   const Job job;
   const Hosts hosts(job);

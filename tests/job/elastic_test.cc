@@ -89,7 +89,7 @@ std::string ModelIn(const std::string& checkpoint) {
 std::string UndisturbedModel(const Job& job, const std::string& epochs) {
   const std::string saved = job.Path("undisturbed");
   const auto run = StartRun(job, {"--nproc-per-node=1"}, saved, {epochs});
-  // As long as what it is compared with.
+  // It may take as long as the training that it is compared with.
   EXPECT_THAT(run->Wait(3 * kLong), IsOkAndHolds(0)) << run->output();
   return ModelIn(saved + "/" + NewestName(saved));
 }

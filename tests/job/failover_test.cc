@@ -186,7 +186,7 @@ std::string Servers(const Job& job, const Flags& words) {
   return process->output();
 }
 
-// Then another process takes its name and its part.
+// Another process takes the name and the part of the drained server.
 TEST(Failover, DrainedServerIsStoppedAndTheTrainingEndsWithTheBits) {
   const Job job;
   const std::string saved = job.Path("moved");

@@ -7,7 +7,7 @@
 
 namespace weft::testing {
 
-// By the calling thread, since it began. Deletions do not count.
+// Allocations of the calling thread since it began. Deletions do not count.
 int64_t AllocationCount();
 
 }  // namespace weft::testing

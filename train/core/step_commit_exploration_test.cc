@@ -121,7 +121,7 @@ TEST(StepCommitExploration, NewcomerComesWhileAnotherStandsStill) {
   EXPECT_GE(Explore(bounds).states, 10000);
 }
 
-// As who does not train what the others train.
+// The newcomer does not train what the others train.
 TEST(StepCommitExploration, OtherNewcomerIsLeftOut) {
   StepCommitModel::Bounds bounds;
   bounds.late = 1;

@@ -79,7 +79,7 @@ RankPlace After(int64_t steps, int64_t epoch = 0, uint64_t fingerprint = 0) {
   return {true, fingerprint, {steps, epoch, false}};
 }
 
-// In a group of three that has just begun.
+// The core of a rank in a group of three that has just begun.
 StepCommit Begun(int rank = 0, const StepCommit::Options& options = {}) {
   StepCommit core(options);
   EXPECT_EQ(Actions(core, StepCommit::Started{}), "meet0");
@@ -109,7 +109,8 @@ TEST(StepCommit, SourceIsTheLowestRankAfterMostSteps) {
   EXPECT_EQ(SourceOf({}), -1);
   EXPECT_EQ(SourceOf({RankPlace(), RankPlace()}), -1);
   EXPECT_EQ(SourceOf({After(4), After(5), RankPlace(), After(5)}), 1);
-  // At the end of an epoch, and at the begin of the next.
+  // One place is at the end of an epoch, the other at the beginning of the
+  // next.
   EXPECT_EQ(SourceOf({After(4, 0), After(4, 1)}), 1);
   RankPlace stopped = After(4, 1);
   stopped.position.was_stopped = true;
@@ -288,7 +289,8 @@ TEST(StepCommit, RankAskedToEndWhileInNoGroupSavesWhatItHas) {
   EXPECT_EQ(end(true, false), "end");
 }
 
-// As where its device is lost: neither the reduction nor what follows works.
+// This happens where a rank's device is lost: neither the reduction nor what
+// follows works.
 TEST(StepCommit, RankEndsWhoseStepCannotBeAbandoned) {
   StepCommit core = Begun();
   Actions(core, StepCommit::PassesDone{});

@@ -16,8 +16,8 @@
 namespace weft::train {
 
 struct TrainingPlace {
-  // After which step; its fingerprint is a hash of the description of settings
-  // and tensors.
+  // The step after which the rank is; its fingerprint is a hash of the
+  // description of settings and tensors.
   RankPlace rank;
   double mean_loss = 0;           // of the last step
   int64_t samples = 0;            // of this run

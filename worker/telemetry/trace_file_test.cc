@@ -137,7 +137,7 @@ TEST_F(TraceFileTest, SymbolicLinkStaysAndItsFileIsReplaced) {
   EXPECT_TRUE(IsTrace(Read(dir_.Path("file"))));
 }
 
-// In a directory that others may write in, it could lead anywhere.
+// In a directory that others may write in, such a link could lead anywhere.
 TEST_F(TraceFileTest, LinkInPlaceOfTheTemporaryFileIsNotFollowed) {
   std::ofstream(dir_.Path("other")) << "other";
   fs::create_symlink("other", dir_.Path("t.part"));
@@ -185,7 +185,7 @@ TEST_F(TraceFileTest, PipeWhoseReaderLeftIsAnError) {
               StatusIs(absl::StatusCode::kUnavailable, "pipe: Broken pipe"));
 }
 
-// With the right to write in /dev, the former way removed the device.
+// A rename would remove the device, given the right to write in /dev.
 TEST_F(TraceFileTest, DeviceStaysADevice) {
   TraceFile null = At("/dev/null");
   EXPECT_THAT(null.Open(), IsOk());

@@ -69,7 +69,7 @@ class GlooBackend final : public LibraryBackend {
     channels_.clear();
   }
 
-  // Over `control`, which is null for a single rank.
+  // Connects by means of `control`, which is null for a single rank.
   absl::Status Start(const std::shared_ptr<::gloo::Context>& control,
                      Instant deadline);
 

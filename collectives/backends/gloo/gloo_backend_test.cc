@@ -247,7 +247,7 @@ TEST(GlooBackend, AddressThatOtherHostsReachWantsInsecure) {
 
 TEST(GlooBackend, LoopbackAddressOfAnotherHostIsRefused) {
   MemoryStore store;
-  // As a rank of another host writes it.
+  // The value that a rank of another host writes.
   WEFT_ASSERT_OK(
       store.Set("gloo/world/place/1", "another\n127.0.0.1", absl::Seconds(1))
           .status());

@@ -126,7 +126,7 @@ GlooChannel::~GlooChannel() {
 }
 
 absl::Status GlooChannel::Start() {
-  // Before anything of the peer's is read.
+  // OnOpened must come before anything of the peer's is read.
   auto connection = std::make_shared<Connection>(outbox_);
   if (peer_ > mesh_->rank()) {
     mesh_->OnOpened(peer_, std::move(connection));

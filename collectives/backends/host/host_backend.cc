@@ -342,7 +342,8 @@ void HostBackend::Refuse(const Operation& operation, const absl::Status& why) {
 absl::StatusOr<bool> HostBackend::Advance(Transfer& transfer) {
   WEFT_RETURN_IF_ERROR(health());
   const auto advance = [&] { return transfers_.Advance(transfer); };
-  // Before the attempt: what a rank sent before its end is still received.
+  // Looked up before the attempt: what a rank sent before its end is still
+  // received.
   const bool is_any = transfer.peer < 0;
   absl::Status gone;
   int gone_ranks = 0;

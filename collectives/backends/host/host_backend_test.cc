@@ -45,7 +45,7 @@ TestBackend Host() {
   return backend;
 }
 
-// As where the kernel lets no process read another's memory.
+// The backend where the kernel lets no process read another's memory.
 TestBackend HostThroughSlots() {
   TestBackend backend;
   backend.name = "through_slots";
@@ -220,7 +220,7 @@ TEST(HostBackend, StoppedRankIsNamedOnAllHostsOnceTheJobCountsItAsGone) {
   }
 }
 
-// As is asked where what a rank waits for runs elsewhere, on a device.
+// A rank asks so where what it waits for runs elsewhere, on a device.
 TEST(HostBackend, RankThatIsGoneIsFoundWithoutAnOperation) {
   HostsTestWorld world(3, {}, [](int) { return 0; });
   std::atomic<int> gone{-1}, ended{0};

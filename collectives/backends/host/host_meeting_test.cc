@@ -271,7 +271,7 @@ TEST(HostBackend, MeetingAsksTheStoreAFewTimesForEachRank) {
         // Without streams several hosts are refused, but only once they met.
         return ConnectHost(options).status();
       });
-      // Who waits looks again, at most each 100 ms.
+      // A rank that waits looks again, at most each 100 ms.
       const int64_t looks =
           (SteadyClock().Now() - begin) / absl::Milliseconds(100);
       EXPECT_LE(store.calls(), (13 + looks) * ranks) << ranks_of_a_host;

@@ -165,8 +165,9 @@ class Attempt {
   // Checks that `rank`, which is at `place`, was given the same number of ranks
   // as this one.
   absl::Status CheckSize(const Place& place, int rank) const;
-  // As the ranks' places say, before any has mapped anything: the ranks of each
-  // host in rising order, hosts by their lowest.
+  // Finds the hosts by what the ranks' places say, before any rank has mapped
+  // anything: the ranks of each host in rising order, hosts by their lowest
+  // rank.
   void FindPossibleHosts();
   const std::vector<int>& RanksHere() const {
     return possible_hosts_[host_of_[options_.rank]];
@@ -244,7 +245,7 @@ absl::StatusOr<std::string> Attempt::AwaitFromAll(const std::string& key) {
   if (value.ok()) return value;
   WEFT_RETURN_IF_ERROR(CheckWait());
   if (!absl::IsDeadlineExceeded(value.status())) {
-    // Who is missing was not found out.
+    // It was not found out which rank is missing.
     return Reworded(
         value.status(),
         absl::StrCat("group ", options_.name, ": rank ", options_.rank,

@@ -41,7 +41,7 @@ PeerMemory::PeerMemory(std::vector<Peer> peers) : peers_(std::move(peers)) {
 // given up, after an error, is an error here too and not a crash.
 absl::Status PeerMemory::Read(int rank, uint64_t address, int64_t bytes,
                               std::byte* to) const {
-  // As where the kernel permits it no more, or never did.
+  // Simulates a kernel that does not permit it any more, or never did.
   WEFT_RETURN_IF_ERROR(WEFT_FAILPOINT("collectives/read_peer"));
   while (bytes > 0) {
     iovec local = {to, static_cast<size_t>(bytes)};

@@ -57,7 +57,7 @@ struct State {
   std::array<int8_t, kMaxRanks> sleeping{};
   std::array<std::array<int8_t, 2>, kMaxRanks> slot{};  // phase written
 
-  // All of it in 27 bits for each rank.
+  // The whole state, in 27 bits for each rank.
   absl::uint128 Key() const {
     absl::uint128 key = 0;
     const auto add = [&key](int value, int bits) {

@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
-// As in a segment, which begins as zeros.
+// Made as in a segment, which begins as zeros.
 template <typename T>
 std::unique_ptr<T> Zeroed() {
   auto made = std::make_unique<T>();
@@ -261,7 +261,7 @@ TEST(OperationRecord, AnyWordsAreDescribed) {
   }
   memset(static_cast<void*>(record.get()), 0xff, sizeof(OperationRecord));
   EXPECT_THAT(record->ToString(), HasSubstr("unknown"));
-  // Over what was there.
+  // Writes over what was there.
   record->Write(Example(), 77, {});
   EXPECT_EQ(record->ToString(), Describe(Example()));
 }

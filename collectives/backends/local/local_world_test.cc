@@ -61,7 +61,7 @@ LinkCost Halving() {
   return cost;
 }
 
-// So dear a message, or byte, that one all-reduce is always chosen.
+// A message, or a byte, is so dear that one all-reduce is always chosen.
 INSTANTIATE_TEST_SUITE_P(Local, ProcessGroupConformance,
                          ::testing::Values(Local("ring", CostOf(0, 1)),
                                            Local("doubling", CostOf(1, 1e30)),

@@ -180,7 +180,8 @@ TEST_F(MeshTest, GroupThatIsAbortedBeforeAllHaveComeIsThereAndBroken) {
               StatusIs(absl::StatusCode::kFailedPrecondition, "different"));
 }
 
-// Also of one that was not there when its stream was first opened.
+// The call is compared even if the rank was not there when its stream was first
+// opened.
 TEST_F(MeshTest, CallOfARankThatIsFarBehindIsCompared) {
   mesh_->OnClosed(1, absl::UnavailableError("it does not listen yet"));
   WEFT_ASSERT_OK(mesh_->AwaitAll(SteadyClock().Now() + absl::Minutes(1),

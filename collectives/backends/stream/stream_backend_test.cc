@@ -55,7 +55,7 @@ class StreamTestWorld final : public TestWorld {
     options.diagnosis = diagnosis_;
     return options;
   }
-  // As a crash of the rank's process.
+  // Has the effect of a crash of the rank's process.
   void Kill(int rank) { network_.Break(NameOf(rank)); }
 
  private:

@@ -96,7 +96,7 @@ TEST_F(StreamsTest, StreamThatNamesGroupsWithoutEndIsEnded) {
   for (int i = 0; i < 3; ++i) stream.Say(Hello(0, absl::StrCat("group", i)));
   EXPECT_THAT(stream.connection->closed(),
               StatusIs(absl::StatusCode::kResourceExhausted));
-  // Or one of names that are too long to keep.
+  // A stream whose names are too long to keep is ended as well.
   Stream other = Open("trainer0");
   for (int i = 0; i < 5; ++i) other.Say(Hello(0, std::string(4096, 'g')));
   EXPECT_THAT(other.connection->closed(),

@@ -48,12 +48,12 @@ TEST(LoadMeter, WhatWasCountedLosesHalfItsWeightInAHalfLife) {
     meter.Advance(At(second));
     if (second == 51) before = meter.Total().rows;
   }
-  // By then the time with its weights is nearly what it will be for ever.
+  // By then the weighted time is nearly what it will be for ever.
   EXPECT_NEAR(meter.Total().rows / before, 0.5, 0.02);
 }
 
-// As when its role moves from one server to another: what the balance goes by
-// does not change.
+// This happens when the role of a partition moves from one server to another:
+// the number by which servers are balanced does not change.
 TEST(LoadMeter, RatesOfTwoServersAddUpToThatOfThePartition) {
   LoadMeter a(1);
   LoadMeter b(1);

@@ -190,7 +190,7 @@ TEST(PartitionMap, RestartedServerBeginsWithNothing) {
               ::testing::UnorderedElementsAre(KeyOf(1), KeyOf(3)));
 }
 
-// Who reads maps may take each epoch for one change.
+// Readers of maps may take each epoch for one change.
 TEST(PartitionMap, RestartedServerIsOneChange) {
   PartitionMap map = MapOf(8, 3);
   const uint64_t epoch = map.epoch();

@@ -405,7 +405,7 @@ std::optional<MapChange> Rebalancer::Step(
   change.changed = entry.changed;
   change.kind = MapChange::Kind::kMoveRole;
   if (stays(entry.primary) && !stays(entry.backup)) {
-    // By now there may be another host.
+    // The servers' hosts may be others by now.
     if (!FitHosts(takers, primary->host, backup->host)) return give_up();
     change.kind = MapChange::Kind::kMoveCopy;
     change.server =

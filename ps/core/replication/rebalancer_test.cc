@@ -271,7 +271,7 @@ TEST(Rebalancer, GivesUpAMoveWhoseTargetGoesOrThatDoesNotComeToAnEnd) {
   }
 }
 
-// As measured loads do.
+// Measured loads tremble like these.
 TEST(Rebalancer, LoadsThatTrembleMoveNothingForLong) {
   sim::Random random(5);
   PartitionMap map = MapOf(64, 4);

@@ -40,7 +40,7 @@ TEST(Leases, CountFromWhenThePingWasSent) {
   const Ping answer = b.OnPing(kA, pings[0].ping, 1, At(100));
   EXPECT_TRUE(a.OnAnswer(kB, answer, 1, At(200)));
   EXPECT_EQ(a.HeldUntil(kB), At(250));
-  // With what a clock may be slow by.
+  // The lease is longer by the amount by which a clock may be slow.
   EXPECT_GE(b.GrantedUntil(kA), At(350) + absl::Milliseconds(2));
   EXPECT_EQ(a.HeldUntil(kC), Leases::Never());
 }

@@ -102,7 +102,8 @@ TEST(EveryOperation, HasTheSameBitsWithinCheckpoint) {
   }
 }
 
-// By closure, on views that are not contiguous, and of a computed variable.
+// Each operation is called in a closure, on views that are not contiguous, and
+// on a computed variable.
 TEST(EveryOperation, HasTheSameBitsOfComputedInputs) {
   for (const Case& one : AllCases()) {
     SCOPED_TRACE(one.name());

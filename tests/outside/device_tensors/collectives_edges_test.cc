@@ -163,7 +163,7 @@ TEST(DeviceCollectives, IntoAnExpandedTensorIsRefused) {
     const Tensor x = Tensor::Ones({1}, DType::kF32, r.device());
     EXPECT_THAT(r.group.AllReduce(x.Expand({4})), StatusIs(kInvalid));
     EXPECT_THAT(r.group.AllReduce(Tensor()), StatusIs(kInvalid));
-    // As an input it is fine.
+    // Such a tensor is fine as an input.
     const Tensor out = Tensor::Zeros({4}, DType::kF32, r.device());
     WEFT_RETURN_IF_ERROR(r.group.AllReduceInto(x.Expand({4}), out));
     EXPECT_EQ(BytesOf(out), BytesOf(Tensor::Full({4}, 2)));

@@ -90,7 +90,7 @@ struct Person {
   // Finish; true: it dies there.
   std::function<bool(int64_t steps, bool is_in_step)> dies;
   std::function<bool()> dies_before_finish;
-  // In place of training.Step(LossOf(net, batch)).
+  // Called instead of training.Step(LossOf(net, batch)).
   std::function<absl::Status(DataParallelTraining&, Net&,
                              const input::Example& batch)>
       step;

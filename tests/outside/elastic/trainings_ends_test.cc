@@ -303,7 +303,7 @@ TEST(ElasticTraining, NewcomerThatBecomesTheFirstDrawsWhatTheOthersDid) {
 // Has `person` end at a random place of its training, with a status or an
 // exception.
 void DieSomewhere(std::mt19937& random, Person& person) {
-  // At the n-th visit of a kind of place.
+  // It ends at the n-th visit of a kind of place.
   const int place = static_cast<int>(random() % 6);
   const bool throws = random() % 2 == 0;
   const int visits = 1 + static_cast<int>(random() % (place < 3   ? 30

@@ -180,7 +180,7 @@ TEST_P(Kept, CountInAPassOfWeight0) {
       Each(IsOk()));
 }
 
-// All ranks are without data, one has kept something.
+// No rank has data, and one has kept gradients.
 TEST_P(Kept, OfOneRankAreReducedByAJoinOfAll) {
   for (const Divisor divisor : {Divisor::kTotalWeight, Divisor::kWorldSize}) {
     ReducerOptions options;

@@ -130,8 +130,8 @@ TEST_P(Exchanges, PartsInOppositeOrdersDoNotWaitForEachOther) {
   ExchangeInOppositeOrders(GetParam(), 2000);
 }
 
-// As many bytes in each direction as are six times what is kept of what nobody
-// asks for: but all of them are asked for.
+// The bytes in each direction are six times the limit for messages that nobody
+// asks for; but here all are asked for.
 TEST_P(Exchanges, LargePartsInOppositeOrdersDoNotWaitForEachOther) {
   ExchangeInOppositeOrders(GetParam(), 16 << 10);
 }

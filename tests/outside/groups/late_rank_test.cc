@@ -434,7 +434,7 @@ TEST_P(Groups, RanksThatDifferWhileOthersComeLeaveAGroupToShrink) {
   }
 }
 
-// And the group stays as it is.
+// The group stays as it is after each refusal.
 TEST_P(Groups, ShrinkRefusesListsThatAreNone) {
   const auto statuses =
       RunGroups(GetParam(), 2, [&](ProcessGroup& group) -> absl::Status {
@@ -465,7 +465,7 @@ TEST_P(Groups, CountOfBytesThatCannotBeIsAnError) {
         RunGroups(GetParam(), 3, [&](ProcessGroup& group) -> absl::Status {
           const Tensor claim = Tensor::Scalar<int64_t>(count);
           if (group.rank() == 0) {
-            // As BroadcastBytes and AllGatherBytes do.
+            // BroadcastBytes and AllGatherBytes do the same.
             WEFT_RETURN_IF_ERROR(group.Broadcast(claim, 0));
             group.Broadcast(Tensor::Zeros({1}, DType::kU8), 0).IgnoreError();
             WEFT_RETURN_IF_ERROR(

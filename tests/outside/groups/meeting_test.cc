@@ -322,7 +322,8 @@ TEST(Meeting, EachRankHearsThatThereIsNoMemoryBeforeTheFirstEnds) {
                                       "raise --shared-memory-budget")));
 }
 
-// Who waits for others and loses the store has not found out who is missing.
+// A rank that waits for others and loses the store has not found out who is
+// missing.
 TEST(Meeting, LossOfTheStoreNamesNoRankThatHasCome) {
   weft::testing::TempDir directory;
   MemoryStore store;

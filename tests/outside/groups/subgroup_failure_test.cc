@@ -448,7 +448,8 @@ TEST_P(SubgroupFailures, RevokeEndsAShrinkThatThisRankHasCalled) {
           const Part group = ProcessGroup::Create(
               std::make_unique<Away>(std::move(backend), asked, comes),
               options);
-          // From before the Shrink: not that one's.
+          // This Revoke comes before the Shrink, and is not the one that ends
+          // it.
           if (rank == 1) group->Revoke(absl::CancelledError("first"));
           CallOptions call;
           call.timeout = absl::Minutes(2);
@@ -502,7 +503,7 @@ TEST_P(SubgroupFailures, RevokeAmidSplitsLeavesGroupsOrTheReason) {
             if (made.ok()) {
               EXPECT_EQ((*made)->size(), 3);
             } else {
-              // Or a member of the part has left it.
+              // UNAVAILABLE: a member of the part has left it.
               EXPECT_THAT(made.status(),
                           AnyOf(StatusIs(kCancelled), StatusIs(kUnavailable)));
             }

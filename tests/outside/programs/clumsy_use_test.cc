@@ -321,7 +321,8 @@ TEST_F(Clumsy, SocketOfSomebodyElseIsNamedAndKept) {
             << ::testing::PrintToString(words) << ended.output;
         EXPECT_THAT(ended.output, HasSubstr(path));
       }
-      // Who should host the coordinator there does not take the place.
+      // The worker that should host the coordinator there does not take the
+      // place.
       const Ended host =
           Run(Worker("parameter_server", 0,
                      {"--servers=1", "--trainers=1", "--join-timeout=3s"}));

@@ -42,7 +42,8 @@ inline Tensor Weights(int64_t rows, int64_t columns, double scale) {
   return w;
 }
 
-// As anybody would write it: weights as they are, views of them, and both.
+// A module as anybody would write it: with weights as they are, views of them,
+// and both.
 class Natural : public nn::Module {
  public:
   explicit Natural(double scale) {

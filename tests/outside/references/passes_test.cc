@@ -261,7 +261,7 @@ TEST_F(Passes, RootsAndSeedsThatCannotBeAreInvalidArguments) {
     EXPECT_THAT(scope.Backward(Sum(y), options), invalid);
   }
   EXPECT_FALSE(scope.GradientOf(x).defined());
-  // And the pass may be run all the same.
+  // The pass can still be run.
   ASSERT_THAT(with({weft::Gradient(Tensor::Ones({2}, DType::kF64))}), IsOk());
   EXPECT_THAT(scope.GradientOf(x).ToDense().ToVector<double>(), Each(2.0));
 }

@@ -141,7 +141,8 @@ TEST_F(Passes, OptimizerNamesEachOwnerWhoseParameterItRefuses) {
   for (const char* owner : {"w0", "w1", "w2", "w3"}) {
     EXPECT_THAT(std::string(refused.message()), HasSubstr(owner));
   }
-  // Nothing of it is left: one of a good parameter can be made.
+  // The refused optimizer has left nothing: one of a good parameter can be
+  // made.
   EXPECT_THAT(
       DistributedOptimizer::Create(ranks_[0], SgdOptions{0.1}, {VariableAt(1)}),
       IsOk());

@@ -166,7 +166,7 @@ class HostilePeer : public ::testing::Test {
 TEST_F(HostilePeer, GoodPushOfItsOwnIsApplied) {
   const uint64_t key = KeyIn(3);
   ASSERT_THAT(Outcome(Push(3, GoodPush(3, 1), {FrameOf({key})})), IsOk());
-  // And once, however often.
+  // It is applied once, however often it comes.
   ASSERT_THAT(Outcome(Push(3, GoodPush(3, 1), {FrameOf({key})})), IsOk());
   const auto rows =
       table_->Pull(Tensor::FromVector<int64_t>({static_cast<int64_t>(key)}))

@@ -295,7 +295,7 @@ TEST(LambRule, WeightsThatBeginAtZeroLearn) {
   const auto weights = row.Step({4.0, 0.0});
   EXPECT_NEAR(weights[0], -0.5, 1e-6);
   EXPECT_EQ(weights[1], 0);
-  // And those of the formula: |w| / |u| * u has the norm of w.
+  // Other weights move by the formula: |w| / |u| * u has the norm of w.
   Row<double> other(options, {3.0, 4.0});
   const auto moved = other.Step({1.0, 1.0});
   EXPECT_NEAR(std::hypot(moved[0] - 3, moved[1] - 4), 0.5 * 5, 1e-6);

@@ -189,7 +189,8 @@ TEST_F(Crowd, WorkerWithTooFewDescriptorsForItsJobIsRefusedAtTheStart) {
                     HasSubstr("of a limit of 150"), HasSubstr("ulimit -n")));
 }
 
-// As many as that, and none for shared memory: all is as ever.
+// With just as many descriptors as that, and none for shared memory, everything
+// works as usual.
 TEST_F(Crowd, WorkersWithoutDescriptorsForSharedMemoryUseTheirStreams) {
   constexpr int kTrainers = 12;
   std::vector<std::unique_ptr<Process>> all;

@@ -308,7 +308,7 @@ TEST(TableEdges, PartsOfRoundsThatCannotBeAreRefusedAndTheRoundGoesOn) {
   }
   (*table)->EndRound();
   EXPECT_THAT((*table)->Pull(keys).Wait(kLong)->ToVector<float>(), Each(-2.0f));
-  // After its round was closed.
+  // A part that comes after its round was closed does not count.
   (*table)->PushShard({0, 0, true}, keys, ones).Wait(kLong).IgnoreError();
   EXPECT_THAT((*table)->Pull(keys).Wait(kLong)->ToVector<float>(), Each(-2.0f));
 }

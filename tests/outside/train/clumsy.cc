@@ -36,7 +36,7 @@ void Say(const std::string& words) {
   std::fflush(stdout);
 }
 
-// At most a minute; says once that it was asked to stop.
+// Waits at most a minute; says once that it was asked to stop.
 void Pause(const Misuse& misuse) {
   bool has_said = false;
   for (int i = 0; i < 6000 && !std::filesystem::exists(misuse.until); ++i) {

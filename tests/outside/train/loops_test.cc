@@ -185,7 +185,7 @@ TEST_P(Loops, AStepNeedsABackward) {
                 EXPECT_THAT(training->Step(),
                             StatusIs(absl::StatusCode::kFailedPrecondition));
                 EXPECT_EQ(training->steps(), 0);
-                // Nothing is broken by it.
+                // The refusals have broken nothing.
                 WEFT_RETURN_IF_ERROR(training->Step(toy.Loss(*batch)));
                 EXPECT_THAT(training->Step(),
                             StatusIs(absl::StatusCode::kFailedPrecondition));
