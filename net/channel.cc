@@ -75,10 +75,9 @@ absl::StatusOr<std::unique_ptr<Channel>> Channel::Create(
 }
 
 absl::StatusOr<std::unique_ptr<Channel>> Channel::Create(
-    std::shared_ptr<Loop::Core> core, absl::string_view address,
-    ChannelOptions options) {
+    Loop::Core& core, absl::string_view address, ChannelOptions options) {
   WEFT_ASSIGN_OR_RETURN(const Address parsed, ParseAddress(address));
-  const LoopOptions& loop_options = core->options();
+  const LoopOptions& loop_options = core.options();
   const bool is_tcp = parsed.kind == Address::Kind::kTcp;
   if (is_tcp && !loop_options.credentials.secure() &&
       !loop_options.credentials.insecure()) {
@@ -92,9 +91,9 @@ absl::StatusOr<std::unique_ptr<Channel>> Channel::Create(
   state->target.wait_for_ready = options.wait_for_ready;
   const bool tls = is_tcp && loop_options.credentials.secure();
   state->target.channel = grpc::CreateCustomChannel(
-      parsed.ToString(), core->ChannelCredentialsFor(parsed),
+      parsed.ToString(), core.ChannelCredentialsFor(parsed),
       ArgumentsOf(loop_options, options, tls));
-  state->target.core = std::move(core);
+  state->target.core = core.shared_from_this();
   return std::unique_ptr<Channel>(new Channel(std::move(state)));
 }
 
@@ -114,7 +113,7 @@ Future<Slices> Channel::UnaryCall(absl::string_view method, Slices request,
                             std::move(request), timeout, metadata);
 }
 
-std::shared_ptr<Stream> Channel::OpenStream(
+std::unique_ptr<Stream> Channel::OpenStream(
     absl::string_view method, std::shared_ptr<StreamObserver> observer,
     const Metadata& metadata) {
   return ClientStream::Open(state_.get(), state_->target, std::string(method),

@@ -39,8 +39,7 @@ class Channel {
       Loop& loop, absl::string_view address, ChannelOptions options = {});
   // For net itself.
   static absl::StatusOr<std::unique_ptr<Channel>> Create(
-      std::shared_ptr<Loop::Core> core, absl::string_view address,
-      ChannelOptions options);
+      Loop::Core& core, absl::string_view address, ChannelOptions options);
   ~Channel();
 
   // One request, one reply. kDeadlineExceeded names method and address;
@@ -54,7 +53,7 @@ class Channel {
   // Opens a stream; messages may be written at once. The observer learns of a
   // failure by OnClosed, which never runs before this returns on the same
   // thread, unless the Loop was shut down before.
-  std::shared_ptr<Stream> OpenStream(absl::string_view method,
+  std::unique_ptr<Stream> OpenStream(absl::string_view method,
                                      std::shared_ptr<StreamObserver> observer,
                                      const Metadata& metadata = {});
 

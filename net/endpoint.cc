@@ -182,8 +182,8 @@ class UnaryObserver final : public StreamObserver {
 
 }  // namespace
 
-Endpoint::Core::Core(std::shared_ptr<Loop::Core> loop, EndpointOptions options)
-    : loop_(std::move(loop)),
+Endpoint::Core::Core(Loop::Core& loop, EndpointOptions options)
+    : loop_(loop.shared_from_this()),
       options_(std::move(options)),
       admission_(std::make_shared<Admission>(options_.limits)),
       probe_count_(options_.probe_misses) {}
@@ -286,7 +286,7 @@ void Endpoint::Core::ProbeLater() {
 void Endpoint::Core::Probe() {
   ChannelOptions options;
   options.name = options_.name;
-  auto channel = Channel::Create(loop_, listening_->ToString(), options);
+  auto channel = Channel::Create(*loop_, listening_->ToString(), options);
   std::unique_ptr<Channel> former;
   std::optional<Future<Slices>> answer;
   {
@@ -401,32 +401,32 @@ void Endpoint::Core::Refuse(ServerCall& call, absl::string_view kind,
   loop_->CountUselessCall(call);
 }
 
-void Endpoint::Core::OnCall(std::shared_ptr<ServerCall> call) {
-  const absl::Status allowed = CheckPeer(call->peer());
-  if (!allowed.ok()) return Refuse(*call, "certificate", allowed);
+void Endpoint::Core::OnCall(ServerCall& call) {
+  const absl::Status allowed = CheckPeer(call.peer());
+  if (!allowed.ok()) return Refuse(call, "certificate", allowed);
   if (!started_.load() || closing_.load()) {
-    return call->Close(absl::UnavailableError(
+    return call.Close(absl::UnavailableError(
         absl::StrCat(options_.name, closing_.load() ? " is shutting down"
                                                     : " has not started yet")));
   }
-  auto method = methods_.find(call->method());
+  auto method = methods_.find(call.method());
   if (method == methods_.end()) {
-    call->Close(absl::UnimplementedError(absl::StrCat(
-        "no method ", absl::CHexEscape(call->method().substr(0, 256)), " on ",
+    call.Close(absl::UnimplementedError(absl::StrCat(
+        "no method ", absl::CHexEscape(call.method().substr(0, 256)), " on ",
         options_.name)));
-    return loop_->CountUselessCall(*call);
+    return loop_->CountUselessCall(call);
   }
   // Tests hold a call here while the endpoint ends.
   WEFT_FAILPOINT("net/before_owner").IgnoreError();
   const absl::Status has_role = method->second.roles.Check(
-      call->peer(), absl::StrCat(call->method(), " of ", options_.name));
-  if (!has_role.ok()) return Refuse(*call, "method", has_role);
+      call.peer(), absl::StrCat(call.method(), " of ", options_.name));
+  if (!has_role.ok()) return Refuse(call, "method", has_role);
   absl::StatusOr<std::unique_ptr<Admission::Ticket>> ticket =
-      admission_->Enter(AccountOf(call->peer()));
+      admission_->Enter(AccountOf(call.peer()));
   if (!ticket.ok())
-    return Refuse(*call, LimitOf(ticket.status()), ticket.status());
+    return Refuse(call, LimitOf(ticket.status()), ticket.status());
   if (method->second.unary != nullptr) {
-    ServeUnary(method->second, std::move(call), *std::move(ticket));
+    ServeUnary(method->second, call, *std::move(ticket));
   } else {
     ServeStream(method->second, call, *std::move(ticket));
   }
@@ -438,37 +438,32 @@ bool Endpoint::Core::RefuseAtEnd(ServerCall& call) {
   return true;
 }
 
-void Endpoint::Core::ServeUnary(Method& method,
-                                std::shared_ptr<ServerCall> call,
+void Endpoint::Core::ServeUnary(Method& method, ServerCall& call,
                                 std::unique_ptr<Admission::Ticket> ticket) {
-  ServerCall& transport = *call;
   // The table of methods must outlive the call.
-  transport.SetOwner(this, [self = shared_from_this()] {});
-  if (RefuseAtEnd(transport)) return;
-  auto state =
-      std::make_shared<IncomingCall::State>(std::move(call), std::move(ticket));
-  transport.Serve(
+  call.SetOwner(this, [self = shared_from_this()] {});
+  if (RefuseAtEnd(call)) return;
+  auto state = std::make_shared<IncomingCall::State>(call.shared_from_this(),
+                                                     std::move(ticket));
+  call.Serve(
       std::make_shared<UnaryObserver>(method.unary, *this, std::move(state)),
       ServerCall::Messages::kOne);
 }
 
-void Endpoint::Core::ServeStream(Method& method,
-                                 const std::shared_ptr<ServerCall>& call,
+void Endpoint::Core::ServeStream(Method& method, ServerCall& call,
                                  std::unique_ptr<Admission::Ticket> ticket) {
-  call->SetOwner(this,
-                 [self = shared_from_this(), ticket = std::move(ticket)] {});
-  if (RefuseAtEnd(*call)) return;
-  std::shared_ptr<Stream> handle(call.get(), [call](Stream*) {
-    call->Close(absl::CancelledError("the stream was destroyed"));
+  call.SetOwner(this,
+                [self = shared_from_this(), ticket = std::move(ticket)] {});
+  if (RefuseAtEnd(call)) return;
+  auto observer = CatchToStatus([&] {
+    return method.stream(
+        std::make_unique<StreamHandle<ServerCall>>(call.shared_from_this()));
   });
-  // A copy, so that a refusal goes out before the last handle closes the call.
-  absl::StatusOr<std::shared_ptr<StreamObserver>> observer =
-      CatchToStatus([&] { return method.stream(handle); });
   if (observer.ok()) {
-    call->Serve(*std::move(observer), ServerCall::Messages::kAll);
+    call.Serve(*std::move(observer), ServerCall::Messages::kAll);
   } else {
-    call->Close(observer.status());
-    loop_->CountUselessCall(*call);
+    call.Close(observer.status());
+    loop_->CountUselessCall(call);
   }
 }
 

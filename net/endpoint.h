@@ -97,7 +97,7 @@ class Endpoint {
   // `stream` as long as it shall live.
   using StreamAcceptor =
       absl::AnyInvocable<absl::StatusOr<std::shared_ptr<StreamObserver>>(
-          std::shared_ptr<Stream> stream)>;
+          std::unique_ptr<Stream> stream)>;
 
   // Listens, so that address() is known, and serves after Start().
   //   kInvalidArgument     a name that is not 1 to 63 of [A-Za-z0-9_-], or an

@@ -27,7 +27,7 @@ class Endpoint::Core final
     : public CallSink,
       public std::enable_shared_from_this<Endpoint::Core> {
  public:
-  Core(std::shared_ptr<Loop::Core> loop, EndpointOptions options);
+  Core(Loop::Core& loop, EndpointOptions options);
 
   absl::Status Open();
   void RegisterUnary(absl::string_view method, UnaryHandler handler,
@@ -37,7 +37,7 @@ class Endpoint::Core final
   std::map<std::string, Roles> Access() const;
   absl::Status Start();
   absl::Status Shutdown(absl::Duration timeout);
-  void OnCall(std::shared_ptr<ServerCall> call) override;
+  void OnCall(ServerCall& call) override;
 
   const std::string& name() const { return options_.name; }
   const std::string& address() const { return address_; }
@@ -61,9 +61,9 @@ class Endpoint::Core final
   // For a call that has just become ours, true if it was refused: Shutdown()
   // waits for those that are ours when it looks, and must not miss this one.
   bool RefuseAtEnd(ServerCall& call);
-  void ServeUnary(Method& method, std::shared_ptr<ServerCall> call,
+  void ServeUnary(Method& method, ServerCall& call,
                   std::unique_ptr<Admission::Ticket> ticket);
-  void ServeStream(Method& method, const std::shared_ptr<ServerCall>& call,
+  void ServeStream(Method& method, ServerCall& call,
                    std::unique_ptr<Admission::Ticket> ticket);
 
   void ProbeLater() ABSL_LOCKS_EXCLUDED(probe_mu_);

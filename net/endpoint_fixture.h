@@ -100,7 +100,7 @@ class Recorder final : public StreamObserver {
 // Sends back what comes, one message at a time.
 class EchoObserver final : public StreamObserver {
  public:
-  explicit EchoObserver(std::shared_ptr<Stream> stream)
+  explicit EchoObserver(std::unique_ptr<Stream> stream)
       : stream_(std::move(stream)) {}
   void OnMessage(Slices message) override {
     waiting_.push_back(std::move(message));
@@ -119,7 +119,7 @@ class EchoObserver final : public StreamObserver {
     waiting_.erase(waiting_.begin());
     writing_ = stream_->Write(std::move(next));
   }
-  std::shared_ptr<Stream> stream_;
+  std::unique_ptr<Stream> stream_;
   std::vector<Slices> waiting_;
   bool writing_ = false;
 };
@@ -127,7 +127,7 @@ class EchoObserver final : public StreamObserver {
 // Writes as much as it may, without end.
 class FloodObserver final : public StreamObserver {
  public:
-  explicit FloodObserver(std::shared_ptr<Stream> stream)
+  explicit FloodObserver(std::unique_ptr<Stream> stream)
       : stream_(std::move(stream)) {
     OnWritten();
   }
@@ -139,7 +139,7 @@ class FloodObserver final : public StreamObserver {
   void OnClosed(absl::Status) override { stream_ = nullptr; }
 
  private:
-  std::shared_ptr<Stream> stream_;
+  std::unique_ptr<Stream> stream_;
 };
 
 // One process: a loop and an endpoint on it that echoes, and keeps calls of
@@ -183,10 +183,10 @@ class Node {
       most_held_ = std::max(most_held_, static_cast<int>(held_.size()));
       changed_.NotifyAll();
     });
-    (*endpoint)->RegisterStream(kPump, [](std::shared_ptr<Stream> stream) {
+    (*endpoint)->RegisterStream(kPump, [](std::unique_ptr<Stream> stream) {
       return std::make_shared<EchoObserver>(std::move(stream));
     });
-    (*endpoint)->RegisterStream(kFlood, [](std::shared_ptr<Stream> stream) {
+    (*endpoint)->RegisterStream(kFlood, [](std::unique_ptr<Stream> stream) {
       return std::make_shared<FloodObserver>(std::move(stream));
     });
     (*endpoint)->RegisterUnary(

@@ -90,7 +90,7 @@ TEST_P(EveryWay, SlicesOfEverySizeArriveWhole) {
 
 TEST_P(EveryWay, StreamKeepsTheOrderBothWays) {
   auto recorder = std::make_shared<Recorder>();
-  std::shared_ptr<Stream> stream = channel_->OpenStream(kPump, recorder);
+  std::unique_ptr<Stream> stream = channel_->OpenStream(kPump, recorder);
   std::vector<std::string> wanted;
   for (int i = 0; i < 100; ++i) {
     wanted.push_back(std::to_string(i));
@@ -236,7 +236,7 @@ class BurstObserver final : public StreamObserver {
     std::atomic<int> ran{0};
   };
 
-  BurstObserver(std::shared_ptr<Stream> stream, Counts& counts)
+  BurstObserver(std::unique_ptr<Stream> stream, Counts& counts)
       : stream_(std::move(stream)), counts_(counts) {}
   void OnMessage(Slices) override {
     ++counts_.messages;
@@ -251,7 +251,7 @@ class BurstObserver final : public StreamObserver {
   void OnClosed(absl::Status) override { stream_ = nullptr; }
 
  private:
-  std::shared_ptr<Stream> stream_;
+  std::unique_ptr<Stream> stream_;
   Counts& counts_;
 };
 
@@ -265,7 +265,7 @@ class Writer final : public StreamObserver {
   }
   void OnClosed(absl::Status) override { stream = nullptr; }
 
-  std::shared_ptr<Stream> stream;
+  std::unique_ptr<Stream> stream;
 
  private:
   int left_;
@@ -277,7 +277,7 @@ TEST_F(OnUnix, FunctionAfterABurstAlwaysRuns) {
   BurstObserver::Counts counts;
   auto server = *Loop::Create();
   auto endpoint = *Endpoint::Open(*server, {"ps0", Socket(), "", {}});
-  endpoint->RegisterStream(kBurst, [&](std::shared_ptr<Stream> stream) {
+  endpoint->RegisterStream(kBurst, [&](std::unique_ptr<Stream> stream) {
     return std::make_shared<BurstObserver>(std::move(stream), counts);
   });
   WEFT_ASSERT_OK(endpoint->Start());
@@ -302,6 +302,29 @@ TEST_F(OnUnix, DroppedStreamIsClosed) {
   channel->OpenStream(kPump, recorder) = nullptr;
   EXPECT_THAT(recorder->closed().Wait(kSoon),
               StatusIs(absl::StatusCode::kCancelled));
+}
+
+TEST_F(OnUnix, StreamThatItsAcceptorLetsGoOfIsClosedOrRefused) {
+  auto loop = *Loop::Create();
+  auto endpoint = *Endpoint::Open(*loop, {"ps0", Socket(), "", {}});
+  endpoint->RegisterStream(
+      "/weft.test.Drop/Stream",
+      [](std::unique_ptr<Stream>) { return std::make_shared<Recorder>(); });
+  endpoint->RegisterStream("/weft.test.Refuse/Stream",
+                           [](std::unique_ptr<Stream>) {
+                             return absl::PermissionDeniedError("not you");
+                           });
+  WEFT_ASSERT_OK(endpoint->Start());
+  auto channel = Connect(*loop, endpoint->address());
+  auto dropped = std::make_shared<Recorder>();
+  auto refused = std::make_shared<Recorder>();
+  const auto first = channel->OpenStream("/weft.test.Drop/Stream", dropped);
+  const auto second = channel->OpenStream("/weft.test.Refuse/Stream", refused);
+  EXPECT_THAT(
+      dropped->closed().Wait(kSoon),
+      StatusIs(absl::StatusCode::kCancelled, "the stream was destroyed"));
+  EXPECT_THAT(refused->closed().Wait(kSoon),
+              StatusIs(absl::StatusCode::kPermissionDenied, "not you"));
 }
 
 TEST_F(OnUnix, ALostServerClosesItsStreams) {
@@ -489,8 +512,9 @@ class LastMessage final : public Stream {
 TEST(Health, AWatcherIsLeftWithTheNewestStatus) {
   Health health;
   health.SetServing(true);
-  const auto stream = std::make_shared<LastMessage>();
-  auto watcher = health.WatchAcceptor()(stream);
+  auto opened = std::make_unique<LastMessage>();
+  const LastMessage& stream = *opened;  // the watcher's
+  auto watcher = health.WatchAcceptor()(std::move(opened));
   WEFT_ASSERT_OK(watcher);
   const ScopedFailpoint amid("net/health", "1*delay(300ms)");
   std::thread asking([&] { (*watcher)->OnMessage({}); });
@@ -499,7 +523,7 @@ TEST(Health, AWatcherIsLeftWithTheNewestStatus) {
   asking.join();
   (*watcher)->OnWritten();
   grpc::health::v1::HealthCheckResponse response;
-  ASSERT_TRUE(response.ParseFromString(stream->last));
+  ASSERT_TRUE(response.ParseFromString(stream.last));
   EXPECT_EQ(response.status(),
             grpc::health::v1::HealthCheckResponse::NOT_SERVING);
 }

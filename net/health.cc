@@ -47,7 +47,7 @@ class Health::Watcher final
     : public StreamObserver,
       public std::enable_shared_from_this<Health::Watcher> {
  public:
-  Watcher(Health& health, std::shared_ptr<Stream> stream)
+  Watcher(Health& health, std::unique_ptr<Stream> stream)
       : health_(health), stream_(std::move(stream)) {}
 
   void OnMessage(Slices message) override {
@@ -59,7 +59,7 @@ class Health::Watcher final
       if (service_.has_value()) return;  // one request a call
       service_ = *std::move(service);
     }
-    health_.AddWatcher(shared_from_this());
+    health_.AddWatcher(weak_from_this());
     Update();
   }
 
@@ -86,42 +86,27 @@ class Health::Watcher final
   // The caller has asked all that it will ask; the answers go on.
   void OnHalfClosed(Stream&) override {}
 
-  void OnClosed(absl::Status) override {
-    std::shared_ptr<Stream> released;
-    MutexLock lock(mu_);
-    released = std::move(stream_);
-  }
+  // The call releases its observer next, and so the stream.
+  void OnClosed(absl::Status) override {}
 
-  void End(absl::Status status) {
-    if (std::shared_ptr<Stream> stream = TakeStream())
-      stream->Close(std::move(status));
-  }
+  void End(absl::Status status) { stream_->Close(std::move(status)); }
 
  private:
-  std::shared_ptr<Stream> TakeStream() {
-    MutexLock lock(mu_);
-    return stream_;
-  }
-
   void WriteIfNew() {
-    std::shared_ptr<Stream> stream;
     Status status;
     {
       MutexLock lock(mu_);
-      if (stream_ == nullptr || writing_ || !wanted_.has_value() ||
-          wanted_ == written_)
-        return;
+      if (writing_ || !wanted_.has_value() || wanted_ == written_) return;
       writing_ = true;
       written_ = wanted_;
       status = *wanted_;
-      stream = stream_;
     }
-    stream->Write(Encode(status));
+    stream_->Write(Encode(status));
   }
 
   Health& health_;
+  const std::unique_ptr<Stream> stream_;
   Mutex mu_;
-  std::shared_ptr<Stream> stream_ ABSL_GUARDED_BY(mu_);
   std::optional<std::string> service_ ABSL_GUARDED_BY(mu_);
   std::optional<Status> wanted_ ABSL_GUARDED_BY(mu_);
   std::optional<Status> written_ ABSL_GUARDED_BY(mu_);
@@ -145,8 +130,7 @@ Endpoint::UnaryHandler Health::CheckHandler() {
 }
 
 Endpoint::StreamAcceptor Health::WatchAcceptor() {
-  return [this](std::shared_ptr<Stream> stream)
-             -> absl::StatusOr<std::shared_ptr<StreamObserver>> {
+  return [this](std::unique_ptr<Stream> stream) {
     return std::make_shared<Watcher>(*this, std::move(stream));
   };
 }
@@ -161,13 +145,12 @@ void Health::SetServing(bool serving) {
     MutexLock lock(mu_);
     serving_ = serving;
   }
-  for (const std::shared_ptr<Watcher>& watcher : Watchers()) watcher->Update();
+  ForEachWatcher([](Watcher& watcher) { watcher.Update(); });
 }
 
 void Health::Stop() {
   SetServing(false);
-  for (const std::shared_ptr<Watcher>& watcher : Watchers())
-    watcher->End(absl::OkStatus());
+  ForEachWatcher([](Watcher& watcher) { watcher.End(absl::OkStatus()); });
 }
 
 Health::Status Health::StatusOf(const std::string& service) {
@@ -177,23 +160,25 @@ Health::Status Health::StatusOf(const std::string& service) {
   return serving_ ? Status::kServing : Status::kNotServing;
 }
 
-void Health::AddWatcher(const std::shared_ptr<Watcher>& watcher) {
+void Health::AddWatcher(std::weak_ptr<Watcher> watcher) {
   MutexLock lock(mu_);
   std::vector<std::weak_ptr<Watcher>> alive;
   for (std::weak_ptr<Watcher>& known : watchers_) {
     if (!known.expired()) alive.push_back(std::move(known));
   }
-  alive.push_back(watcher);
+  alive.push_back(std::move(watcher));
   watchers_ = std::move(alive);
 }
 
-std::vector<std::shared_ptr<Health::Watcher>> Health::Watchers() {
-  std::vector<std::shared_ptr<Watcher>> alive;
-  MutexLock lock(mu_);
-  for (const std::weak_ptr<Watcher>& known : watchers_) {
-    if (auto watcher = known.lock()) alive.push_back(std::move(watcher));
+void Health::ForEachWatcher(absl::FunctionRef<void(Watcher&)> fn) {
+  std::vector<std::weak_ptr<Watcher>> watchers;
+  {
+    MutexLock lock(mu_);
+    watchers = watchers_;
   }
-  return alive;
+  for (const std::weak_ptr<Watcher>& known : watchers) {
+    if (const auto watcher = known.lock()) fn(*watcher);
+  }
 }
 
 }  // namespace weft::net

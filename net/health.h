@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "weft/base/mutex.h"
 #include "weft/net/endpoint.h"
 
@@ -35,9 +36,9 @@ class Health {
   class Watcher;
 
   Status StatusOf(const std::string& service) ABSL_LOCKS_EXCLUDED(mu_);
-  void AddWatcher(const std::shared_ptr<Watcher>& watcher)
+  void AddWatcher(std::weak_ptr<Watcher> watcher) ABSL_LOCKS_EXCLUDED(mu_);
+  void ForEachWatcher(absl::FunctionRef<void(Watcher&)> fn)
       ABSL_LOCKS_EXCLUDED(mu_);
-  std::vector<std::shared_ptr<Watcher>> Watchers() ABSL_LOCKS_EXCLUDED(mu_);
 
   Mutex mu_;
   bool serving_ ABSL_GUARDED_BY(mu_) = false;

@@ -86,7 +86,7 @@ ServerReflectionResponse Answer(const ServerReflectionRequest& request,
 class ReflectionObserver final : public StreamObserver {
  public:
   ReflectionObserver(std::function<std::set<std::string>()> services,
-                     std::shared_ptr<Stream> stream)
+                     std::unique_ptr<Stream> stream)
       : services_(std::move(services)), stream_(std::move(stream)) {}
 
   void OnMessage(Slices message) override {
@@ -129,7 +129,7 @@ class ReflectionObserver final : public StreamObserver {
 
   // All on the Loop.
   const std::function<std::set<std::string>()> services_;
-  std::shared_ptr<Stream> stream_;
+  std::unique_ptr<Stream> stream_;
   std::deque<Slices> waiting_;
   bool writing_ = false;
   bool half_closed_ = false;
@@ -139,7 +139,7 @@ class ReflectionObserver final : public StreamObserver {
 
 Endpoint::StreamAcceptor ReflectionAcceptor(
     std::function<std::set<std::string>()> services) {
-  return [services = std::move(services)](std::shared_ptr<Stream> stream)
+  return [services = std::move(services)](std::unique_ptr<Stream> stream)
              -> absl::StatusOr<std::shared_ptr<StreamObserver>> {
     const Peer& peer = stream->peer();
     if (!peer.is_local &&

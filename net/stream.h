@@ -44,7 +44,10 @@ class StreamObserver {
   virtual void OnClosed(absl::Status status) = 0;
 };
 
-// Thread-safety: thread-safe. Closed with kCancelled when the last handle goes.
+// Owned by who opened or accepted it; closed with kCancelled when it is
+// destroyed.
+//
+// Thread-safety: thread-safe.
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -71,6 +74,29 @@ class Stream {
   virtual const std::string& method() const = 0;
   // What the caller sent along; empty at the calling end.
   virtual const Metadata& metadata() const = 0;
+};
+
+// For net itself: what the owner of a stream has of its `Call`, a Stream which
+// lives until its last event, and which LetGo() closes.
+template <typename Call>
+class StreamHandle final : public Stream {
+ public:
+  explicit StreamHandle(std::shared_ptr<Call> call) : call_(std::move(call)) {}
+  ~StreamHandle() override { call_->LetGo(); }
+
+  bool Write(Slices message) override {
+    return call_->Write(std::move(message));
+  }
+  bool RunAfterBurst(absl::AnyInvocable<void() &&> fn) override {
+    return call_->RunAfterBurst(std::move(fn));
+  }
+  void Close(absl::Status status) override { call_->Close(std::move(status)); }
+  const Peer& peer() const override { return call_->peer(); }
+  const std::string& method() const override { return call_->method(); }
+  const Metadata& metadata() const override { return call_->metadata(); }
+
+ private:
+  const std::shared_ptr<Call> call_;
 };
 
 }  // namespace weft::net

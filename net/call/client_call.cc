@@ -154,7 +154,7 @@ void ClientUnary::Abort(absl::Status reason) {
 }
 
 void ClientUnary::OnFinished(bool) {
-  const std::shared_ptr<ClientUnary> self = shared_from_this();
+  const auto self = shared_from_this();
   absl::Status status = FromGrpc(status_);
   {
     MutexLock lock(mu_);
@@ -208,14 +208,12 @@ ClientStream::ClientStream(const Target& target, std::string method,
 
 ClientStream::~ClientStream() = default;
 
-std::shared_ptr<Stream> ClientStream::Open(
+std::unique_ptr<Stream> ClientStream::Open(
     const void* owner, const Target& target, std::string method,
     std::shared_ptr<StreamObserver> observer, const Metadata& metadata) {
   auto call = std::make_shared<ClientStream>(target, std::move(method),
                                              std::move(observer));
-  std::shared_ptr<Stream> handle(call.get(), [call](Stream*) {
-    call->Close(absl::CancelledError("the stream was destroyed"));
-  });
+  auto handle = std::make_unique<StreamHandle<ClientStream>>(call);
   if (target.core->AddCall(owner, call)) {
     call->Begin(metadata);
     return handle;
@@ -256,13 +254,13 @@ void ClientStream::Begin(const Metadata& metadata) {
 }
 
 void ClientStream::OnStarted(bool ok) {
-  const std::shared_ptr<ClientStream> self = shared_from_this();
-  std::shared_ptr<Grpc> grpc;
+  const auto self = shared_from_this();
+  Grpc* grpc;  // as in OnRead
   std::optional<Slices> first;
   bool half_close = false;
   {
     MutexLock lock(mu_);
-    grpc = grpc_;
+    grpc = grpc_.get();
     started_ = true;
     if (!ok) {
       writing_ = false;
@@ -340,17 +338,18 @@ bool ClientStream::Write(Slices message) {
 }
 
 void ClientStream::OnWrite(bool ok) {
-  const std::shared_ptr<ClientStream> self = shared_from_this();
-  std::shared_ptr<StreamObserver> observer;
-  std::shared_ptr<Grpc> grpc;
+  const auto self = shared_from_this();
+  StreamObserver* observer = nullptr;  // both as in OnRead
+  Grpc* grpc;
   bool half_close = false;
   {
     MutexLock lock(mu_);
-    grpc = grpc_;
+    grpc = grpc_.get();
     writing_ = false;
     if (half_closing_ && !half_close_sent_)
       half_close = half_close_sent_ = half_close_open_ = true;
-    if (ok && !half_closing_ && !closed_here_.has_value()) observer = observer_;
+    if (ok && !half_closing_ && !closed_here_.has_value())
+      observer = observer_.get();
   }
   if (half_close) grpc->stream->WritesDone(&grpc->writes_done);
   if (observer != nullptr) observer->OnWritten();
@@ -382,7 +381,7 @@ void ClientStream::Close(absl::Status status) {
 }
 
 void ClientStream::OnWritesDone(bool) {
-  const std::shared_ptr<ClientStream> self = shared_from_this();
+  const auto self = shared_from_this();
   {
     MutexLock lock(mu_);
     half_close_open_ = false;
@@ -391,7 +390,7 @@ void ClientStream::OnWritesDone(bool) {
 }
 
 void ClientStream::OnFinished(bool) {
-  const std::shared_ptr<ClientStream> self = shared_from_this();
+  const auto self = shared_from_this();
   {
     MutexLock lock(mu_);
     finished_ = true;

@@ -69,8 +69,7 @@ class ClientStream final : public Stream,
                            public OpenCall,
                            public std::enable_shared_from_this<ClientStream> {
  public:
-  // The handle, whose last copy closes the stream.
-  static std::shared_ptr<Stream> Open(const void* owner, const Target& target,
+  static std::unique_ptr<Stream> Open(const void* owner, const Target& target,
                                       std::string method,
                                       std::shared_ptr<StreamObserver> observer,
                                       const Metadata& metadata);
@@ -78,6 +77,9 @@ class ClientStream final : public Stream,
   ClientStream(const Target& target, std::string method,
                std::shared_ptr<StreamObserver> observer);
   ~ClientStream() override;
+
+  // Its owner has destroyed the stream.
+  void LetGo() { Close(absl::CancelledError("the stream was destroyed")); }
 
   bool Write(Slices message) override;
   bool RunAfterBurst(absl::AnyInvocable<void() &&> fn) override {

@@ -114,7 +114,7 @@ class Loop {
   std::shared_ptr<MemoryWatch> memory_watch() const;
   telemetry::Telemetry& telemetry() const;
 
-  const std::shared_ptr<Core>& core() { return core_; }  // for net itself
+  Core& core() { return *core_; }  // for net itself, which shares it
 
  private:
   explicit Loop(std::shared_ptr<Core> core);

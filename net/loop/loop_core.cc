@@ -354,13 +354,13 @@ absl::Status Loop::Core::Start() {
     return polled;
   }
   status_page_ = telemetry_.status().Register("net", [weak = weak_from_this()] {
-    const std::shared_ptr<Core> core = weak.lock();
+    const auto core = weak.lock();
     return core == nullptr ? telemetry::Fields() : core->Describe();
   });
   return absl::OkStatus();
 }
 
-void Loop::Core::RequestCall() { ServerCall::Request(shared_from_this()); }
+void Loop::Core::RequestCall() { ServerCall::Request(*this); }
 
 telemetry::Fields Loop::Core::Describe() {
   telemetry::Fields fields;
@@ -483,7 +483,7 @@ void Loop::Core::AbortCalls(const void* owner, const absl::Status& reason) {
       if (owner == nullptr || entry.owner == owner) calls.push_back(entry.call);
     }
   }
-  for (const std::shared_ptr<OpenCall>& call : calls) call->Abort(reason);
+  for (const auto& call : calls) call->Abort(reason);
 }
 
 int Loop::Core::CountCalls(const void* owner) const {
@@ -580,15 +580,15 @@ void Loop::Core::CountUselessCall(const ServerCall& call) {
                    ", and a quarter of it more each second"));
 }
 
-void Loop::Core::Route(std::shared_ptr<ServerCall> call) {
-  accept_loop_->MarkServed(call->connection());
-  const std::shared_ptr<CallSink> sink = FindSink(call->authority());
+void Loop::Core::Route(ServerCall& call) {
+  accept_loop_->MarkServed(call.connection());
+  const auto sink = FindSink(call.authority());
   if (sink != nullptr) {
-    sink->OnCall(std::move(call));
+    sink->OnCall(call);
   } else {
-    call->Close(absl::UnavailableError(
-        absl::StrCat("no endpoint ", call->authority(), " at this address")));
-    CountUselessCall(*call);
+    call.Close(absl::UnavailableError(
+        absl::StrCat("no endpoint ", call.authority(), " at this address")));
+    CountUselessCall(call);
   }
 }
 

@@ -69,11 +69,11 @@ class OpenCall {
 
 class ServerCall;
 
-// One endpoint, as the Loop sees it.
+// One endpoint, as the Loop sees it. It keeps the calls that it serves.
 class CallSink {
  public:
   virtual ~CallSink() = default;
-  virtual void OnCall(std::shared_ptr<ServerCall> call) = 0;
+  virtual void OnCall(ServerCall& call) = 0;
 };
 
 // An end that slept longer before a message may assume that its sender, on
@@ -233,7 +233,7 @@ class Loop::Core : public MemoryWatch,
   bool IsHoldingBack() { return accept_loop_->IsHoldingBack(); }
 
   // A call arrived.
-  void Route(std::shared_ptr<ServerCall> call) ABSL_LOCKS_EXCLUDED(mu_);
+  void Route(ServerCall& call) ABSL_LOCKS_EXCLUDED(mu_);
   void RequestCall();
 
   absl::Status RenewCredentials(const Credentials& credentials);

@@ -164,7 +164,7 @@ bool MemoryQueue::Look() {
     // Each in turn, so that a busy one does not hide the others.
     if (++next_ >= seen_.size()) next_ = 0;
     if (!seen_[next_]->HasWork()) continue;
-    taken_ = seen_[next_];
+    taken_ = seen_[next_].get();
     return true;
   }
   return false;

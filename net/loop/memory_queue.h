@@ -108,8 +108,8 @@ class MemoryQueue final : public EventQueue {
   // other.
   std::vector<std::shared_ptr<MemorySource>> seen_;
   uint64_t seen_version_ = 0;
-  size_t next_ = 0;  // index of the source to be polled first
-  std::shared_ptr<MemorySource> taken_;
+  size_t next_ = 0;                // index of the source to be polled first
+  MemorySource* taken_ = nullptr;  // one of seen_
 };
 
 }  // namespace weft::net

@@ -37,8 +37,8 @@ ServerCall::ServerCall(std::shared_ptr<Loop::Core> core)
     : core_(std::move(core)) {}
 ServerCall::~ServerCall() = default;
 
-void ServerCall::Request(std::shared_ptr<Loop::Core> core) {
-  auto call = std::make_shared<ServerCall>(core);
+void ServerCall::Request(Loop::Core& core) {
+  auto call = std::make_shared<ServerCall>(core.shared_from_this());
   auto grpc = std::make_shared<Grpc>(call.get());
   grpc->self = call;
   {
@@ -46,8 +46,8 @@ void ServerCall::Request(std::shared_ptr<Loop::Core> core) {
     call->grpc_ = grpc;
   }
   grpc->context.AsyncNotifyWhenDone(&grpc->done);
-  core->service().RequestCall(&grpc->context, &grpc->stream, core->queue(),
-                              core->queue(), &grpc->arrived);
+  core.service().RequestCall(&grpc->context, &grpc->stream, core.queue(),
+                             core.queue(), &grpc->arrived);
 }
 
 void ServerCall::OnArrived(bool ok) {
@@ -58,28 +58,22 @@ void ServerCall::OnArrived(bool ok) {
     if (!ok) grpc_ = nullptr;
   }
   // Outlives this function, in which `self` is released.
-  const std::shared_ptr<ServerCall> self = std::move(grpc->self);
+  const auto self = std::move(grpc->self);
   if (!ok) return;  // the server is shutting down; no other event will come
   const bool open = core_->AddCall(nullptr, self);
   // Those that wait behind it end with the server: a flood would last on.
   if (open) core_->RequestCall();
   method_ = grpc->context.method();
   authority_ = grpc->context.host();
-  ReadPeer();
+  ReadPeer(grpc->context);
   if (open) {
-    core_->Route(self);
+    core_->Route(*this);
   } else {
     Close(absl::UnavailableError("this process is shutting down"));
   }
 }
 
-void ServerCall::ReadPeer() {
-  std::shared_ptr<Grpc> grpc;
-  {
-    MutexLock lock(mu_);
-    grpc = grpc_;
-  }
-  const grpc::GenericServerContext& context = grpc->context;
+void ServerCall::ReadPeer(const grpc::GenericServerContext& context) {
   const std::string uri = context.peer();
   peer_.is_local = absl::StartsWith(uri, "unix");
   peer_.address = peer_.is_local ? "unix" : AddressOfUri(uri);
@@ -111,14 +105,29 @@ void ServerCall::SetOwner(const void* owner,
 void ServerCall::Serve(std::shared_ptr<StreamObserver> observer,
                        Messages messages) {
   messages_ = messages;
+  bool let_go = false;
   {
     MutexLock lock(mu_);
     WEFT_CHECK(observer_ == nullptr);
     observer_ = std::move(observer);
     if (finishing_) return;
     reading_ = true;
+    let_go = let_go_;
   }
   StartRead();
+  if (let_go) LetGo();
+}
+
+// Before Serve, its acceptor may yet refuse it, with a status of its own.
+void ServerCall::LetGo() {
+  {
+    MutexLock lock(mu_);
+    if (observer_ == nullptr) {
+      let_go_ = true;
+      return;
+    }
+  }
+  Close(absl::CancelledError("the stream was destroyed"));
 }
 
 // REQUIRES: reading_ was set by the caller, who saw the call not finishing: so
@@ -133,7 +142,7 @@ void ServerCall::StartRead() {
 }
 
 void ServerCall::OnRead(bool ok) {
-  const std::shared_ptr<ServerCall> self = shared_from_this();
+  const auto self = shared_from_this();
   // Released by EndIfOver only, on this thread, and not while reading_.
   StreamObserver* observer;
   Grpc* grpc;
@@ -194,8 +203,8 @@ bool ServerCall::RunAfterBurst(absl::AnyInvocable<void() &&> fn) {
 }
 
 void ServerCall::OnWrite(bool ok) {
-  const std::shared_ptr<ServerCall> self = shared_from_this();
-  std::shared_ptr<StreamObserver> observer;
+  const auto self = shared_from_this();
+  StreamObserver* observer = nullptr;  // as in OnRead
   absl::Status status;
   bool finish = false;
   {
@@ -205,7 +214,7 @@ void ServerCall::OnWrite(bool ok) {
       finish = TakeFinish();
       status = *closing_;
     } else if (ok) {
-      observer = observer_;
+      observer = observer_.get();
     }
   }
   if (finish) FinishWith(std::move(status), std::nullopt);
@@ -246,7 +255,7 @@ void ServerCall::Abort(absl::Status reason) {
 void ServerCall::CancelIfStill(bool ServerCall::*under_way) {
   core_->poller().RunAt(SteadyClock().Now() + kLastWriteGrace,
                         [under_way, weak = weak_from_this()] {
-                          const std::shared_ptr<ServerCall> self = weak.lock();
+                          const auto self = weak.lock();
                           if (self == nullptr) return;
                           std::shared_ptr<Grpc> grpc;
                           {
@@ -287,7 +296,7 @@ void ServerCall::FinishWith(absl::Status status,
 
 // The call is over for gRPC, by our status or because the caller went away.
 void ServerCall::OnDone(bool) {
-  const std::shared_ptr<ServerCall> self = shared_from_this();
+  const auto self = shared_from_this();
   bool finish;
   {
     MutexLock lock(mu_);
@@ -307,7 +316,7 @@ void ServerCall::OnDone(bool) {
 }
 
 void ServerCall::OnFinished(bool) {
-  const std::shared_ptr<ServerCall> self = shared_from_this();
+  const auto self = shared_from_this();
   {
     MutexLock lock(mu_);
     finished_ = true;

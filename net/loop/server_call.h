@@ -25,7 +25,7 @@ class ServerCall final : public Stream,
                          public std::enable_shared_from_this<ServerCall> {
  public:
   // Waits for one call to arrive.
-  static void Request(std::shared_ptr<Loop::Core> core);
+  static void Request(Loop::Core& core);
 
   explicit ServerCall(std::shared_ptr<Loop::Core> core);
   ~ServerCall() override;
@@ -46,6 +46,9 @@ class ServerCall final : public Stream,
   // REQUIRES: before Serve.
   void SetOwner(const void* owner, absl::AnyInvocable<void() &&> ended);
 
+  // Its owner has destroyed the stream.
+  void LetGo() ABSL_LOCKS_EXCLUDED(mu_);
+
   bool Write(Slices message) override;
   bool RunAfterBurst(absl::AnyInvocable<void() &&> fn) override;
   void Close(absl::Status status) override;
@@ -62,7 +65,7 @@ class ServerCall final : public Stream,
   void OnDone(bool ok);
   void OnFinished(bool ok);
 
-  void ReadPeer();
+  void ReadPeer(const grpc::GenericServerContext& context);
   void StartRead();
   static void ReadNext(Grpc& grpc);
   void FinishWith(absl::Status status, std::optional<grpc::ByteBuffer> last);
@@ -90,6 +93,7 @@ class ServerCall final : public Stream,
   std::optional<absl::Status> closing_ ABSL_GUARDED_BY(mu_);
   bool reading_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool let_go_ ABSL_GUARDED_BY(mu_) = false;  // before Serve, or after the end
   // The status is on its way, or was.
   bool finishing_ ABSL_GUARDED_BY(mu_) = false;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;

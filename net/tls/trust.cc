@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/tls/openssl.h"
@@ -57,10 +58,15 @@ struct Trust::Store {
   const openssl::Store x509;
 };
 
-Trust::Trust(std::shared_ptr<const Store> store) : store_(std::move(store)) {}
-
-absl::StatusOr<std::shared_ptr<const Trust::Store>> Trust::Read(
+absl::StatusOr<std::unique_ptr<Trust>> Trust::Create(
     const std::string& authorities, const std::string& revoked) {
+  auto trust = absl::WrapUnique(new Trust);
+  WEFT_RETURN_IF_ERROR(trust->Replace(authorities, revoked));
+  return trust;
+}
+
+absl::Status Trust::Replace(const std::string& authorities,
+                            const std::string& revoked) {
   const auto trusted =
       ReadAll<Certificate, X509>(authorities, PEM_read_bio_X509);
   if (trusted.empty())
@@ -76,18 +82,6 @@ absl::StatusOr<std::shared_ptr<const Trust::Store>> Trust::Read(
     X509_STORE_add_crl(store->x509.get(), list.get());
   if (!lists.empty())
     X509_STORE_set_flags(store->x509.get(), X509_V_FLAG_CRL_CHECK);
-  return store;
-}
-
-absl::StatusOr<std::shared_ptr<Trust>> Trust::Create(
-    const std::string& authorities, const std::string& revoked) {
-  WEFT_ASSIGN_OR_RETURN(auto store, Read(authorities, revoked));
-  return std::shared_ptr<Trust>(new Trust(std::move(store)));
-}
-
-absl::Status Trust::Replace(const std::string& authorities,
-                            const std::string& revoked) {
-  WEFT_ASSIGN_OR_RETURN(auto store, Read(authorities, revoked));
   MutexLock lock(mu_);
   store_.swap(store);
   return absl::OkStatus();

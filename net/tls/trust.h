@@ -21,7 +21,7 @@ class Trust {
  public:
   // PEM texts: one or more authorities, and the revocation lists that they have
   // signed, if any. kInvalidArgument says what cannot be read.
-  static absl::StatusOr<std::shared_ptr<Trust>> Create(
+  static absl::StatusOr<std::unique_ptr<Trust>> Create(
       const std::string& authorities, const std::string& revoked);
 
   // Believes these from now on. On an error, what was believed stays.
@@ -41,10 +41,8 @@ class Trust {
 
  private:
   struct Store;
-  explicit Trust(std::shared_ptr<const Store> store);
+  Trust() = default;
 
-  static absl::StatusOr<std::shared_ptr<const Store>> Read(
-      const std::string& authorities, const std::string& revoked);
   absl::Status Check(const std::string& certificate, const std::string& chain,
                      const std::string* host) const ABSL_LOCKS_EXCLUDED(mu_);
 
