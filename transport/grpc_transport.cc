@@ -42,7 +42,7 @@ constexpr int kDescriptorsOfConnection = 4;
 class GrpcConnection final : public Connection {
  public:
   // `channel`: the way to the peer; null where the peer opened the stream.
-  explicit GrpcConnection(std::shared_ptr<net::Stream> stream,
+  explicit GrpcConnection(std::unique_ptr<net::Stream> stream,
                           std::shared_ptr<net::Channel> channel = nullptr)
       : channel_(std::move(channel)), stream_(std::move(stream)) {}
 
@@ -69,7 +69,7 @@ class GrpcConnection final : public Connection {
 
  private:
   const std::shared_ptr<net::Channel> channel_;  // outlives its stream
-  const std::shared_ptr<net::Stream> stream_;
+  const std::unique_ptr<net::Stream> stream_;
 };
 
 // Forwards the events of a stream to the connection's observer.
@@ -120,8 +120,8 @@ class CallerStreamEars final : public StreamEars {
   bool has_message_ = false;  // on the Loop
 };
 
-// The acceptor of a purpose, which the endpoint's handler shares with the
-// transport.
+// The acceptor of a purpose. The endpoint's handler owns it; the transport,
+// which the endpoint outlives, sets its acceptor.
 class Door {
  public:
   Door(std::shared_ptr<MemoryExchange> memories,
@@ -134,11 +134,11 @@ class Door {
   }
 
   absl::StatusOr<std::shared_ptr<net::StreamObserver>> Enter(
-      std::shared_ptr<net::Stream> stream) ABSL_LOCKS_EXCLUDED(mu_) {
+      std::unique_ptr<net::Stream> stream) ABSL_LOCKS_EXCLUDED(mu_) {
     // Taken in any case, so that it does not wait there for ever.
-    std::shared_ptr<RingConnection> ring = TakeRings(*stream);
-    std::shared_ptr<Connection> connection =
-        std::make_shared<GrpcConnection>(std::move(stream));
+    const auto ring = TakeRings(*stream);
+    std::unique_ptr<Connection> connection =
+        std::make_unique<GrpcConnection>(std::move(stream));
     MutexLock lock(mu_);  // Set waits for who is entering
     if (acceptor_ == nullptr) {
       if (ring != nullptr) ring->Discard();
@@ -156,7 +156,7 @@ class Door {
       return observer.status();
     }
     ring->Observe(*std::move(observer));
-    return std::make_shared<StreamEars>(std::move(ring));
+    return std::make_shared<StreamEars>(ring);
   }
 
  private:
@@ -202,12 +202,12 @@ class GrpcTransport final : public Transport {
 
   void Register(const Purpose& purpose) override ABSL_LOCKS_EXCLUDED(mu_) {
     if (endpoint_ == nullptr) return;
-    auto door = std::make_shared<Door>(memories_, watch_);
+    auto door = std::make_unique<Door>(memories_, watch_);
     MutexLock lock(mu_);
-    if (!doors_.emplace(purpose.name, door).second) return;
+    if (!doors_.emplace(purpose.name, door.get()).second) return;
     endpoint_->RegisterStream(
         purpose.method,
-        [door](std::shared_ptr<net::Stream> stream) {
+        [door = std::move(door)](std::unique_ptr<net::Stream> stream) {
           return door->Enter(std::move(stream));
         },
         purpose.roles);
@@ -216,7 +216,7 @@ class GrpcTransport final : public Transport {
   void Accept(const Purpose& purpose, Acceptor acceptor) override
       ABSL_LOCKS_EXCLUDED(mu_) {
     if (endpoint_ == nullptr) return;
-    std::shared_ptr<Door> door;
+    Door* door;
     {
       MutexLock lock(mu_);
       const auto it = doors_.find(purpose.name);
@@ -227,19 +227,18 @@ class GrpcTransport final : public Transport {
     door->Set(std::move(acceptor));
   }
 
-  std::shared_ptr<Connection> Connect(
+  std::unique_ptr<Connection> Connect(
       const Purpose& purpose, const Destination& to,
       std::shared_ptr<ConnectionObserver> observer) override {
-    absl::StatusOr<std::shared_ptr<net::Channel>> channel =
-        ChannelTo(purpose, to);
+    auto channel = ChannelTo(purpose, to);
     if (!channel.ok()) return Fail(channel.status(), std::move(observer));
     net::Metadata metadata;
-    std::shared_ptr<RingConnection> ring = OfferRings(to, &metadata);
+    const auto ring = OfferRings(to, &metadata);
     if (ring != nullptr) {
       ring->Observe(std::move(observer));
       observer = ring;
     }
-    auto connection = std::make_shared<GrpcConnection>(
+    auto connection = std::make_unique<GrpcConnection>(
         (*channel)->OpenStream(purpose.method,
                                std::make_shared<CallerStreamEars>(
                                    std::move(observer), to, purpose),
@@ -293,12 +292,12 @@ class GrpcTransport final : public Transport {
     void Close(absl::Status) override {}
   };
 
-  std::shared_ptr<Connection> Fail(
+  std::unique_ptr<Connection> Fail(
       absl::Status status, std::shared_ptr<ConnectionObserver> observer) {
     loop_.Post([observer = std::move(observer), status = std::move(status)] {
       observer->OnClosed(status);
     });
-    return std::make_shared<NoConnection>();
+    return std::make_unique<NoConnection>();
   }
 
   // One channel for each purpose and name, to where it was last; gRPC keeps its
@@ -325,7 +324,7 @@ class GrpcTransport final : public Transport {
   const std::shared_ptr<net::MemoryWatch> watch_;
   Mutex mu_;
   // By the purpose's name.
-  std::map<std::string, std::shared_ptr<Door>> doors_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, Door*> doors_ ABSL_GUARDED_BY(mu_);
   // By the purpose's name and the peer's.
   std::map<std::pair<std::string, std::string>, Way> ways_ ABSL_GUARDED_BY(mu_);
 };

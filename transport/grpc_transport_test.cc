@@ -172,7 +172,7 @@ class MemoryOverTcp : public ::testing::Test {
                               const std::string& text) {
     const auto there =
         std::make_shared<HearingObserver>(from.transport().driver());
-    Accept([this, there](std::shared_ptr<Connection> connection) {
+    Accept([this, there](std::unique_ptr<Connection> connection) {
       names_.push_back(connection->ProvenName());
       there->echo = std::move(connection);
       return there;

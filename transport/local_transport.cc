@@ -25,18 +25,17 @@ class LocalNetwork::Pipe {
  public:
   using End = PipeEnd<Pipe>;
 
-  // One side's observer and the thread on which it hears.
+  // One side's observer and the thread on which it hears. That of side 1, which
+  // was connected to, has no observer before Accept.
   struct Side {
     std::shared_ptr<EventThread> thread;
     std::shared_ptr<ConnectionObserver> observer;
     bool writing = false;
   };
 
-  void SetSide(int side, std::shared_ptr<EventThread> thread,
-               std::shared_ptr<ConnectionObserver> observer) {
+  void SetSide(int side, Side to) {
     MutexLock lock(mu_);
-    sides_[side].thread = std::move(thread);
-    sides_[side].observer = std::move(observer);
+    sides_[side] = std::move(to);
   }
 
   bool Write(int side, Slices message) {
@@ -60,17 +59,21 @@ class LocalNetwork::Pipe {
 
   // The side that was connected to now listens; it hears what came before.
   void Accept(std::shared_ptr<ConnectionObserver> observer) {
-    MutexLock lock(mu_);
-    if (closed_) return;
-    Side& side = sides_[1];
-    side.observer = std::move(observer);
-    for (Slices& message : early_) {
-      side.thread->Post(
-          [observer = side.observer, m = std::move(message)]() mutable {
-            observer->OnMessage(std::move(m));
-          });
+    {
+      MutexLock lock(mu_);
+      if (closed_) return;
+      Side& side = sides_[1];
+      side.observer = std::move(observer);
+      for (Slices& message : early_) {
+        side.thread->Post(
+            [observer = side.observer, m = std::move(message)]() mutable {
+              observer->OnMessage(std::move(m));
+            });
+      }
+      early_.clear();
+      if (!dropped_) return;
     }
-    early_.clear();
+    Drop(1);
   }
 
   void Close(const absl::Status& status) {
@@ -83,6 +86,19 @@ class LocalNetwork::Pipe {
       });
       side.observer = nullptr;
     }
+  }
+
+  // The end of `side` was destroyed. If its acceptor has not answered yet, a
+  // refusal closes the pipe with its own status.
+  void Drop(int side) {
+    {
+      MutexLock lock(mu_);
+      if (side == 1 && sides_[1].observer == nullptr && !closed_) {
+        dropped_ = true;
+        return;
+      }
+    }
+    Close(absl::CancelledError("the connection was destroyed"));
   }
 
   void set_self(std::weak_ptr<Pipe> self) { self_ = std::move(self); }
@@ -103,6 +119,7 @@ class LocalNetwork::Pipe {
   Side sides_[2] ABSL_GUARDED_BY(mu_);
   std::vector<Slices> early_ ABSL_GUARDED_BY(mu_);
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
+  bool dropped_ ABSL_GUARDED_BY(mu_) = false;  // by its acceptor
 };
 
 // The endpoints of the network by address.
@@ -140,22 +157,20 @@ class LocalNetwork::Switch {
     it->second = std::move(acceptor);
   }
 
-  // Null where there is no such transport.
-  std::shared_ptr<EventThread> FindThread(const std::string& address) {
-    MutexLock lock(mu_);
-    const auto it = ports_.find(address);
-    return it == ports_.end() ? nullptr : it->second.thread;
-  }
-
-  // Never null.
-  absl::StatusOr<Transport::Acceptor> FindAcceptor(const Destination& to,
-                                                   const Purpose& purpose) {
+  // The acceptor, which is not null, and the thread on which it runs.
+  struct Listener {
+    std::shared_ptr<EventThread> thread;
+    Transport::Acceptor acceptor;
+  };
+  absl::StatusOr<Listener> Find(const Destination& to, const Purpose& purpose) {
     MutexLock lock(mu_);
     const auto port = ports_.find(to.address);
     if (port != ports_.end()) {
       const auto& acceptors = port->second.acceptors;
       const auto it = acceptors.find(purpose.name);
-      if (it != acceptors.end() && it->second != nullptr) return it->second;
+      if (it != acceptors.end() && it->second != nullptr) {
+        return Listener{port->second.thread, it->second};
+      }
       // One without any purpose is still being set up.
       if (it == acceptors.end() && !acceptors.empty()) {
         return NotServed(to, purpose, "it is registered for other purposes");
@@ -166,23 +181,29 @@ class LocalNetwork::Switch {
   }
 
   void Track(const std::string& a, const std::string& b,
-             const std::shared_ptr<Pipe>& pipe) {
+             std::weak_ptr<Pipe> pipe) {
     MutexLock lock(mu_);
     pipes_.erase(
         std::remove_if(pipes_.begin(), pipes_.end(),
                        [](const Tracked& t) { return t.pipe.expired(); }),
         pipes_.end());
-    pipes_.push_back(Tracked{a, b, pipe});
+    pipes_.push_back(Tracked{a, b, std::move(pipe)});
   }
 
-  std::vector<std::shared_ptr<Pipe>> PipesOf(const std::string& address) {
-    std::vector<std::shared_ptr<Pipe>> found;
-    MutexLock lock(mu_);
-    for (const Tracked& t : pipes_) {
-      if (t.a != address && t.b != address) continue;
-      if (auto pipe = t.pipe.lock()) found.push_back(std::move(pipe));
+  // Breaks all pipes to or from `address`.
+  void Break(const std::string& address) {
+    std::vector<std::shared_ptr<Pipe>> found;  // closed without the lock
+    {
+      MutexLock lock(mu_);
+      for (const Tracked& t : pipes_) {
+        if (t.a != address && t.b != address) continue;
+        if (auto pipe = t.pipe.lock()) found.push_back(std::move(pipe));
+      }
     }
-    return found;
+    for (const auto& pipe : found) {
+      pipe->Close(absl::UnavailableError(
+          absl::StrCat("the connection with ", address, " broke")));
+    }
   }
 
  private:
@@ -209,16 +230,9 @@ class LocalNetwork::LocalTransport final : public Transport {
 
   ~LocalTransport() override {
     switch_->Remove(address_);
-    BreakAll(*switch_, address_);
+    switch_->Break(address_);
     // Connections may hold the thread longer, and release it on the thread.
     thread_->Stop();
-  }
-
-  static void BreakAll(Switch& network, const std::string& address) {
-    for (const auto& pipe : network.PipesOf(address)) {
-      pipe->Close(absl::UnavailableError(
-          absl::StrCat("the connection with ", address, " broke")));
-    }
   }
 
   Driver& driver() override { return ParkingDriver(); }
@@ -234,30 +248,25 @@ class LocalNetwork::LocalTransport final : public Transport {
     if (ends) AwaitTimers();
   }
 
-  std::shared_ptr<Connection> Connect(
+  std::unique_ptr<Connection> Connect(
       const Purpose& purpose, const Destination& to,
       std::shared_ptr<ConnectionObserver> observer) override {
     auto pipe = std::make_shared<Pipe>();
     pipe->set_self(pipe);
-    pipe->SetSide(0, thread_, std::move(observer));
-    auto end = std::make_shared<Pipe::End>(pipe, 0);
-    const absl::Status found = switch_->FindAcceptor(to, purpose).status();
-    const std::shared_ptr<EventThread> thread = switch_->FindThread(to.address);
-    if (!found.ok() || thread == nullptr) {
-      pipe->Close(found.ok() ? absl::UnavailableError(absl::StrCat(
-                                   "nobody listens at ", to.address))
-                             : found);
+    pipe->SetSide(0, {thread_, std::move(observer)});
+    auto end = std::make_unique<Pipe::End>(pipe, 0);
+    const auto listener = switch_->Find(to, purpose);
+    if (!listener.ok()) {
+      pipe->Close(listener.status());
       return end;
     }
     switch_->Track(address_, to.address, pipe);
-    pipe->SetSide(1, thread, nullptr);
-    thread->Post([pipe, network = switch_, to, purpose] {
-      const absl::StatusOr<Acceptor> acceptor =
-          network->FindAcceptor(to, purpose);
-      if (!acceptor.ok()) return pipe->Close(acceptor.status());
-      // Kept, so that a refusal closes it with its own status.
-      const auto end = std::make_shared<Pipe::End>(pipe, 1);
-      auto accepted = (*acceptor)(end);
+    pipe->SetSide(1, {listener->thread, nullptr});
+    listener->thread->Post([pipe, network = switch_, to, purpose] {
+      // Its acceptor may be another by now.
+      const auto listener = network->Find(to, purpose);
+      if (!listener.ok()) return pipe->Close(listener.status());
+      auto accepted = listener->acceptor(std::make_unique<Pipe::End>(pipe, 1));
       if (!accepted.ok()) return pipe->Close(accepted.status());
       pipe->Accept(*std::move(accepted));
     });
@@ -295,7 +304,7 @@ absl::StatusOr<std::unique_ptr<Transport>> LocalNetwork::MakeTransport(
 }
 
 void LocalNetwork::Break(const std::string& address) {
-  LocalTransport::BreakAll(*switch_, address);
+  switch_->Break(address);
 }
 
 }  // namespace weft::transport

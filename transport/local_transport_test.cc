@@ -36,7 +36,7 @@ class LocalNetworkTest : public ::testing::Test {
     EXPECT_THAT(made, IsOk());
     (*made)->Register(TestPurpose());
     (*made)->Accept(TestPurpose(), [driver = &(*made)->driver()](
-                                       std::shared_ptr<Connection> connection) {
+                                       std::unique_ptr<Connection> connection) {
       auto observer = std::make_shared<HearingObserver>(*driver);
       observer->echo = std::move(connection);
       return observer;

@@ -13,7 +13,8 @@
 namespace weft::transport {
 
 // `Pipe` has bool Write(int side, Slices message), false if one is under way or
-// the pipe is closed, and void Close(absl::Status).
+// the pipe is closed, void Close(absl::Status), and void Drop(int side), for
+// when the end of that side is destroyed.
 //
 // Thread-safety: as that of `Pipe`.
 template <typename Pipe>
@@ -21,9 +22,7 @@ class PipeEnd final : public Connection {
  public:
   PipeEnd(std::shared_ptr<Pipe> pipe, int side)
       : pipe_(std::move(pipe)), side_(side) {}
-  ~PipeEnd() override {
-    pipe_->Close(absl::CancelledError("the connection was destroyed"));
-  }
+  ~PipeEnd() override { pipe_->Drop(side_); }
   Written Write(Slices message) override {
     return pipe_->Write(side_, std::move(message)) ? Written::kUnderWay
                                                    : Written::kRefused;

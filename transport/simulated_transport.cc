@@ -89,6 +89,26 @@ class SimulatedNetwork::Pipe : public std::enable_shared_from_this<Pipe> {
     }
   }
 
+  // The end of `side` was destroyed. If its acceptor has not answered yet, a
+  // refusal closes the pipe with its own status.
+  void Drop(int side) {
+    if (side == 1 && is_entering_) {
+      dropped_ = true;
+    } else {
+      Close(absl::CancelledError("the connection was destroyed"));
+    }
+  }
+  // Has `acceptor` take side 1.
+  void Enter(const Transport::Acceptor& acceptor) {
+    is_entering_ = true;
+    auto accepted =
+        acceptor(std::make_unique<PipeEnd<Pipe>>(shared_from_this(), 1));
+    is_entering_ = false;
+    if (!accepted.ok()) return Close(accepted.status());
+    SetObserver(1, *std::move(accepted));
+    if (dropped_) Drop(1);
+  }
+
   // Nothing arrives any more; in time both ends learn of it.
   void GoSilent() {
     for (Side& side : sides_) side.deaf = true;
@@ -183,6 +203,8 @@ class SimulatedNetwork::Pipe : public std::enable_shared_from_this<Pipe> {
   SimulatedNetwork& network_;
   const std::string addresses_[2];
   Side sides_[2];
+  bool is_entering_ = false;
+  bool dropped_ = false;  // by its acceptor
 };
 
 class SimulatedNetwork::SimulatedTransport final : public Transport {
@@ -209,7 +231,7 @@ class SimulatedNetwork::SimulatedTransport final : public Transport {
     if (it != acceptors.end()) it->second = std::move(acceptor);
   }
 
-  std::shared_ptr<Connection> Connect(
+  std::unique_ptr<Connection> Connect(
       const Purpose& purpose, const Destination& to,
       std::shared_ptr<ConnectionObserver> observer) override {
     auto pipe = std::make_shared<Pipe>(network_, address_, to.address);
@@ -223,10 +245,10 @@ class SimulatedNetwork::SimulatedTransport final : public Transport {
     network_.simulator_.After(
         network_.options_.min_latency / 2,
         [&network = network_, pipe, to, purpose] {
-          network.Arrive(pipe, to, purpose);
+          network.Arrive(*pipe, to, purpose);
         },
         "connect");
-    return std::make_shared<PipeEnd<Pipe>>(pipe, 0);
+    return std::make_unique<PipeEnd<Pipe>>(pipe, 0);
   }
 
   TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) override {
@@ -331,23 +353,19 @@ absl::StatusOr<Transport::Acceptor> SimulatedNetwork::FindAcceptor(
       absl::StrCat("nobody accepts connections at ", to.address));
 }
 
-void SimulatedNetwork::Arrive(const std::shared_ptr<Pipe>& pipe,
-                              const Destination& to, const Purpose& purpose) {
+void SimulatedNetwork::Arrive(Pipe& pipe, const Destination& to,
+                              const Purpose& purpose) {
   // A message of a sender that has closed the connection may still be in
   // transit.
-  if (pipe->is_closed(1) || pipe->is_deaf()) return;
-  if (IsCut(pipe->address(0), to.address) ||
-      IsCut(to.address, pipe->address(0))) {
-    return pipe->GoSilent();
+  if (pipe.is_closed(1) || pipe.is_deaf()) return;
+  if (IsCut(pipe.address(0), to.address) ||
+      IsCut(to.address, pipe.address(0))) {
+    return pipe.GoSilent();
   }
   const absl::StatusOr<Transport::Acceptor> acceptor =
       FindAcceptor(to, purpose);
-  if (!acceptor.ok()) return pipe->Close(acceptor.status());
-  // Kept, so that a refusal closes it with its own status.
-  const auto end = std::make_shared<PipeEnd<Pipe>>(pipe, 1);
-  auto accepted = (*acceptor)(end);
-  if (!accepted.ok()) return pipe->Close(accepted.status());
-  pipe->SetObserver(1, *std::move(accepted));
+  if (!acceptor.ok()) return pipe.Close(acceptor.status());
+  pipe.Enter(*acceptor);
 }
 
 absl::Duration SimulatedNetwork::TimeToLeave(const Slices& message) const {

@@ -105,8 +105,7 @@ class SimulatedNetwork {
   }
   // How long `message` keeps its direction of the connection busy.
   absl::Duration TimeToLeave(const Slices& message) const;
-  void Arrive(const std::shared_ptr<Pipe>& pipe, const Destination& to,
-              const Purpose& purpose);
+  void Arrive(Pipe& pipe, const Destination& to, const Purpose& purpose);
   absl::StatusOr<Transport::Acceptor> FindAcceptor(
       const Destination& to, const Purpose& purpose) const;
 

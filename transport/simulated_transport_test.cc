@@ -334,7 +334,7 @@ TEST(SimulatedNetwork, SeedDecidesWhatHappens) {
     b->Register(TestPurpose());
     for (int i = 0; i < 20; ++i) {
       const auto there = std::make_shared<HearingObserver>(b->driver());
-      b->Accept(TestPurpose(), [there](std::shared_ptr<Connection> connection) {
+      b->Accept(TestPurpose(), [there](std::unique_ptr<Connection> connection) {
         there->echo = std::move(connection);
         return there;
       });

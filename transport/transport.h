@@ -46,7 +46,8 @@ struct BodyMemory {
   std::shared_ptr<memory::Segment> segment;  // keeps both mapped
 };
 
-// One end of an ordered pipe of messages. Destroying the last handle closes it.
+// One end of an ordered pipe of messages, owned by who opened or accepted it.
+// Destroying it closes the pipe.
 //
 // Thread-safety: thread-safe.
 class Connection {
@@ -114,7 +115,7 @@ class Transport {
   // Returns the observer of a connection that a peer opened, or why not.
   using Acceptor =
       std::function<absl::StatusOr<std::shared_ptr<ConnectionObserver>>(
-          std::shared_ptr<Connection>)>;
+          std::unique_ptr<Connection>)>;
 
   virtual ~Transport() = default;
 
@@ -135,7 +136,7 @@ class Transport {
   // not run inside Connect. Messages may be written at once. kUnavailable: the
   // peer is not there, or has no acceptor yet; kUnimplemented: it does not
   // serve `purpose`.
-  virtual std::shared_ptr<Connection> Connect(
+  virtual std::unique_ptr<Connection> Connect(
       const Purpose& purpose, const Destination& to,
       std::shared_ptr<ConnectionObserver> observer) = 0;
 

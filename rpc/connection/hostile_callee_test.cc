@@ -39,7 +39,7 @@ class HostileCalleeTest : public HostilePeerTest {
     at_peer_.Register(ConnectionPurpose());
     at_peer_.Accept(
         ConnectionPurpose(),
-        [this](std::shared_ptr<transport::Connection> connection) {
+        [this](std::unique_ptr<transport::Connection> connection) {
           connection_ = std::move(connection);
           return std::shared_ptr<transport::ConnectionObserver>(peer_);
         });
@@ -222,7 +222,7 @@ class Door final : public transport::Transport {
   void Accept(const transport::Purpose&, Acceptor acceptor) override {
     open = std::move(acceptor);
   }
-  std::shared_ptr<transport::Connection> Connect(
+  std::unique_ptr<transport::Connection> Connect(
       const transport::Purpose& purpose, const transport::Destination& to,
       std::shared_ptr<transport::ConnectionObserver> observer) override {
     return inner_->Connect(purpose, to, std::move(observer));
@@ -258,7 +258,7 @@ class HostileReader : public ::testing::Test {
  protected:
   HostileReader() {
     agent_ = MakeAgent(door_, directory_, 1, &executor_);
-    observer_ = *door_.open(std::make_shared<SlowConnection>());
+    observer_ = *door_.open(std::make_unique<SlowConnection>());
     BatchWriter batch;
     batch.Add(Introduction());
     observer_->OnMessage(std::move(batch).Finish());

@@ -76,11 +76,11 @@ TEST_F(HostileCallerTest, MemoryIsNotUsedBeforeAdmission) {
   chunk.in_memory = 4096;
   Write(chunk);
   ExpectClosed("");
-  EXPECT_EQ(depot_->asked, 0);
+  EXPECT_EQ(depot_.asked, 0);
 }
 
 TEST_F(HostileCallerTest, ChunkInMemoryThatIsNotSharedEndsTheConnection) {
-  depot_->has_none = true;
+  depot_.has_none = true;
   Request request;
   request.id = 1;
   request.function = "none";

@@ -115,7 +115,7 @@ struct End {
   const std::shared_ptr<FakeStream> stream = std::make_shared<FakeStream>();
   const std::shared_ptr<Ears> ears = std::make_shared<Ears>();
   std::shared_ptr<transport::RingConnection> ring;
-  std::shared_ptr<transport::Connection> connection;
+  std::unique_ptr<transport::Connection> connection;
 };
 
 class RingConnectionTest : public ::testing::Test {
@@ -394,8 +394,7 @@ class RingTransportPair final : public transport::TransportPair {
 
  private:
   transport::LocalNetwork network_;
-  std::shared_ptr<transport::RingDepot> depot_ =
-      std::make_shared<transport::RingDepot>();
+  transport::RingDepot depot_;
   transport::RingTransport a_{network_.MakeTransport("a").value(), "a", depot_};
   transport::RingTransport b_{network_.MakeTransport("b").value(), "b", depot_};
 };
@@ -430,8 +429,7 @@ class RingAgents : public ::testing::Test {
   }
 
   transport::LocalNetwork network_;
-  const std::shared_ptr<transport::RingDepot> depot_ =
-      std::make_shared<transport::RingDepot>();
+  transport::RingDepot depot_;
   FixedDirectory directory_;
   std::vector<std::unique_ptr<transport::Transport>> transports_;
   std::vector<std::unique_ptr<Agent>> agents_;

@@ -68,8 +68,7 @@ class SharedMemoryTest : public ::testing::Test {
     }
   }
 
-  const std::shared_ptr<transport::MemoryDepot> depot_ =
-      std::make_shared<transport::MemoryDepot>();
+  transport::MemoryDepot depot_;
   transport::LocalNetwork network_;
   FixedDirectory directory_;
   std::vector<std::unique_ptr<transport::Transport>> transports_;
@@ -79,12 +78,12 @@ class SharedMemoryTest : public ::testing::Test {
 TEST_F(SharedMemoryTest, LargeBodiesPassThroughItBothWays) {
   Start();
   WarmUp();
-  EXPECT_EQ(depot_->ends, 2);
-  const int64_t before = depot_->written_bytes;
+  EXPECT_EQ(depot_.ends, 2);
+  const int64_t before = depot_.written_bytes;
   // Some times as much as the memory holds.
   const Floats body = Body(6 << 20, 2);
   ASSERT_EQ(*Call(agents_[0]->To("w1"), Mirror, body), body);
-  EXPECT_LT(depot_->written_bytes - before, 32 << 10);
+  EXPECT_LT(depot_.written_bytes - before, 32 << 10);
 }
 
 // So that the receiver copies out while the sender copies in.
@@ -92,10 +91,10 @@ TEST_F(SharedMemoryTest, BodyOfSomeHundredKilobytesLeavesInSeveralChunks) {
   Start();
   WarmUp();
   const auto messages_of = [&](size_t elements) {
-    const int64_t before = depot_->written_messages;
+    const int64_t before = depot_.written_messages;
     EXPECT_EQ(*Call(agents_[0]->To("w1"), Size, Body(elements, 3)),
               static_cast<int64_t>(elements));
-    return depot_->written_messages - before;
+    return depot_.written_messages - before;
   };
   EXPECT_GE(messages_of(100000), 5);  // four chunks, and the reply
   EXPECT_LE(messages_of(30000), 3);   // 117 KiB: one chunk
@@ -106,21 +105,21 @@ TEST_F(SharedMemoryTest, CalleeMayUseItFirst) {
   const Target w1 = agents_[0]->To("w1");
   for (int i = 0; i < 5; ++i)
     ASSERT_EQ(Call(w1, MakeFloats, 7900)->size(), 7900u);
-  EXPECT_EQ(depot_->asked, 0);  // 31 KB: not worth it
+  EXPECT_EQ(depot_.asked, 0);  // 31 KB: not worth it
   for (int i = 0; i < 5; ++i)
     ASSERT_EQ(Call(w1, MakeFloats, 8300)->size(), 8300u);
-  EXPECT_EQ(depot_->ends, 2);
+  EXPECT_EQ(depot_.ends, 2);
 }
 
 TEST_F(SharedMemoryTest, WithoutItBodiesLeaveWithTheMessages) {
-  depot_->has_none = true;
+  depot_.has_none = true;
   Start();
   const Floats body = Body(3 << 20, 3);
   for (int i = 0; i < 3; ++i) {
     ASSERT_EQ(*Call(agents_[0]->To("w1"), Mirror, body), body);
   }
-  EXPECT_EQ(depot_->asked, 2);  // once by each end
-  EXPECT_EQ(depot_->ends, 0);
+  EXPECT_EQ(depot_.asked, 2);  // once by each end
+  EXPECT_EQ(depot_.ends, 0);
 }
 
 TEST_F(SharedMemoryTest, SmallCallsShareNothing) {
@@ -128,7 +127,7 @@ TEST_F(SharedMemoryTest, SmallCallsShareNothing) {
   for (int i = 0; i < 100; ++i) {
     ASSERT_EQ(*Call(agents_[0]->To("w1"), Size, Body(100, i)), 100);
   }
-  EXPECT_EQ(depot_->asked, 0);
+  EXPECT_EQ(depot_.asked, 0);
 }
 
 TEST_F(SharedMemoryTest, CallsOfManySizesFromManyThreadsKeepTheirBytes) {
@@ -156,7 +155,7 @@ TEST_F(SharedMemoryTest, CallsOfManySizesFromManyThreadsKeepTheirBytes) {
     return absl::OkStatus();
   });
   for (const absl::Status& status : statuses) EXPECT_THAT(status, IsOk());
-  EXPECT_EQ(depot_->ends, 4);  // w0 calls w1, and w1 calls w0
+  EXPECT_EQ(depot_.ends, 4);  // w0 calls w1, and w1 calls w0
 }
 
 TEST_F(SharedMemoryTest, ABrokenConnectionLeavesItAndTheNextHasItsOwn) {
@@ -169,7 +168,7 @@ TEST_F(SharedMemoryTest, ABrokenConnectionLeavesItAndTheNextHasItsOwn) {
     ASSERT_EQ(*call.Wait(absl::Seconds(60)), body);
   }
   WarmUp();
-  EXPECT_GT(depot_->ends, 2);
+  EXPECT_GT(depot_.ends, 2);
 }
 
 // Another process may write what it likes there, at any time.
@@ -180,7 +179,7 @@ TEST_F(SharedMemoryTest, OverwrittenSharedMemoryGarblesOnlyTheBytes) {
   std::thread scribbler([&] {
     std::mt19937_64 random(5);
     while (!stop) {
-      for (const auto& segment : depot_->segments()) {
+      for (const auto& segment : depot_.segments()) {
         for (int i = 0; i < 1000; ++i) {
           auto* const bytes =
               reinterpret_cast<volatile uint8_t*>(segment->data());
@@ -215,11 +214,11 @@ TEST(SimulatedSharedMemory, EachCallRunsOnceWithItsBytesUnderAnyFaults) {
   constexpr int64_t kCalls = 12;
   int ends = 0;
   for (uint64_t seed = 1; seed <= 30; ++seed) {
+    transport::MemoryDepot depot;
     sim::Simulator simulator(seed);
     transport::SimulatedNetwork::Options network_options;
     network_options.breaks = 0.05;
     transport::SimulatedNetwork network(simulator, network_options);
-    const auto depot = std::make_shared<transport::MemoryDepot>();
     FixedDirectory directory;
     InlineExecutor executor;
     std::vector<std::unique_ptr<transport::Transport>> transports;
@@ -244,7 +243,7 @@ TEST(SimulatedSharedMemory, EachCallRunsOnceWithItsBytesUnderAnyFaults) {
       EXPECT_EQ(*is_whole, 1) << "seed " << seed;
     }
     EXPECT_THAT(marks, ::testing::Each(1)) << "seed " << seed;
-    ends += depot->ends;
+    ends += depot.ends;
     agents.clear();
   }
   EXPECT_GT(ends, 10);

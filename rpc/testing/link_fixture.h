@@ -112,17 +112,16 @@ class HostilePeerTest : public ::testing::Test {
   }
 
   telemetry::Telemetry telemetry_{Silently()};
+  transport::MemoryDepot depot_;
   sim::Simulator simulator_{1};
   transport::SimulatedNetwork network_{simulator_,
                                        transport::SimulatedNetwork::Options()};
-  const std::shared_ptr<transport::MemoryDepot> depot_ =
-      std::make_shared<transport::MemoryDepot>();
   FixedDirectory directory_;
   InlineExecutor executor_;
   transport::SharingTransport at_agent_;
   transport::SharingTransport at_peer_;
   const std::shared_ptr<Hostile> peer_ = std::make_shared<Hostile>();
-  std::shared_ptr<transport::Connection> connection_;
+  std::unique_ptr<transport::Connection> connection_;
   std::unique_ptr<Agent> agent_;
 };
 

@@ -203,7 +203,7 @@ class Run {
   const std::shared_ptr<RingObserver> observer_ =
       std::make_shared<RingObserver>();
   std::shared_ptr<transport::RingConnection> ring_;
-  std::shared_ptr<transport::Connection> connection_;
+  std::unique_ptr<transport::Connection> connection_;
 };
 
 std::vector<std::string> Seeds() {

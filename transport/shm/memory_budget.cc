@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -124,7 +125,7 @@ absl::StatusOr<std::shared_ptr<MemoryBudget>> MemoryBudget::Open(
         return absl::UnavailableError(absl::StrCat(
             "shared memory: cannot write ", path, ": ", strerror(errno)));
       }
-      return std::shared_ptr<MemoryBudget>(
+      return absl::WrapUnique(
           new MemoryBudget(std::move(fd), directory, bytes, index));
     }
     absl::SleepFor(kBetweenAttempts);
@@ -146,17 +147,13 @@ MemoryBudget::~MemoryBudget() {
   RemoveUnused(directory_);
 }
 
-absl::StatusOr<std::shared_ptr<const void>> MemoryBudget::Reserve(
-    int64_t bytes) {
+absl::StatusOr<MemoryBudget::Reservation> MemoryBudget::Reserve(int64_t bytes) {
   WEFT_CHECK(bytes > 0);
   const int64_t units = (bytes + kUnitBytes - 1) / kUnitBytes;
   int64_t used = 0;
   MutexLock lock(mu_);
   if (units <= kMostUnits - own_ && TryReserve(units, &used)) {
-    return std::shared_ptr<const void>(
-        nullptr, [self = shared_from_this(), units](const void*) {
-          self->Release(units);
-        });
+    return Reservation(shared_from_this(), units);
   }
   return absl::ResourceExhaustedError(absl::StrCat(
       "the job's workers on this host have ", MebibytesOf(used), " of the ",

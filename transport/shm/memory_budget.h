@@ -49,11 +49,34 @@ class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
   // Removes the file if it was the last that had it open.
   ~MemoryBudget();
 
-  // Counts `bytes`, rounded up to units, until the last copy of the handle is
-  // released. kResourceExhausted names the budget, what is in use of it and the
-  // option that raises it. REQUIRES: bytes > 0.
-  absl::StatusOr<std::shared_ptr<const void>> Reserve(int64_t bytes)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  // What Reserve() counts, until this ends; it keeps the budget. An empty one
+  // counts nothing. Thread-safety: one thread at a time.
+  class Reservation {
+   public:
+    Reservation() = default;
+    Reservation(Reservation&&) = default;
+    Reservation& operator=(Reservation&& other) {
+      Reservation former(std::move(*this));
+      budget_ = std::move(other.budget_);
+      units_ = other.units_;
+      return *this;
+    }
+    ~Reservation() {
+      if (budget_ != nullptr) budget_->Release(units_);
+    }
+
+   private:
+    friend class MemoryBudget;
+    Reservation(std::shared_ptr<MemoryBudget> budget, int64_t units)
+        : budget_(std::move(budget)), units_(units) {}
+
+    std::shared_ptr<MemoryBudget> budget_;  // null: empty
+    int64_t units_ = 0;
+  };
+
+  // Counts `bytes`, rounded up to units. kResourceExhausted names the budget,
+  // what is in use of it and the option that raises it. REQUIRES: bytes > 0.
+  absl::StatusOr<Reservation> Reserve(int64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
 
   // What all processes use.
   int64_t used_bytes() ABSL_LOCKS_EXCLUDED(mu_);

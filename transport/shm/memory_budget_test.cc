@@ -52,20 +52,20 @@ TEST_F(MemoryBudgetTest, IsSharedByAllThatOpenIt) {
                     HasSubstr(directory_.path()),
                     HasSubstr("0.0625 MiB more are wanted"),
                     HasSubstr("--shared-memory-budget")));
-  *six = nullptr;
+  *six = {};
   EXPECT_EQ(b->used_bytes(), 4 * kUnit);
 }
 
 TEST_F(MemoryBudgetTest, FreedPiecesServeOneLargerReservation) {
   const auto a = Open(12);
   const auto b = Open(12);
-  std::vector<std::shared_ptr<const void>> places;
+  std::vector<MemoryBudget::Reservation> places;
   for (int i = 0; i < 12; ++i) {
     auto place = (i % 2 == 0 ? a : b)->Reserve(kUnit);
     WEFT_ASSERT_OK(place.status());
     places.push_back(*std::move(place));
   }
-  for (int i = 0; i < 12; i += 2) places[i] = nullptr;  // those of a
+  for (int i = 0; i < 12; i += 2) places[i] = {};  // those of a
   EXPECT_EQ(a->used_bytes(), 6 * kUnit);
   EXPECT_THAT(b->Reserve(7 * kUnit).status(),
               StatusIs(absl::StatusCode::kResourceExhausted));

@@ -45,21 +45,34 @@ uint64_t NewToken() {
   return uint64_t{random()} << 32 | random();
 }
 
-// The segment, with its place among the memories.
-std::shared_ptr<memory::Segment> Share(memory::Segment segment,
-                                       std::shared_ptr<void> place,
-                                       std::shared_ptr<const void> counted) {
+}  // namespace
+
+// A place among the memories, given back when it ends.
+class MemoryExchange::Place {
+ public:
+  // REQUIRES: counted in rings_.
+  explicit Place(std::shared_ptr<MemoryExchange> exchange)
+      : exchange_(std::move(exchange)) {}
+  Place(Place&&) = default;
+  ~Place() {
+    if (exchange_ != nullptr) --exchange_->rings_;
+  }
+
+ private:
+  std::shared_ptr<MemoryExchange> exchange_;
+};
+
+std::shared_ptr<memory::Segment> MemoryExchange::Share(
+    memory::Segment segment, Place place, MemoryBudget::Reservation counted) {
   struct Placed {
     memory::Segment segment;
-    std::shared_ptr<void> place;
-    std::shared_ptr<const void> counted;
+    Place place;
+    MemoryBudget::Reservation counted;
   };
   auto placed = std::make_shared<Placed>(
       Placed{std::move(segment), std::move(place), std::move(counted)});
-  return std::shared_ptr<memory::Segment>(placed, &placed->segment);
+  return {placed, &placed->segment};
 }
-
-}  // namespace
 
 void MemoryExchange::Open(const std::string& address, const std::string& name) {
   if (max_memories_ == 0) return;
@@ -100,9 +113,8 @@ std::optional<std::string> MemoryExchange::PathTo(
 
 absl::StatusOr<OfferedRings> MemoryExchange::OfferRings(
     const std::string& path) {
-  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve());
-  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<const void> counted,
-                        Count(SharedRings::kRingBytes));
+  WEFT_ASSIGN_OR_RETURN(Place place, Reserve());
+  WEFT_ASSIGN_OR_RETURN(auto counted, Count(SharedRings::kRingBytes));
   absl::StatusOr<memory::Segment> segment = SharedRings::CreateMemory();
   if (!segment.ok()) return Note(segment.status());
   absl::StatusOr<net::EventFd> own = net::EventFd::Create();
@@ -121,7 +133,7 @@ absl::StatusOr<OfferedRings> MemoryExchange::OfferRings(
 absl::StatusOr<SharedRings> MemoryExchange::TakeRings(uint64_t token) {
   if (!is_open()) return NotHere();
   WEFT_ASSIGN_OR_RETURN(auto descriptors, TakeAll(token, 3));
-  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve());
+  WEFT_ASSIGN_OR_RETURN(Place place, Reserve());
   absl::StatusOr<memory::Segment> segment =
       SharedRings::MapMemory(descriptors[0].Release());
   if (!segment.ok()) return Note(segment.status());
@@ -133,7 +145,7 @@ absl::StatusOr<SharedRings> MemoryExchange::TakeRings(uint64_t token) {
       net::EventFd::FromDescriptor(std::move(descriptors[2]));
   if (!own.ok()) return Note(own.status());
   // The caller has counted them.
-  return SharedRings{Share(*std::move(segment), std::move(place), nullptr),
+  return SharedRings{Share(*std::move(segment), std::move(place), {}),
                      *std::move(own), *std::move(peer), false, CountBodies()};
 }
 
@@ -148,8 +160,7 @@ absl::StatusOr<std::vector<net::Descriptor>> MemoryExchange::TakeAll(
                    " were handed over")));
 }
 
-// A place among the memories, given back when the last handle goes.
-absl::StatusOr<std::shared_ptr<void>> MemoryExchange::Reserve() {
+absl::StatusOr<MemoryExchange::Place> MemoryExchange::Reserve() {
   if (rings_.fetch_add(1) >= max_memories_) {
     rings_.fetch_sub(1);
     return Note(absl::ResourceExhaustedError(
@@ -157,19 +168,17 @@ absl::StatusOr<std::shared_ptr<void>> MemoryExchange::Reserve() {
                      " connections have shared memory already; more with "
                      "--shared-memories")));
   }
-  return std::shared_ptr<void>(
-      nullptr, [self = shared_from_this()](void*) { --self->rings_; });
+  return Place(shared_from_this());
 }
 
-absl::StatusOr<std::shared_ptr<const void>> MemoryExchange::Count(
-    int64_t bytes) {
-  if (budget_ == nullptr) return nullptr;
-  absl::StatusOr<std::shared_ptr<const void>> counted = budget_->Reserve(bytes);
+absl::StatusOr<MemoryBudget::Reservation> MemoryExchange::Count(int64_t bytes) {
+  if (budget_ == nullptr) return MemoryBudget::Reservation();
+  auto counted = budget_->Reserve(bytes);
   if (!counted.ok()) return Note(counted.status());
   return counted;
 }
 
-std::function<absl::StatusOr<std::shared_ptr<const void>>()>
+std::function<absl::StatusOr<MemoryBudget::Reservation>()>
 MemoryExchange::CountBodies() {
   return [self = shared_from_this()] {
     return self->Count(2 * BodyMemory::kBytes);

@@ -75,11 +75,16 @@ class MemoryExchange : public std::enable_shared_from_this<MemoryExchange> {
 
  private:
   absl::Status Bind(const std::string& path);
+  class Place;
+
   // A place among the connections that share memory.
-  absl::StatusOr<std::shared_ptr<void>> Reserve();
-  // Counted against the budget; null where there is none.
-  absl::StatusOr<std::shared_ptr<const void>> Count(int64_t bytes);
-  std::function<absl::StatusOr<std::shared_ptr<const void>>()> CountBodies();
+  absl::StatusOr<Place> Reserve();
+  // Counted against the budget; empty where there is none.
+  absl::StatusOr<MemoryBudget::Reservation> Count(int64_t bytes);
+  std::function<absl::StatusOr<MemoryBudget::Reservation>()> CountBodies();
+  // The segment, with what it takes.
+  static std::shared_ptr<memory::Segment> Share(
+      memory::Segment segment, Place place, MemoryBudget::Reservation counted);
   absl::StatusOr<std::vector<net::Descriptor>> TakeAll(uint64_t token,
                                                        size_t descriptors);
   absl::Status Note(absl::Status status);

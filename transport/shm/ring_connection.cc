@@ -56,6 +56,33 @@ absl::StatusOr<memory::Segment> SharedRings::MapMemory(int fd) {
   return memory;
 }
 
+// What the owner of the connection has of it.
+class RingConnection::End final : public Connection {
+ public:
+  // `name` and `role`: what the stream proves.
+  End(std::shared_ptr<RingConnection> ring, std::string name, std::string role)
+      : ring_(std::move(ring)),
+        name_(std::move(name)),
+        role_(std::move(role)) {}
+  ~End() override { ring_->LetGo(); }
+
+  Written Write(Slices message) override {
+    return ring_->Write(std::move(message));
+  }
+  void GiveWay() override { ring_->GiveWay(); }
+  void Close(absl::Status status) override { ring_->Close(std::move(status)); }
+  absl::StatusOr<BodyMemory> UseBodyMemory() override {
+    return ring_->UseBodyMemory();
+  }
+  std::string ProvenName() const override { return name_; }
+  std::string ProvenRole() const override { return role_; }
+
+ private:
+  const std::shared_ptr<RingConnection> ring_;
+  const std::string name_;
+  const std::string role_;
+};
+
 RingConnection::RingConnection(SharedRings rings,
                                std::shared_ptr<net::MemoryWatch> watch)
     : rings_(std::move(rings)),
@@ -67,8 +94,10 @@ absl::Status RingConnection::Start() {
   return watch_->AddMemory(shared_from_this());
 }
 
-std::shared_ptr<Connection> RingConnection::Attach(
+std::unique_ptr<Connection> RingConnection::Attach(
     std::shared_ptr<Connection> stream) {
+  auto end = std::make_unique<End>(shared_from_this(), stream->ProvenName(),
+                                   stream->ProvenRole());
   bool goes_over = false;
   {
     MutexLock lock(mu_);
@@ -77,7 +106,7 @@ std::shared_ptr<Connection> RingConnection::Attach(
     if (!rings_.is_offerer) is_agreed_.store(true);
   }
   if (goes_over) GoOver();
-  return {this, [self = shared_from_this()](Connection*) { self->LetGo(); }};
+  return end;
 }
 
 // Nobody else holds the stream: it closes.
@@ -105,21 +134,18 @@ void RingConnection::Discard() {
   OnClosed(absl::CancelledError("nobody observes the connection"));
 }
 
-std::shared_ptr<Connection> RingConnection::stream() const {
-  MutexLock lock(mu_);
-  return stream_;
-}
-
 absl::StatusOr<BodyMemory> RingConnection::UseBodyMemory() {
   std::shared_ptr<memory::Segment> memory;
   {
     MutexLock lock(mu_);
     if (is_agreed_.load()) memory = rings_.memory;
   }
-  if (memory == nullptr) return Connection::UseBodyMemory();
+  if (memory == nullptr) {
+    return absl::UnimplementedError("this connection shares no memory");
+  }
   // Only the end that allocates them counts the pages.
   if (!memory->is_allocated()) {
-    std::shared_ptr<const void> reserved;
+    MemoryBudget::Reservation reserved;
     if (rings_.reserve_bodies != nullptr) {
       WEFT_ASSIGN_OR_RETURN(reserved, rings_.reserve_bodies());
     }
@@ -134,19 +160,9 @@ absl::StatusOr<BodyMemory> RingConnection::UseBodyMemory() {
   return BodyMemory{second, first, std::move(memory)};
 }
 
-std::string RingConnection::ProvenName() const {
-  const std::shared_ptr<Connection> s = stream();
-  return s == nullptr ? "" : s->ProvenName();
-}
-
-std::string RingConnection::ProvenRole() const {
-  const std::shared_ptr<Connection> s = stream();
-  return s == nullptr ? "" : s->ProvenRole();
-}
-
 // ------------------------------------------------------------------- writing
 
-Connection::Written RingConnection::Write(Slices message) {
+RingConnection::Written RingConnection::Write(Slices message) {
   absl::Status status;
   bool is_done = false;
   bool wakes = false;
@@ -197,8 +213,8 @@ void RingConnection::GiveWay() {
   if (!closed_) WaitForRoom();
 }
 
-Connection::Written RingConnection::WriteToStream(Connection& stream,
-                                                  Slices message) {
+RingConnection::Written RingConnection::WriteToStream(Connection& stream,
+                                                      Slices message) {
   const Written written = stream.Write(std::move(message));
   if (written == Written::kUnderWay) return written;
   bool goes_over = false;

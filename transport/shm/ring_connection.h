@@ -33,6 +33,7 @@
 #include "weft/base/mutex.h"
 #include "weft/memory/segment.h"
 #include "weft/net/loop/memory_queue.h"
+#include "weft/transport/shm/memory_budget.h"
 #include "weft/transport/shm/message_ring.h"
 #include "weft/transport/transport.h"
 
@@ -51,9 +52,9 @@ struct SharedRings {
   net::EventFd own;   // the other end rings it for this one
   net::EventFd peer;  // and this one rings for the other
   bool is_offerer = false;
-  // Counts the pages for bodies until the handle is released, before they are
-  // allocated; null: they are not counted.
-  std::function<absl::StatusOr<std::shared_ptr<const void>>()> reserve_bodies =
+  // Counts the pages for bodies, before they are allocated; null: they are not
+  // counted.
+  std::function<absl::StatusOr<MemoryBudget::Reservation>()> reserve_bodies =
       nullptr;
 
   static absl::StatusOr<memory::Segment> CreateMemory();
@@ -72,8 +73,7 @@ struct SharedRings {
 // Thread-safety: thread-safe; what it hears, one event at a time, those of
 // `watch` included.
 class RingConnection final
-    : public Connection,
-      public ConnectionObserver,
+    : public ConnectionObserver,
       public net::MemorySource,
       public std::enable_shared_from_this<RingConnection> {
  public:
@@ -83,19 +83,12 @@ class RingConnection final
   absl::Status Start();
   // Gives it the stream, whose observer it is, and who hears what comes. Each
   // once; the callee's observer may come later than its stream, but not later
-  // than the stream's first event. The handle closes the connection.
-  std::shared_ptr<Connection> Attach(std::shared_ptr<Connection> stream)
+  // than the stream's first event. Returns the end that is written to.
+  std::unique_ptr<Connection> Attach(std::shared_ptr<Connection> stream)
       ABSL_LOCKS_EXCLUDED(mu_);
   void Observe(std::shared_ptr<ConnectionObserver> observer);
   // Nobody will observe it.
   void Discard() ABSL_LOCKS_EXCLUDED(mu_);
-
-  Written Write(Slices message) override ABSL_LOCKS_EXCLUDED(mu_);
-  void GiveWay() override ABSL_LOCKS_EXCLUDED(mu_);
-  void Close(absl::Status status) override ABSL_LOCKS_EXCLUDED(mu_);
-  absl::StatusOr<BodyMemory> UseBodyMemory() override ABSL_LOCKS_EXCLUDED(mu_);
-  std::string ProvenName() const override;
-  std::string ProvenRole() const override;
 
   void OnMessage(Slices message) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnWritten() override ABSL_LOCKS_EXCLUDED(mu_);
@@ -108,7 +101,14 @@ class RingConnection final
   const net::EventFd& event_fd() const override { return rings_.own; }
 
  private:
-  std::shared_ptr<Connection> stream() const ABSL_LOCKS_EXCLUDED(mu_);
+  using Written = Connection::Written;
+  class End;
+
+  Written Write(Slices message) ABSL_LOCKS_EXCLUDED(mu_);
+  void GiveWay() ABSL_LOCKS_EXCLUDED(mu_);
+  void Close(absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<BodyMemory> UseBodyMemory() ABSL_LOCKS_EXCLUDED(mu_);
+
   absl::Status WriteToRing(Slices message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WaitForRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Written WriteToStream(Connection& stream, Slices message)
@@ -139,7 +139,7 @@ class RingConnection final
   std::atomic<bool> slept_{false};
 
   mutable Mutex mu_;
-  std::shared_ptr<const void> reserved_bodies_ ABSL_GUARDED_BY(mu_);
+  MemoryBudget::Reservation reserved_bodies_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<Connection> stream_ ABSL_GUARDED_BY(mu_);
   MessageWriter writer_ ABSL_GUARDED_BY(mu_);
   bool stream_is_busy_ ABSL_GUARDED_BY(mu_) = false;

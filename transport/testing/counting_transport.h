@@ -36,11 +36,11 @@ class CountingTransport final : public Transport {
   void Accept(const Purpose& purpose, Acceptor acceptor) override {
     if (acceptor == nullptr) return inner_->Accept(purpose, nullptr);
     inner_->Accept(purpose, [this, acceptor = std::move(acceptor)](
-                                std::shared_ptr<Connection> connection) {
+                                std::unique_ptr<Connection> connection) {
       return acceptor(Counted(std::move(connection)));
     });
   }
-  std::shared_ptr<Connection> Connect(
+  std::unique_ptr<Connection> Connect(
       const Purpose& purpose, const Destination& to,
       std::shared_ptr<ConnectionObserver> observer) override {
     ++counts_.connections;
@@ -56,7 +56,7 @@ class CountingTransport final : public Transport {
  private:
   class CountedConnection final : public Connection {
    public:
-    CountedConnection(std::shared_ptr<Connection> inner, MessageCounts& counts)
+    CountedConnection(std::unique_ptr<Connection> inner, MessageCounts& counts)
         : inner_(std::move(inner)), counts_(counts) {}
 
     Written Write(Slices message) override {
@@ -85,12 +85,12 @@ class CountingTransport final : public Transport {
     std::string ProvenRole() const override { return inner_->ProvenRole(); }
 
    private:
-    const std::shared_ptr<Connection> inner_;
+    const std::unique_ptr<Connection> inner_;
     MessageCounts& counts_;
   };
 
-  std::shared_ptr<Connection> Counted(std::shared_ptr<Connection> connection) {
-    return std::make_shared<CountedConnection>(std::move(connection), counts_);
+  std::unique_ptr<Connection> Counted(std::unique_ptr<Connection> connection) {
+    return std::make_unique<CountedConnection>(std::move(connection), counts_);
   }
 
   const std::unique_ptr<Transport> inner_;

@@ -46,13 +46,13 @@ class MemoryDepot {
     ++asked;
     if (has_none) return absl::ResourceExhaustedError("no memory");
     MutexLock lock(mu_);
-    std::shared_ptr<memory::Segment>& segment = segments_[id];
-    if (segment == nullptr) {
+    auto segment = segments_.find(id);
+    if (segment == segments_.end()) {
       auto made = memory::Segment::Create(kBytes);
       if (!made.ok()) return made.status();
-      segment = std::make_shared<memory::Segment>(*std::move(made));
+      segment = segments_.emplace(id, *std::move(made)).first;
     }
-    auto mapped = memory::Segment::FromFd(dup(segment->fd()), kBytes);
+    auto mapped = memory::Segment::FromFd(dup(segment->second.fd()), kBytes);
     if (!mapped.ok()) return mapped.status();
     if (used_.emplace(id, is_caller).second) ++ends;
     auto own = std::make_shared<memory::Segment>(*std::move(mapped));
@@ -62,21 +62,18 @@ class MemoryDepot {
     return BodyMemory{second, first, std::move(own)};
   }
 
-  std::vector<std::shared_ptr<memory::Segment>> segments()
-      ABSL_LOCKS_EXCLUDED(mu_) {
-    std::vector<std::shared_ptr<memory::Segment>> all;
+  // They stay as long as this does.
+  std::vector<memory::Segment*> segments() ABSL_LOCKS_EXCLUDED(mu_) {
+    std::vector<memory::Segment*> all;
     MutexLock lock(mu_);
-    for (const auto& [id, segment] : segments_) {
-      if (segment != nullptr) all.push_back(segment);
-    }
+    for (auto& [id, segment] : segments_) all.push_back(&segment);
     return all;
   }
 
  private:
   std::atomic<uint64_t> last_id_{0};
   Mutex mu_;
-  std::map<uint64_t, std::shared_ptr<memory::Segment>> segments_
-      ABSL_GUARDED_BY(mu_);
+  std::map<uint64_t, memory::Segment> segments_ ABSL_GUARDED_BY(mu_);
   std::set<std::pair<uint64_t, bool>> used_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -86,30 +83,28 @@ class MemoryDepot {
 // Thread-safety: as `inner`.
 class SharingTransport final : public Transport {
  public:
-  SharingTransport(std::unique_ptr<Transport> inner,
-                   std::shared_ptr<MemoryDepot> depot)
-      : inner_(std::move(inner)), depot_(std::move(depot)) {}
+  // `depot` must outlive the transport and its connections.
+  SharingTransport(std::unique_ptr<Transport> inner, MemoryDepot& depot)
+      : inner_(std::move(inner)), depot_(depot) {}
 
   Driver& driver() override { return inner_->driver(); }
   void Register(const Purpose& purpose) override { inner_->Register(purpose); }
   void Accept(const Purpose& purpose, Acceptor acceptor) override {
     if (acceptor == nullptr) return inner_->Accept(purpose, nullptr);
-    inner_->Accept(
-        purpose,
-        [depot = depot_,
-         acceptor = std::move(acceptor)](std::shared_ptr<Connection> connection)
-            -> absl::StatusOr<std::shared_ptr<ConnectionObserver>> {
-          auto id = std::make_shared<std::atomic<uint64_t>>(0);
-          auto observer = acceptor(
-              std::make_shared<CalleeEnd>(std::move(connection), depot, id));
-          if (!observer.ok()) return observer;
-          return std::make_shared<Ears>(*std::move(observer), std::move(id));
-        });
+    inner_->Accept(purpose, [&depot = depot_, acceptor = std::move(acceptor)](
+                                std::unique_ptr<Connection> connection) {
+      auto end = std::make_unique<CalleeEnd>(std::move(connection), depot);
+      auto ears = std::make_shared<Ears>(*end);
+      auto observer = acceptor(std::move(end));
+      if (observer.ok()) ears->SetObserver(*std::move(observer));
+      if (observer.ok()) observer = std::move(ears);
+      return observer;
+    });
   }
-  std::shared_ptr<Connection> Connect(
+  std::unique_ptr<Connection> Connect(
       const Purpose& purpose, const Destination& to,
       std::shared_ptr<ConnectionObserver> observer) override {
-    return std::make_shared<CallerEnd>(
+    return std::make_unique<CallerEnd>(
         inner_->Connect(purpose, to, std::move(observer)), depot_);
   }
   TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) override {
@@ -121,12 +116,12 @@ class SharingTransport final : public Transport {
  private:
   class End : public Connection {
    public:
-    End(std::shared_ptr<Connection> inner, std::shared_ptr<MemoryDepot> depot)
-        : inner_(std::move(inner)), depot_(std::move(depot)) {}
+    End(std::unique_ptr<Connection> inner, MemoryDepot& depot)
+        : inner_(std::move(inner)), depot_(depot) {}
 
     Written Write(Slices message) override {
-      depot_->written_bytes += static_cast<int64_t>(TotalSize(message));
-      ++depot_->written_messages;
+      depot_.written_bytes += static_cast<int64_t>(TotalSize(message));
+      ++depot_.written_messages;
       return inner_->Write(std::move(message));
     }
     void Close(absl::Status status) override {
@@ -134,18 +129,17 @@ class SharingTransport final : public Transport {
     }
 
    protected:
-    MemoryDepot& depot() { return *depot_; }
+    MemoryDepot& depot() { return depot_; }
 
    private:
-    const std::shared_ptr<Connection> inner_;
-    const std::shared_ptr<MemoryDepot> depot_;
+    const std::unique_ptr<Connection> inner_;
+    MemoryDepot& depot_;
   };
 
   class CallerEnd final : public End {
    public:
-    CallerEnd(std::shared_ptr<Connection> inner,
-              std::shared_ptr<MemoryDepot> depot)
-        : End(std::move(inner), std::move(depot)), id_(this->depot().NewId()) {}
+    CallerEnd(std::unique_ptr<Connection> inner, MemoryDepot& depot)
+        : End(std::move(inner), depot), id_(depot.NewId()) {}
 
     Written Write(Slices message) override {
       // Set before the write: OnWritten may come before it returns.
@@ -168,26 +162,28 @@ class SharingTransport final : public Transport {
 
   class CalleeEnd final : public End {
    public:
-    CalleeEnd(std::shared_ptr<Connection> inner,
-              std::shared_ptr<MemoryDepot> depot,
-              std::shared_ptr<std::atomic<uint64_t>> id)
-        : End(std::move(inner), std::move(depot)), id_(std::move(id)) {}
+    using End::End;
 
     absl::StatusOr<BodyMemory> UseBodyMemory() override {
-      if (*id_ == 0) return End::UseBodyMemory();
-      return depot().Use(*id_, /*is_caller=*/false);
+      if (*id == 0) return End::UseBodyMemory();
+      return depot().Use(*id, /*is_caller=*/false);
     }
 
-   private:
-    const std::shared_ptr<std::atomic<uint64_t>> id_;
+    // 0 until its first message has come: that hears the end's Ears, which
+    // may live longer.
+    const std::shared_ptr<std::atomic<uint64_t>> id =
+        std::make_shared<std::atomic<uint64_t>>(0);
   };
 
   // Hears for the end that accepted.
   class Ears final : public ConnectionObserver {
    public:
-    Ears(std::shared_ptr<ConnectionObserver> observer,
-         std::shared_ptr<std::atomic<uint64_t>> id)
-        : observer_(std::move(observer)), id_(std::move(id)) {}
+    explicit Ears(const CalleeEnd& end) : id_(end.id) {}
+
+    // Before anything is heard.
+    void SetObserver(std::shared_ptr<ConnectionObserver> observer) {
+      observer_ = std::move(observer);
+    }
 
     void OnMessage(Slices message) override {
       if (*id_ == 0) {
@@ -206,12 +202,12 @@ class SharingTransport final : public Transport {
     }
 
    private:
-    const std::shared_ptr<ConnectionObserver> observer_;
-    const std::shared_ptr<std::atomic<uint64_t>> id_;
+    std::shared_ptr<ConnectionObserver> observer_;
+    const decltype(CalleeEnd::id) id_;
   };
 
   const std::unique_ptr<Transport> inner_;
-  const std::shared_ptr<MemoryDepot> depot_;
+  MemoryDepot& depot_;
 };
 
 }  // namespace weft::transport

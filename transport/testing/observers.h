@@ -63,7 +63,7 @@ class HearingObserver final : public ConnectionObserver {
     closed_.Set(std::move(status));
   }
 
-  std::shared_ptr<Connection> echo;  // what comes goes back there
+  std::unique_ptr<Connection> echo;  // what comes goes back there
 
  private:
   size_t expected_ = 1;
@@ -81,7 +81,7 @@ class SendingObserver final : public ConnectionObserver {
   SendingObserver(Driver& driver, std::deque<std::string> texts)
       : closed_(driver), texts_(std::move(texts)) {}
 
-  void Start(std::shared_ptr<Connection> connection) {
+  void Start(std::unique_ptr<Connection> connection) {
     {
       MutexLock lock(mu_);
       if (!is_closed_) connection_ = std::move(connection);
@@ -89,10 +89,10 @@ class SendingObserver final : public ConnectionObserver {
     SendNext();
   }
   void Close() {
-    std::shared_ptr<Connection> connection;
+    Connection* connection = nullptr;
     {
       MutexLock lock(mu_);
-      connection = std::move(connection_);
+      if (!is_closed_) connection = connection_.get();
     }
     if (connection != nullptr) connection->Close(absl::AbortedError("enough"));
   }
@@ -104,7 +104,6 @@ class SendingObserver final : public ConnectionObserver {
     {
       MutexLock lock(mu_);
       is_closed_ = true;
-      connection_ = nullptr;
     }
     closed_.Set(std::move(status));
   }
@@ -112,12 +111,12 @@ class SendingObserver final : public ConnectionObserver {
  private:
   void SendNext() ABSL_LOCKS_EXCLUDED(mu_) {
     for (;;) {
-      std::shared_ptr<Connection> connection;
+      Connection* connection;
       std::string text;
       {
         MutexLock lock(mu_);
-        if (connection_ == nullptr || texts_.empty()) return;
-        connection = connection_;
+        if (is_closed_ || connection_ == nullptr || texts_.empty()) return;
+        connection = connection_.get();
         text = std::move(texts_.front());
         texts_.pop_front();
       }
@@ -130,7 +129,8 @@ class SendingObserver final : public ConnectionObserver {
 
   Promise<void> closed_;
   Mutex mu_;
-  std::shared_ptr<Connection> connection_ ABSL_GUARDED_BY(mu_);
+  // Until its own end: the transport releases it after OnClosed.
+  std::unique_ptr<Connection> connection_ ABSL_GUARDED_BY(mu_);
   std::deque<std::string> texts_ ABSL_GUARDED_BY(mu_);
   bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
 };

@@ -76,10 +76,11 @@ class RingDepot {
 // Thread-safety: as `inner`.
 class RingTransport final : public Transport {
  public:
+  // `depot` must outlive it.
   RingTransport(std::unique_ptr<Transport> inner, std::string address,
-                std::shared_ptr<RingDepot> depot)
+                RingDepot& depot)
       : address_(std::move(address)),
-        depot_(std::move(depot)),
+        depot_(depot),
         watch_(std::make_shared<Watch>()),
         inner_(std::move(inner)) {}
   ~RingTransport() override {
@@ -93,29 +94,27 @@ class RingTransport final : public Transport {
   void Register(const Purpose& purpose) override { inner_->Register(purpose); }
   void Accept(const Purpose& purpose, Acceptor acceptor) override {
     if (acceptor == nullptr) return inner_->Accept(purpose, nullptr);
-    inner_->Accept(
-        purpose,
-        [this, purpose,
-         acceptor = std::move(acceptor)](std::shared_ptr<Connection> connection)
-            -> absl::StatusOr<std::shared_ptr<ConnectionObserver>> {
-          net::FairLockHolder turn(watch_->running());
-          std::optional<SharedRings> rings = depot_->Take(address_, purpose);
-          if (!rings.has_value()) return acceptor(std::move(connection));
-          auto ring = Start(*std::move(rings));
-          auto observer = acceptor(ring->Attach(std::move(connection)));
-          if (!observer.ok()) {
-            ring->Discard();
-            return observer;
-          }
-          ring->Observe(*std::move(observer));
-          return std::make_shared<Ears>(std::move(ring), watch_);
-        });
+    inner_->Accept(purpose, [this, purpose, acceptor = std::move(acceptor)](
+                                std::unique_ptr<Connection> connection) {
+      net::FairLockHolder turn(watch_->running());
+      std::optional<SharedRings> rings = depot_.Take(address_, purpose);
+      if (!rings.has_value()) return acceptor(std::move(connection));
+      auto ring = Start(*std::move(rings));
+      auto observer = acceptor(ring->Attach(std::move(connection)));
+      if (!observer.ok()) {
+        ring->Discard();
+        return observer;
+      }
+      ring->Observe(*std::move(observer));
+      observer = std::make_shared<Ears>(std::move(ring), watch_);
+      return observer;
+    });
   }
-  std::shared_ptr<Connection> Connect(
+  std::unique_ptr<Connection> Connect(
       const Purpose& purpose, const Destination& to,
       std::shared_ptr<ConnectionObserver> observer) override {
     RingPair pair = RingPair::Make();
-    depot_->Put(to.address, purpose, std::move(pair.callee));
+    depot_.Put(to.address, purpose, std::move(pair.callee));
     auto ring = Start(std::move(pair.caller));
     ring->Observe(std::move(observer));
     return ring->Attach(
@@ -208,7 +207,7 @@ class RingTransport final : public Transport {
   }
 
   const std::string address_;
-  const std::shared_ptr<RingDepot> depot_;
+  RingDepot& depot_;
   const std::shared_ptr<Watch> watch_;
   Mutex mu_;
   std::vector<std::weak_ptr<RingConnection>> rings_ ABSL_GUARDED_BY(mu_);

@@ -79,30 +79,29 @@ class TransportConformance
     pair_->b().Accept(SecondPurpose(), nullptr);
   }
 
-  std::shared_ptr<HearingObserver> MakeObserver(Transport& transport) {
+  static auto MakeObserver(Transport& transport) {
     return std::make_shared<HearingObserver>(transport.driver());
   }
   // Accepts a connection of `a`; what it says comes back.
-  std::shared_ptr<HearingObserver> AcceptAndEcho(
-      const Purpose& purpose = FirstPurpose(), size_t messages = 1) {
+  auto AcceptAndEcho(const Purpose& purpose = FirstPurpose(),
+                     size_t messages = 1) {
     auto observer = MakeObserver(pair_->b());
     observer->Expect(messages);
     pair_->b().Accept(purpose,
-                      [observer](std::shared_ptr<Connection> connection) {
+                      [observer](std::unique_ptr<Connection> connection) {
                         observer->echo = std::move(connection);
                         return observer;
                       });
     accepted_.push_back(observer);
     return observer;
   }
-  std::shared_ptr<Connection> Connect(
+  std::unique_ptr<Connection> Connect(
       std::shared_ptr<ConnectionObserver> observer,
       const Purpose& purpose = FirstPurpose()) {
     return pair_->a().Connect(purpose, pair_->b_destination(),
                               std::move(observer));
   }
-  std::shared_ptr<SendingObserver> Send(std::deque<std::string> texts,
-                                        const Purpose& purpose) {
+  auto Send(std::deque<std::string> texts, const Purpose& purpose) {
     auto observer = std::make_shared<SendingObserver>(pair_->a().driver(),
                                                       std::move(texts));
     observer->Start(Connect(observer, purpose));
@@ -188,16 +187,24 @@ TEST_P(TransportConformance, AddressWithoutAListenerIsUnavailable) {
 }
 
 TEST_P(TransportConformance, ARefusalClosesTheConnection) {
-  pair_->b().Accept(FirstPurpose(),
-                    [](std::shared_ptr<Connection>)
-                        -> absl::StatusOr<std::shared_ptr<ConnectionObserver>> {
-                      return absl::PermissionDeniedError("not you");
-                    });
+  pair_->b().Accept(FirstPurpose(), [](std::unique_ptr<Connection>) {
+    return absl::PermissionDeniedError("not you");
+  });
   const auto here = MakeObserver(pair_->a());
   const auto connection = Connect(here);
   EXPECT_THAT(here->closed().Wait(kSoon),
               ::weft::testing::StatusIs(absl::StatusCode::kPermissionDenied,
                                         "not you"));
+}
+
+TEST_P(TransportConformance, ConnectionThatItsAcceptorLetsGoOfIsClosed) {
+  const auto there = MakeObserver(pair_->b());
+  pair_->b().Accept(FirstPurpose(),
+                    [there](std::unique_ptr<Connection>) { return there; });
+  const auto here = MakeObserver(pair_->a());
+  const auto connection = Connect(here);
+  EXPECT_FALSE(here->closed().Wait(kSoon).ok());
+  EXPECT_FALSE(there->closed().Wait(kSoon).ok());
 }
 
 TEST_P(TransportConformance, DestroyedConnectionIsClosed) {
@@ -300,10 +307,10 @@ TEST_P(TransportConformance, RegisteringAPurposeAgainKeepsItsAcceptor) {
 }
 
 TEST_P(TransportConformance, SharedMemoryIsOneMemoryOrNone) {
-  std::shared_ptr<Connection> there;
+  std::unique_ptr<Connection> there;
   const auto observer = MakeObserver(pair_->b());
   pair_->b().Accept(FirstPurpose(),
-                    [&](std::shared_ptr<Connection> connection) {
+                    [&](std::unique_ptr<Connection> connection) {
                       there = std::move(connection);
                       return observer;
                     });

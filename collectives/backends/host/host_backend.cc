@@ -185,7 +185,7 @@ class HostBackend final : public Backend {
 
   const HostOptions options_;
   const std::vector<std::optional<rendezvous::ProcessWatch>> watches_;
-  const std::shared_ptr<const void> counted_;
+  const transport::MemoryBudget::Reservation counted_;
   const std::shared_ptr<HostSegment> segment_;
   const std::shared_ptr<Arena> arena_;
   const PeerMemory peers_;

@@ -16,7 +16,7 @@ std::vector<RankControl*> HostSegment::Controls() const {
 }
 
 absl::Status HostSegment::AllocatePages(int64_t offset, int64_t bytes) {
-  std::shared_ptr<const void> counted;
+  transport::MemoryBudget::Reservation counted;
   if (budget_ != nullptr) {
     WEFT_ASSIGN_OR_RETURN(counted, budget_->Reserve(bytes));
   }

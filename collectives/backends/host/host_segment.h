@@ -92,7 +92,8 @@ class HostSegment {
   Mutex mu_;
   // What the budget counts for the pages that this rank has made, until its
   // mapping ends.
-  std::vector<std::shared_ptr<const void>> counted_ ABSL_GUARDED_BY(mu_);
+  std::vector<transport::MemoryBudget::Reservation> counted_
+      ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace weft::collectives

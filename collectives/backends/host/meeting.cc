@@ -187,7 +187,7 @@ class Attempt {
 
   const MeetingOptions& options_;
   std::unique_ptr<net::LocalSocket> socket_;
-  std::shared_ptr<const void> counted_;
+  transport::MemoryBudget::Reservation counted_;
   std::vector<bool> has_come_;  // by rank, as far as this one knows
   std::vector<Place> places_;
   std::vector<std::vector<int>> possible_hosts_;

@@ -73,7 +73,7 @@ struct Meeting {
   std::vector<int> ranks;
   std::optional<memory::Segment> segment;  // never nothing
   // If this rank has made it: its place in the budget.
-  std::shared_ptr<const void> counted;
+  transport::MemoryBudget::Reservation counted;
   // By the place in `ranks`: none for this process, or where none is possible.
   std::vector<std::optional<rendezvous::ProcessWatch>> watches;
   // By the place in `ranks`: how to read what they do not share.
