@@ -17,7 +17,7 @@
 #include "weft/collectives/backend.h"
 #include "weft/collectives/call_options.h"
 #include "weft/collectives/group_options.h"
-#include "weft/collectives/run/device_staging.h"
+#include "weft/tensor/device_staging.h"
 #include "weft/collectives/run/operation_queue.h"
 #include "weft/collectives/run/preparation.h"
 #include "weft/collectives/run/transfer_queue.h"

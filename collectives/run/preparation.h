@@ -15,7 +15,7 @@
 #include "weft/collectives/backend.h"
 #include "weft/collectives/operation.h"
 #include "weft/collectives/run/device_call.h"
-#include "weft/collectives/run/device_staging.h"
+#include "weft/tensor/device_staging.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft::collectives {

@@ -14,7 +14,7 @@
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
 #include "weft/collectives/backend.h"
-#include "weft/collectives/run/device_staging.h"
+#include "weft/tensor/device_staging.h"
 
 namespace weft::collectives {
 

@@ -1,4 +1,4 @@
-#include "weft/collectives/run/device_staging.h"
+#include "weft/tensor/device_staging.h"
 
 #include <algorithm>
 #include <utility>
@@ -9,7 +9,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/device/current.h"
 
-namespace weft::collectives {
+namespace weft {
 namespace {
 
 using ::weft::device::Event;
@@ -166,6 +166,12 @@ absl::Status StagedCall::CopyInputs() {
   return runtime.RecordEvent(pinned_.read_in, served_->in);
 }
 
+absl::Status StagedCall::HoldCaller() {
+  if (has_inputs_) return absl::OkStatus();  // there was nothing to copy
+  return Annotate(
+      served_->context->runtime().StreamWaitEvent(caller_, pinned_.read_in));
+}
+
 absl::StatusOr<bool> StagedCall::HasInputs() {
   if (has_inputs_) return true;
   const absl::StatusOr<bool> found =
@@ -207,4 +213,4 @@ absl::Status StagedCall::End(absl::FunctionRef<void()> after) {
   return Annotate(copy());
 }
 
-}  // namespace weft::collectives
+}  // namespace weft

@@ -1,4 +1,4 @@
-#include "weft/collectives/run/device_staging.h"
+#include "weft/tensor/device_staging.h"
 
 #include <cstring>
 #include <memory>
@@ -11,7 +11,7 @@
 #include "weft/device/testing/simulated_context.h"
 #include "weft/tests/support/status_matchers.h"
 
-namespace weft::collectives {
+namespace weft {
 namespace {
 
 using ::testing::Each;
@@ -48,6 +48,17 @@ TEST_P(Staging, ElementsGoThereAndBackInTheOrderOfTheCallersStream) {
   const Tensor copy = x.Clone();
   x.Fill(-1);
   EXPECT_THAT(copy.ToVector<float>(), Each(6));
+}
+
+TEST_P(Staging, WorkOfAHeldCallerComesBehindTheCopiesOfItsInputs) {
+  const Tensor x = Tensor::Full({300}, 3, DType::kF32, device_);
+  const auto call = StagedCall::Begin(staging_, {{x, true, false}});
+  ASSERT_THAT(call, IsOk());
+  ASSERT_THAT((*call)->HoldCaller(), IsOk());
+  x.Fill(-1);
+  ASSERT_THAT((*call)->AwaitInputs(kPatience), IsOk());
+  const float* const host = reinterpret_cast<const float*>((*call)->host(0));
+  EXPECT_THAT(std::vector<float>(host, host + 300), Each(3));
 }
 
 // Memory whose copies to the device have not run is not used again; when they
@@ -161,4 +172,4 @@ TEST_P(Staging, OfNoElementsWaitsForNothing) {
 }
 
 }  // namespace
-}  // namespace weft::collectives
+}  // namespace weft

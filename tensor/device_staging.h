@@ -1,5 +1,5 @@
-// DeviceStaging: tensors of devices in operations that run on the host: their
-// elements pass through pinned host memory.
+// DeviceStaging: tensors of devices in what runs on the host, such as
+// collectives and calls: their elements pass through pinned host memory.
 //
 // No stream waits for the host, and the host waits only for the inputs:
 //
@@ -13,8 +13,8 @@
 //
 // Source: the CUDA path of PyTorch's ProcessGroupGloo.
 
-#ifndef WEFT_COLLECTIVES_RUN_DEVICE_STAGING_H_
-#define WEFT_COLLECTIVES_RUN_DEVICE_STAGING_H_
+#ifndef WEFT_TENSOR_DEVICE_STAGING_H_
+#define WEFT_TENSOR_DEVICE_STAGING_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -32,9 +32,9 @@
 #include "weft/device/runtime.h"
 #include "weft/tensor/tensor.h"
 
-namespace weft::collectives {
+namespace weft {
 
-// What one group keeps for this: for each device whose tensors it was given
+// What one user keeps for this: for each device whose tensors it was given
 // two streams, and pinned memory, as much as was in use at one time. It keeps
 // the device's Context.
 //
@@ -110,6 +110,10 @@ class StagedCall {
   // The stream of the caller, which sees the results.
   device::Stream caller() const { return caller_; }
 
+  // What is put on the caller's stream from now on comes behind the copies of
+  // the inputs, so that it may write to the tensors.
+  absl::Status HoldCaller();
+
   absl::StatusOr<bool> HasInputs();
   // Waits for it. kDeadlineExceeded.
   absl::Status AwaitInputs(absl::Duration timeout);
@@ -137,6 +141,6 @@ class StagedCall {
   bool has_inputs_ = false;
 };
 
-}  // namespace weft::collectives
+}  // namespace weft
 
-#endif  // WEFT_COLLECTIVES_RUN_DEVICE_STAGING_H_
+#endif  // WEFT_TENSOR_DEVICE_STAGING_H_
