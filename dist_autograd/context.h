@@ -26,6 +26,7 @@
 #include "weft/base/mutex.h"
 #include "weft/dist_autograd/core/message_set.h"
 #include "weft/dist_autograd/participant.h"
+#include "weft/tensor/device.h"
 #include "weft/tensor/dtype.h"
 #include "weft/tensor/shape.h"
 
@@ -77,6 +78,9 @@ struct Slot {
   Edge edge;
   Shape shape;
   DType dtype;
+  Device device = {};  // where its gradient is wanted
+  // Of `device`; null for the CPU.
+  std::shared_ptr<device::Context> keeps_device = nullptr;
 };
 
 // Thread-safety: thread-safe.

@@ -1,5 +1,6 @@
 // Codec<Gradient>: an undefined gradient, a tensor, or some rows of one, which
-// travel as they are: their numbers and values.
+// travel as they are: their numbers and values. It lands on the CPU: who has
+// the value of which it is the gradient knows on which device that lies.
 
 #ifndef WEFT_DIST_AUTOGRAD_GRADIENT_CODEC_H_
 #define WEFT_DIST_AUTOGRAD_GRADIENT_CODEC_H_
@@ -30,12 +31,13 @@ struct Codec<Gradient> {
     if (!gradient.defined()) return e.Varint(kUndefined);
     if (!gradient.is_sparse()) {
       e.Varint(kDense);
-      return e.Write(gradient.dense());
+      return EncodeForHost(gradient.dense(), e);
     }
     const SparseRows& rows = gradient.sparse();
     e.Varint(kSparse);
     e.Varint(static_cast<uint64_t>(rows.rows));
-    e.Write(rows.indices, rows.values);
+    EncodeForHost(rows.indices, e);
+    EncodeForHost(rows.values, e);
   }
   static absl::Status Decode(Decoder& d, Gradient& gradient) {
     uint64_t kind = 0;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "weft/base/catch_to_status.h"
 #include "weft/base/error.h"
 #include "weft/base/status_macros.h"
 #include "weft/dist_autograd/pass_calls.h"
@@ -187,6 +188,11 @@ absl::Status Participation::Feed(uint64_t message,
   }
   for (size_t i = 0; i < wanted.size(); ++i) {
     const Edge& edge = wanted[i].edge;
+    // It came by way of the host (gradient_codec.h).
+    WEFT_RETURN_IF_ERROR(CatchToStatus([&]() -> absl::Status {
+      slots[i] = slots[i].To(wanted[i].device);
+      return absl::OkStatus();
+    }));
     WEFT_RETURN_IF_ERROR(
         deterministic_ ? FeedInOrder(message, i, edge, std::move(slots[i]))
                        : task_->Feed(edge, std::move(slots[i])));

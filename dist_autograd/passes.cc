@@ -48,7 +48,8 @@ absl::StatusOr<std::vector<Participation::Root>> RootsOf(
     edges.push_back(
         {roots[i].edge(),
          options.seeds.empty()
-             ? Gradient(Tensor::Ones(roots[i].shape(), roots[i].dtype()))
+             ? Gradient(Tensor::Ones(roots[i].shape(), roots[i].dtype(),
+                                     roots[i].value().device()))
              : options.seeds[i]});
   }
   return edges;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/autograd/checkpoint.h"
 #include "weft/base/status_macros.h"
+#include "weft/device/context.h"
 #include "weft/dist_autograd/context_codec.h"
 #include "weft/dist_autograd/receive_node.h"
 #include "weft/rpc/agent.h"
@@ -92,7 +93,10 @@ class Staged final : public rpc::Attachment {
       : context_(std::move(context)), label_(std::move(label)) {}
 
   size_t Add(const Variable& variable) {
-    slots_.push_back({variable.edge(), variable.shape(), variable.dtype()});
+    const Device device = variable.value().device();
+    slots_.push_back(
+        {variable.edge(), variable.shape(), variable.dtype(), device,
+         device.is_cpu() ? nullptr : device.context()->shared_from_this()});
     return slots_.size() - 1;
   }
 

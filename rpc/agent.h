@@ -29,6 +29,7 @@
 #include "weft/rpc/attachment.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/call_context.h"
+#include "weft/rpc/codec/device_tensors.h"
 #include "weft/rpc/connection/purpose.h"
 #include "weft/rpc/diagnostics/leaks.h"
 #include "weft/rpc/diagnostics/traffic.h"
@@ -139,6 +140,12 @@ class Agent {
   absl::StatusOr<std::vector<Target>> ToAll(
       absl::string_view selector,
       std::optional<absl::Duration> timeout = std::nullopt);
+
+  // Lets calls carry tensors of devices, from now on: device_tensors.h. Without
+  // it they are refused with kInvalidArgument, which names the device. Set it
+  // before the first call; once: kFailedPrecondition for a second time.
+  // kInvalidArgument for options that make no sense.
+  absl::Status SetDevices(DeviceOptions options);
 
   // For calls made from now on. kInvalidArgument if it is negative.
   absl::Status SetDefaultTimeout(absl::Duration timeout);

@@ -56,9 +56,14 @@
 #include "weft/base/mutex.h"
 #include "weft/rendezvous/worker_key.h"
 
+namespace weft::device {
+class Stream;
+}
+
 namespace weft::rpc {
 
 class Agent;
+class DeviceTensors;
 
 // Of which message a value is, as its Codec sees it (Encoder::context(),
 // Decoder::context()).
@@ -79,6 +84,13 @@ struct CodecContext {
   // two incarnations. 0 of a request that is being written: it is numbered when
   // it is handed to its session. 0, too, of untyped calls of a client.
   uint64_t call = 0;
+  // How tensors of devices travel (device_tensors.h); null: not in this
+  // message. The rest is for it alone. All outlive the coding of the message.
+  DeviceTensors* devices = nullptr;
+  absl::string_view peer_name = {};
+  // Those of who waits for the reply that is read, one for each device; null:
+  // the current ones of the thread.
+  const std::vector<device::Stream>* streams = nullptr;
 };
 
 enum class AttachmentOutcome {

@@ -98,8 +98,7 @@ void ServeBatch(std::vector<std::shared_ptr<ServedCall>> calls) {
       served[i]->Finish(results.status());
       continue;
     }
-    FinishEncoded(*served[i], [&] {
-      Encoder encoder = served[i]->ReplyEncoder();
+    FinishEncoded(*served[i], [&](Encoder& encoder) {
       return EncodeResult<typename Type::Value>(encoder,
                                                 std::move((*results)[i]));
     });

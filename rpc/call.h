@@ -46,6 +46,8 @@
 
 namespace weft::rpc {
 
+struct DeviceStreams;
+
 namespace internal {
 class CallStarter;
 class OrderedQueue;
@@ -204,6 +206,8 @@ class OutgoingCall {
   const Function* function_ = nullptr;
   std::shared_ptr<const Request> request_;  // until the end
   std::unique_ptr<telemetry::Span> span_;   // null: not traced
+  // Where tensors of devices in its reply are used; null: the agent has none.
+  std::shared_ptr<const DeviceStreams> streams_;
   Abandon abandon_;
   CancelToken::Registration with_parent_;
 };
@@ -238,6 +242,10 @@ void StageAttached(const Target& target, Encoder& encoder);
 // Sets the attachments of `request`, once all arguments were encoded.
 absl::Status FreezeAttachments(std::shared_ptr<StagedAttachments> staged,
                                Request* request);
+// Waits for the copies of `request` from its devices, until the time-out of a
+// call, where its call must have an id at once. kFailedPrecondition in an
+// InlineScope.
+absl::Status AwaitCopiesOf(const Target& target, Request* request);
 // Whether calls to it may share arguments and results.
 bool IsAlias(const Target& target);
 // Starts the call, once for each `call`. REQUIRES: `target` is Pinned(). Of
@@ -284,6 +292,7 @@ template <typename P, typename A>
 void EncodeArgument(Encoder& encoder, std::vector<Payload>& borrowed,
                     A&& argument) {
   using Value = std::decay_t<P>;
+  encoder.NextArgument();
   if constexpr (std::is_same_v<std::decay_t<A>, Borrowed>) {
     EncodeBorrowed(argument.tensor(), encoder, borrowed);
   } else if constexpr (std::is_same_v<std::decay_t<A>, Value>) {
@@ -399,6 +408,7 @@ absl::StatusOr<std::shared_ptr<Request>> EncodeArguments(const Target& target,
                          std::forward<A>(arguments)),
        ...);
     }
+    request->copies = encoder.TakeCopies();
     WEFT_ASSIGN_OR_RETURN(request->body, std::move(encoder).Finish());
     if (staged != nullptr) {
       WEFT_RETURN_IF_ERROR(FreezeAttachments(std::move(staged), request.get()));

@@ -6,6 +6,7 @@
 #include "weft/base/check.h"
 #include "weft/base/reworded.h"
 #include "weft/base/said_by.h"
+#include "weft/rpc/codec/device_tensors.h"
 #include "xxhash.h"
 
 namespace weft::rpc {
@@ -75,8 +76,10 @@ std::vector<std::string> Registry::Names() const {
 }
 
 Encoder ServedCall::ReplyEncoder() {
-  const CodecContext context{CodecContext::Message::kReply, &agent(),
-                             peer().key, incoming_.has_attachments ? id() : 0};
+  const CodecContext& request = incoming_.arguments.context;
+  const CodecContext context{
+      CodecContext::Message::kReply,        &agent(),        peer().key,
+      incoming_.has_attachments ? id() : 0, request.devices, request.peer_name};
   return Encoder(context, incoming_.has_attachments ? &staged_ : nullptr,
                  "the call has no session: a client makes it in untyped form");
 }
@@ -89,17 +92,20 @@ uint64_t DigestOf(absl::string_view text) {
 
 namespace {
 
-// Of a result that cannot be written, or read: whose fault it is, unless there
-// was no memory for it.
+// There was no memory for it, or it is of a device.
+bool KeepsCode(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) || IsOfDevices(status);
+}
+
+// Of a result that cannot be written, or read: whose fault it is.
 absl::StatusCode CodeOfResult(const absl::Status& status) {
-  return absl::IsResourceExhausted(status) ? status.code()
-                                           : absl::StatusCode::kInternal;
+  return KeepsCode(status) ? status.code() : absl::StatusCode::kInternal;
 }
 
 }  // namespace
 
 absl::Status DecodeError(const absl::Status& status) {
-  if (absl::IsResourceExhausted(status)) return status;
+  if (KeepsCode(status)) return status;
   return Reworded(status, absl::StatusCode::kInvalidArgument, status.message());
 }
 

@@ -108,6 +108,11 @@ class ServedCall : private CountedCall, public CallContext {
   // the call.
   Encoder ReplyEncoder();
 
+  // Waits, until the call's deadline, for what `encoder` has attached of
+  // devices. kFailedPrecondition in an InlineScope; the errors of AwaitCopies
+  // (codec/device_tensors.h).
+  absl::Status AwaitCopiesOf(Encoder& encoder) const;
+
   // Keeps `object` for the caller under id(): as ObjectTable::Add; the reason
   // of the cancellation, and nothing kept, if the call was cancelled.
   absl::Status Keep(ObjectTable::Object object);
@@ -358,11 +363,18 @@ absl::StatusOr<Slices> KeepFor(ServedCall& call, std::shared_ptr<T> value) {
   return Slices();
 }
 
-// Ends `call` with the result that `encode` writes, a StatusOr<Slices>.
+// Ends `call` with the result that `encode(encoder)` writes, a
+// StatusOr<Slices>.
 template <typename Encode>
 void FinishEncoded(ServedCall& call, Encode encode) {
   call.Enter(Phase::kEncode);
-  absl::StatusOr<Slices> reply = CatchToStatus(std::move(encode));
+  absl::StatusOr<Slices> reply = CatchToStatus([&]() -> absl::StatusOr<Slices> {
+    Encoder encoder = call.ReplyEncoder();
+    absl::StatusOr<Slices> written = encode(encoder);
+    if (!written.ok()) return written;
+    WEFT_RETURN_IF_ERROR(call.AwaitCopiesOf(encoder));
+    return written;
+  });
   if (!reply.ok()) reply = EncodeError(reply.status());
   call.Finish(std::move(reply));
 }
@@ -390,8 +402,7 @@ void FinishWith(ServedCall& call, Result<Value> result) {
       }));
     }
   }
-  FinishEncoded(call, [&] {
-    Encoder encoder = call.ReplyEncoder();
+  FinishEncoded(call, [&](Encoder& encoder) {
     return EncodeResult<Value>(encoder, std::move(result));
   });
 }

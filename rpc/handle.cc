@@ -65,8 +65,7 @@ void ServeFetch(std::shared_ptr<ServedCall> call) {
     return call->Finish(
         absl::UnimplementedError("the object's type has no Codec"));
   }
-  FinishEncoded(*call, [&] {
-    Encoder encoder = call->ReplyEncoder();
+  FinishEncoded(*call, [&](Encoder& encoder) {
     return object->encode(object->value.get(), encoder);
   });
 }

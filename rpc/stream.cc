@@ -216,6 +216,7 @@ std::shared_ptr<StreamCall> StreamCall::Open(
   status.Update(request.status());
   status.Update(CheckFixed(target));
   status.Update(CheckNotSerialized(target, kStreamsAreNotSerialized));
+  if (status.ok()) status = AwaitCopiesOf(target, request->get());
   if (!status.ok()) {
     whole_call->Set(NotBegun(target, function, status));
     return call;

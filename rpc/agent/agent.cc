@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/base/driver.h"
 #include "weft/base/failpoint.h"
 #include "weft/base/status_macros.h"
 #include "weft/base/version.h"
@@ -116,6 +117,10 @@ absl::StatusOr<std::vector<Target>> Agent::ToAll(
     targets.push_back(ByName(worker.name, timeout, nullptr));
   }
   return targets;
+}
+
+absl::Status Agent::SetDevices(DeviceOptions options) {
+  return state_->SetDevices(std::move(options));
 }
 
 absl::Status Agent::SetDefaultTimeout(absl::Duration timeout) {
@@ -273,6 +278,19 @@ Lineage ServedCall::lineage() const {
   lineage.caller = peer().name;
   lineage.call = id();
   return lineage;
+}
+
+absl::Status ServedCall::AwaitCopiesOf(Encoder& encoder) const {
+  const auto copies = encoder.TakeCopies();
+  if (copies.empty()) return absl::OkStatus();
+  if (InlineScope::IsActive()) {
+    return OfDevices(absl::FailedPreconditionError(
+        "a tensor of a device in the result of what runs inline, on a thread "
+        "that must not wait for the device: register the function with "
+        "WEFT_RPC, or return To(Device::Cpu())"));
+  }
+  const BlockingScope blocking;
+  return AwaitCopies(copies, Remaining());
 }
 
 absl::Status ServedCall::Keep(ObjectTable::Object object) {

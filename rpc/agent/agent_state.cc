@@ -152,6 +152,7 @@ void AgentState::EndCalls(const absl::Status& why) {
   is_draining_ = false;
   for (const auto& outbound : Outbounds()) outbound->Shutdown(why);
   for (const auto& inbound : Inbounds()) inbound->PeerGone(why);
+  device_waits_->EndAll(why);
   ending_.Cancel(why);
   // Calls that wait for a batch to fill were cancelled; they end in it.
   std::vector<std::shared_ptr<Batcher>> batchers;
@@ -251,6 +252,7 @@ std::vector<std::shared_ptr<PendingSource>> AgentState::PendingSources() {
   // Of calls that have no session, or none at the moment.
   sources.push_back(sessionless_calls_);
   for (auto& queue : Queues()) sources.push_back(std::move(queue));
+  sources.push_back(device_waits_);
   // These name what nobody before them has named.
   sources.push_back(threads_);
   sources.push_back(retried_);
@@ -274,6 +276,20 @@ std::vector<std::shared_ptr<Inbound>> AgentState::Inbounds() {
 }
 
 // ------------------------------------------------------------------- calling
+
+absl::Status AgentState::SetDevices(DeviceOptions options) {
+  WEFT_ASSIGN_OR_RETURN(
+      std::shared_ptr<DeviceTensors> made,
+      DeviceTensors::Create(options_.name, std::move(options)));
+  MutexLock lock(mu_);
+  if (owned_devices_ != nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "Agent::SetDevices: the devices of ", options_.name, " are set"));
+  }
+  owned_devices_ = std::move(made);
+  devices_.store(owned_devices_.get(), std::memory_order_release);
+  return absl::OkStatus();
+}
 
 absl::Status AgentState::CanCall() {
   if (!has_ended_.load()) return absl::OkStatus();

@@ -31,6 +31,7 @@
 #include "weft/rpc/agent.h"
 #include "weft/rpc/agent/batcher.h"
 #include "weft/rpc/agent/call_histograms.h"
+#include "weft/rpc/agent/device_waits.h"
 #include "weft/rpc/agent/function_access.h"
 #include "weft/rpc/agent/handler_threads.h"
 #include "weft/rpc/agent/inbound.h"
@@ -143,6 +144,17 @@ class AgentState final : public Dispatcher,
     default_timeout_ns_ = (Instant() + timeout).nanoseconds();
   }
   transport::Transport& transport() const { return *options_.transport; }
+  absl::Status SetDevices(DeviceOptions options) ABSL_LOCKS_EXCLUDED(mu_);
+  // Null: none were set.
+  DeviceTensors* devices() const override {
+    return devices_.load(std::memory_order_acquire);
+  }
+  // What starts calls as `caller` does, once their tensors are copied from
+  // their devices.
+  std::shared_ptr<internal::Caller> AfterCopies(
+      std::shared_ptr<internal::Caller> caller) {
+    return device_waits_->Before(std::move(caller), threads_->executor());
+  }
 
   // kInvalidArgument for a name that no worker can have; kUnavailable, for
   // Reason::kPeerGone, of one that is gone.
@@ -305,6 +317,8 @@ class AgentState final : public Dispatcher,
       std::make_shared<SessionlessCalls>();
   const std::shared_ptr<internal::RetriedCalls> retried_ =
       std::make_shared<internal::RetriedCalls>(options_.transport->clock());
+  const std::shared_ptr<internal::DeviceWaits> device_waits_ =
+      std::make_shared<internal::DeviceWaits>(*options_.transport);
   const std::shared_ptr<OrderedQueueTable> queues_ =
       std::make_shared<OrderedQueueTable>();
   // The counts that the Metrics have. For one reading at a time.
@@ -317,6 +331,7 @@ class AgentState final : public Dispatcher,
   std::atomic<bool> is_draining_{false};
   std::atomic<bool> has_stopped_{false};        // no function begins any more
   std::atomic<int64_t> default_timeout_ns_{0};  // as an Instant after 0
+  std::atomic<DeviceTensors*> devices_{nullptr};
 
   mutable Mutex mu_;
   absl::Status ended_ ABSL_GUARDED_BY(mu_);            // why calls are refused
@@ -338,6 +353,7 @@ class AgentState final : public Dispatcher,
   std::atomic<uint64_t> times_gone_{0};
   std::vector<std::weak_ptr<Agent::PeerGoneCallback>> on_peer_gone_
       ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<DeviceTensors> owned_devices_ ABSL_GUARDED_BY(mu_);
   uint64_t last_queue_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<std::weak_ptr<internal::OrderedQueue>> own_queues_
       ABSL_GUARDED_BY(mu_);

@@ -123,10 +123,16 @@ class CallStarter {
     if (StateOf(target).telemetry().spans().enabled()) {
       Trace(StateOf(target), request.get(), call.get());
     }
-    call->abandon_ =
-        target.queue_ == nullptr
-            ? target.caller_->Start(request, CallEnd(call))
-            : target.queue_->Start(target.caller_, request, CallEnd(call));
+    std::shared_ptr<Caller> after_copies;
+    if (DeviceTensors* const devices = StateOf(target).devices()) {
+      call->streams_ = devices->CurrentStreams();
+      after_copies = StateOf(target).AfterCopies(target.caller_);
+    }
+    const std::shared_ptr<Caller>& caller =
+        after_copies == nullptr ? target.caller_ : after_copies;
+    call->abandon_ = target.queue_ == nullptr
+                         ? caller->Start(request, CallEnd(call))
+                         : target.queue_->Start(caller, request, CallEnd(call));
     if (const Lineage* lineage = target.lineage_.get()) {
       // Given up also when the call that makes it is cancelled.
       call->with_parent_ = lineage->cancel.OnCancel(
@@ -154,8 +160,9 @@ class CallStarter {
 
   static Encoder RequestEncoder(const Target& target,
                                 std::shared_ptr<StagedAttachments>* staged) {
-    const CodecContext context{CodecContext::Message::kRequest, target.agent_,
-                               WorkerOf(target).key, 0};
+    const CodecContext context{
+        CodecContext::Message::kRequest, target.agent_, WorkerOf(target).key, 0,
+        StateOf(target).devices(),       target.name()};
     return Encoder(context, target.retries_ ? nullptr : staged,
                    "a call by WithRetry() may go to another incarnation");
   }
@@ -368,9 +375,14 @@ void OutgoingCall::End(absl::Status status, const ReplyPtr& reply) {
   if (!status.ok()) {
     return OnEnd(id, Name(worker_, *function_, status, reply));
   }
-  const CodecContext context{
+  CodecContext context{
       CodecContext::Message::kReply, agent_,
       reply->received == nullptr ? caller->peer().key : reply->from, id};
+  context.peer_name = worker_;
+  if (streams_ != nullptr) {
+    context.devices = streams_->devices.get();
+    context.streams = &streams_->streams;
+  }
   OnEnd(id, Received{reply->body, reply->is_private, context, reply->received});
 }
 
@@ -387,6 +399,19 @@ absl::Status FreezeAttachments(std::shared_ptr<StagedAttachments> staged,
                                Request* request) {
   WEFT_ASSIGN_OR_RETURN(request->attachments, staged->Freeze());
   request->staged = std::move(staged);
+  return absl::OkStatus();
+}
+
+absl::Status AwaitCopiesOf(const Target& target, Request* request) {
+  if (request->copies.empty()) return absl::OkStatus();
+  if (InlineScope::IsActive()) {
+    return absl::FailedPreconditionError(
+        "a tensor of a device in what makes an object or a stream would be "
+        "waited for in a function that runs inline: send To(Device::Cpu())");
+  }
+  const BlockingScope blocking;
+  WEFT_RETURN_IF_ERROR(AwaitCopies(request->copies, target.timeout()));
+  request->copies.clear();
   return absl::OkStatus();
 }
 

@@ -46,6 +46,7 @@ inline constexpr absl::Duration kClientPatience = absl::Seconds(2);
 class Dispatcher : public CallCounter {
  public:
   virtual Agent* agent() = 0;
+  virtual DeviceTensors* devices() const = 0;    // null: none
   virtual const std::string& self() const = 0;   // the worker's name
   virtual const std::string& build() const = 0;  // for messages
   // Ok and the function, or why the request cannot be served.

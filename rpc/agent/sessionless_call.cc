@@ -73,7 +73,10 @@ SessionlessCall::SessionlessCall(Options options, Lineage inherited,
                             CodecContext{
                                 CodecContext::Message::kRequest,
                                 options.dispatcher->agent(), options.caller.key,
-                                options.is_own ? options.request->id : 0},
+                                options.is_own ? options.request->id : 0,
+                                options.is_own ? options.dispatcher->devices()
+                                               : nullptr,
+                                options.dispatcher->self()},
                             std::move(options.attachments)},
                    options.request->keeps_result, options.request->alias,
                    options.request->ordered_queue, options.function->name,

@@ -45,6 +45,15 @@ void Encoder::Attach(Slices slices) {
   for (Bytes& slice : slices) slices_.push_back(std::move(slice));
 }
 
+void Encoder::AttachLater(Bytes bytes, std::shared_ptr<StagedCall> copy) {
+  Varint(bytes.size());
+  if (bytes.size() >= kByReference) Align();
+  Flush();
+  flushed_ += bytes.size();
+  slices_.push_back(std::move(bytes));
+  copies_.push_back(std::move(copy));
+}
+
 void Encoder::AttachCopy(const void* bytes, size_t size) {
   Varint(size);
   if (size >= kByReference) Align();

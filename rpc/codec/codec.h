@@ -26,6 +26,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -47,6 +48,10 @@
 
 namespace google::protobuf {
 class MessageLite;
+}
+
+namespace weft {
+class StagedCall;
 }
 
 namespace weft::rpc {
@@ -125,6 +130,18 @@ class Encoder {
   // A length and a copy of the bytes.
   void AttachCopy(const void* bytes, size_t size);
 
+  // A length and the bytes, which `copy` brings from a device: they are taken
+  // along by reference, and the message must not leave before they are there
+  // (TakeCopies).
+  void AttachLater(Bytes bytes, std::shared_ptr<StagedCall> copy);
+  std::vector<std::shared_ptr<StagedCall>> TakeCopies() {
+    return std::move(copies_);
+  }
+
+  // Which argument of a call is written, from 1, for errors; 0: none.
+  void NextArgument() { ++argument_; }
+  int argument() const { return argument_; }
+
   // The value cannot travel; the first such status is the call's.
   void Fail(absl::Status status);
 
@@ -138,6 +155,8 @@ class Encoder {
   BytesBuilder chunk_;  // written, not yet in slices_
   Slices slices_;
   size_t flushed_ = 0;  // bytes in slices_
+  std::vector<std::shared_ptr<StagedCall>> copies_;
+  int argument_ = 0;
   absl::Status status_;
   CodecContext context_;
   std::shared_ptr<StagedAttachments>* attachments_ = nullptr;

@@ -4,6 +4,10 @@
 // was their only handle and was moved into the call; else they are copied
 // first, so that later writes do not change what is sent. A large tensor that
 // is received uses the memory into which its bytes were received.
+//
+// One of a device lands on the device that the caller's device map names, and
+// keeps its dtype and shape: device_tensors.h. In values of streams, details of
+// errors and untyped calls there is none: kInvalidArgument.
 
 #ifndef WEFT_RPC_CODEC_TENSOR_CODEC_H_
 #define WEFT_RPC_CODEC_TENSOR_CODEC_H_
@@ -26,6 +30,10 @@ struct Codec<Tensor> {
   static void Encode(Tensor&& tensor, Encoder& encoder);
   static absl::Status Decode(Decoder& decoder, Tensor& tensor);
 };
+
+// As Codec<Tensor>::Encode, but one of a device lands on the CPU, and no device
+// map is asked: for who knows where to put it (gradients).
+void EncodeForHost(const Tensor& tensor, Encoder& encoder);
 
 namespace internal {
 

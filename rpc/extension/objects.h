@@ -50,6 +50,10 @@ absl::StatusOr<Creation> Begin(const Target& to, Function::Address address,
   if (!request.ok()) {
     return internal::NotBegun(target, function, request.status());
   }
+  if (const absl::Status late = internal::AwaitCopiesOf(target, request->get());
+      !late.ok()) {
+    return internal::NotBegun(target, function, late);
+  }
   (*request)->keeps_result = true;
   Future<void> made = internal::StartTyped<void>(
       target, function, request,
