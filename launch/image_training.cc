@@ -296,14 +296,18 @@ absl::StatusOr<train::Result> TrainTogether(
 absl::StatusOr<train::Result> TrainTogether(
     train::Job& job, const ImageData& data,
     const ImageTrainingOptions& options) {
+  worker::JoinGroupOptions join;
+  join.backend = options.backend;
+  join.backend.device = options.device;
+  join.backend.devices = options.devices;
   if (!job.worker().options().is_elastic()) {
-    WEFT_ASSIGN_OR_RETURN(const auto group, job.JoinGroup());
+    WEFT_ASSIGN_OR_RETURN(const auto group, job.JoinGroup(join));
     return TrainTogether(*group, job.telemetry(), data, options);
   }
   return TrainTogether(0, 1, data, options,
                        [&](DataParallelTraining::Parts parts) {
                          return DataParallelTraining::CreateElastic(
-                             job.MakeElastic(options.virtual_shards),
+                             job.MakeElastic(options.virtual_shards, join),
                              job.telemetry(), std::move(parts), options);
                        });
 }

@@ -23,6 +23,7 @@
 #include "weft/train/options.h"
 #include "weft/train/run.h"
 #include "weft/train/settings.h"
+#include "weft/worker/group_backend.h"
 #include "weft/worker/worker.h"
 
 namespace weft::launch {
@@ -52,6 +53,9 @@ struct ImageTrainingOptions : train::Options {
   // outlives the training.
   Device device;
   std::shared_ptr<device::Context> devices;
+  // What moves gradients, with ddp: its name and, of tests, the library. The
+  // device is the one above.
+  worker::GroupBackend backend;
 };
 
 struct ImageData {

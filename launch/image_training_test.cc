@@ -19,6 +19,7 @@
 #include "weft/base/mutex.h"
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/collectives/backends/local/local_world.h"
+#include "weft/collectives/backends/nccl/simulated_nccl.h"
 #include "weft/device/testing/simulated_context.h"
 #include "weft/launch/serve_tables.h"
 #include "weft/ps/server.h"
@@ -218,6 +219,42 @@ TEST_F(ImageTrainingTest, WithoutServersDevicesHaveTheBitsOfTheCpu) {
       }
     }
   }
+}
+
+// As the program: trainers of a job, with a (simulated) NCCL, learn what they
+// learn over the host.
+TEST_F(ImageTrainingTest, TrainersWithADeviceEachUseNccl) {
+  const ImageData data = LoadImageData(options_).value();
+  options_.strategy = "ddp";
+  const auto train = [&](const std::string& backend) {
+    collectives::SimulatedNccl nccl(3);
+    worker::TestWorkers::Options job;
+    job.trainers = 2;
+    const auto workers = worker::TestWorkers::Start(job);
+    EXPECT_THAT(workers, IsOk());
+    double score = -1;
+    EXPECT_THAT((*workers)->Run([&](worker::Worker& worker) -> absl::Status {
+      const int rank = worker.options().rank;
+      device::testing::SimulatedDevices devices(rank);
+      ImageTrainingOptions options = options_;
+      options.devices = devices.context().shared_from_this();
+      options.device = Device(devices.context(), 0);
+      options.backend.name = backend;
+      options.backend.nccl = nccl.Library(rank);
+      options.settings = SettingsOf(options, data);
+      train::Job own(worker, options);
+      WEFT_ASSIGN_OR_RETURN(const train::Result result,
+                            TrainTogether(own, data, options));
+      if (rank == 0) score = result.score.value_or(-1);
+      return absl::OkStatus();
+    }),
+                IsOk());
+    return score;
+  };
+  const double over_host = train("host");
+  EXPECT_GE(over_host, 0);
+  EXPECT_EQ(train("nccl"), over_host);
+  EXPECT_EQ(train("auto"), over_host);
 }
 
 // The mean loss of each step of `ranks` trainers without servers.

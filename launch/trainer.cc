@@ -137,6 +137,27 @@ absl::Status CheckDevice(const weft::worker::Options& worker,
                    "servers a model is trained in memory of the CPU"));
 }
 
+absl::Status CheckBackend(const weft::worker::Options& worker,
+                          const ImageTrainingOptions& training) {
+  const std::string& backend = training.backend.name;
+  const auto refuse = [&](absl::string_view wanted) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--backend=", backend, ": wanted ", wanted));
+  };
+  if (!weft::worker::CheckBackendName(backend).ok()) {
+    return refuse("host, nccl or auto");
+  }
+  if (backend != "nccl") return absl::OkStatus();
+  if (training.strategy != kDdp) return refuse("--strategy=ddp");
+  if (worker.device == "cpu") {
+    return refuse("--device=cuda, whose tensors NCCL moves");
+  }
+  if (worker.is_elastic()) {
+    return refuse("host or auto in an elastic job, whose members change");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckPrecision(const ImageTrainingOptions& training) {
   if (training.precision != weft::DType::kF16 || training.strategy == kDdp) {
     return absl::OkStatus();
@@ -189,6 +210,7 @@ absl::Status CheckOptions(const weft::worker::Options& worker,
   WEFT_RETURN_IF_ERROR(CheckConsistency(worker, training));
   WEFT_RETURN_IF_ERROR(CheckRule(training));
   WEFT_RETURN_IF_ERROR(CheckPrecision(training));
+  WEFT_RETURN_IF_ERROR(CheckBackend(worker, training));
   return CheckDevice(worker, training);
 }
 
@@ -340,6 +362,12 @@ absl::Status ParseFlags(int argc, char** argv, weft::worker::Options& options,
   AddWireFlags(flags, training);
   AddConsistencyFlags(flags, training);
   AddPrecisionFlag(flags, training);
+  training.backend.name = "auto";
+  flags.Add(
+      "backend", &training.backend.name,
+      "with --strategy=ddp, what moves gradients: host; nccl, from device "
+      "to device; auto: nccl where each trainer has a CUDA device of its "
+      "own and the library is found. The log says what it took");
   int loss_every = 100;
   flags.Add("loss-every", &loss_every,
             "with --json, the loss of every so many steps; 0: of none");

@@ -190,6 +190,8 @@ TEST_F(TrainerProgramTest, ValuesOutOfRangeAreUsageErrors) {
       {{"--precision=f8"}, "'f8'; allowed are f32, f16 and bf16"},
       {{"--precision=f16"}, "--precision=f16: wanted --strategy=ddp"},
       {{"--device=cuda"}, "--device=cuda: wanted --strategy=ddp; with"},
+      {{"--backend=mpi"}, "--backend=mpi: wanted host, nccl or auto"},
+      {{"--backend=nccl"}, "--backend=nccl: wanted --strategy=ddp"},
       {{"--device=tpu"}, "device \"tpu\": wanted cpu, cuda"},
       {{"--epochs=many"}, "--epochs=many: wanted an integer"},
       {{"word"}, "found the word \"word\" where flags are wanted"},

@@ -14,8 +14,10 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "weft/base/clock.h"
+#include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/backends/host/host_backend.h"
+#include "weft/collectives/backends/nccl/nccl_backend.h"
 #include "weft/net/edge/socket_directory.h"
 #include "weft/rendezvous/membership.h"
 #include "weft/rendezvous/roll_call.h"
@@ -33,6 +35,7 @@ struct Ranks {
   std::vector<rendezvous::WorkerKey> keys;
   // Drawn by rank 0: no other meeting has it.
   std::string nonce;
+  std::vector<BackendOffer> offers;
   int rank = 0;  // of this worker
 };
 
@@ -61,11 +64,12 @@ absl::StatusOr<Ranks> RanksOf(const Worker& worker,
   return ranks;
 }
 
-// What each brings to the meeting: its incarnation, and a nonce.
-std::string Card(const Worker& worker) {
+// What each brings to the meeting: its incarnation, a nonce, and its backend.
+std::string Card(const Worker& worker, const BackendOffer& offer) {
   std::random_device random;
   return absl::StrCat(worker.self().key.id, " ", worker.self().key.epoch, " ",
-                      absl::Hex(uint64_t{random()} << 32 | random()));
+                      absl::Hex(uint64_t{random()} << 32 | random()), " ",
+                      Encode(offer));
 }
 
 absl::Status ReadCards(const std::map<std::string, std::string>& cards,
@@ -73,9 +77,11 @@ absl::Status ReadCards(const std::map<std::string, std::string>& cards,
   for (const std::string& name : ranks->names) {
     const auto card = cards.find(name);
     const std::vector<std::string> parts = absl::StrSplit(
-        card == cards.end() ? "" : card->second, absl::MaxSplits(' ', 2));
+        card == cards.end() ? "" : card->second, absl::MaxSplits(' ', 3));
     rendezvous::WorkerKey key;
-    if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &key.id) ||
+    const absl::StatusOr<BackendOffer> offer =
+        DecodeOffer(parts.size() == 4 ? parts[3] : "");
+    if (!offer.ok() || !absl::SimpleAtoi(parts[0], &key.id) ||
         !absl::SimpleAtoi(parts[1], &key.epoch) || parts[2].size() > 32) {
       return absl::InternalError(
           absl::StrCat("JoinGroup: what ", name,
@@ -83,6 +89,7 @@ absl::Status ReadCards(const std::map<std::string, std::string>& cards,
                        "JoinGroup"));
     }
     ranks->keys.push_back(key);
+    ranks->offers.push_back(*offer);
     if (ranks->nonce.empty()) ranks->nonce = parts[2];
   }
   return absl::OkStatus();
@@ -149,6 +156,25 @@ absl::Status CheckElastic(const Worker& worker,
   return absl::OkStatus();
 }
 
+absl::Status CheckBackend(const Worker& worker,
+                          const JoinGroupOptions& options) {
+  const GroupBackend& backend = options.backend;
+  absl::Status wrong = CheckBackendName(backend.name);
+  if (wrong.ok() && backend.name == "nccl" && worker.options().is_elastic()) {
+    wrong = absl::InvalidArgumentError(
+        "backend nccl: the members of an elastic job change, and take the "
+        "backend host; wanted host or auto");
+  }
+  if (wrong.ok() && !backend.device.is_cpu() &&
+      backend.devices.get() != backend.device.context()) {
+    wrong = absl::InvalidArgumentError(
+        "GroupBackend: wanted the context of its device in `devices`");
+  }
+  if (wrong.ok()) return wrong;
+  return Reworded(
+      wrong, absl::StrCat("JoinGroup ", options.name, ": ", wrong.message()));
+}
+
 // Checks against membership that the incarnations of a group are alive.
 std::function<absl::Status(int)> CheckMembers(
     rendezvous::Membership& members, std::vector<rendezvous::WorkerKey> keys) {
@@ -162,6 +188,31 @@ std::function<absl::Status(int)> CheckMembers(
     }
     return absl::UnavailableError("another has taken its place");
   };
+}
+
+// `host` with NCCL before it, if that is the choice of all.
+absl::StatusOr<std::unique_ptr<collectives::Backend>> WithChosen(
+    Worker& worker, const JoinGroupOptions& options, const Ranks& ranks,
+    const collectives::GroupEndpoint& endpoint, const std::string& name,
+    std::unique_ptr<collectives::Backend> host) {
+  if (options.backend.name == "host" || ranks.offers.empty()) return host;
+  const bool is_insecure = worker.options().insecure;
+  const auto choice = ChooseBackend(ranks.offers, ranks.names, is_insecure);
+  WEFT_RETURN_IF_ERROR(choice.status());  // it was made before
+  if (!choice->why.empty()) {
+    WEFT_LOG(worker.telemetry().logger(), Info,
+             absl::StrCat("JoinGroup ", name, ": backend ", choice->name, ": ",
+                          choice->why));
+  }
+  if (choice->name == "host") return host;
+  collectives::NcclOptions nccl;
+  static_cast<collectives::GroupEndpoint&>(nccl) = endpoint;
+  nccl.context = options.backend.devices;
+  nccl.device = options.backend.device.index();
+  nccl.insecure = is_insecure;
+  nccl.host = ranks.offers[ranks.rank].host;
+  nccl.functions = options.backend.nccl;
+  return collectives::ConnectNccl(std::move(nccl), std::move(host));
 }
 
 // Connects those who have met. `nonce`: no other group of this name has it.
@@ -204,8 +255,11 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Connect(
     WEFT_LOG(worker.telemetry().logger(), Warning, report);
   };
   WEFT_ASSIGN_OR_RETURN(host.directory, net::DefaultSocketDirectory(own.job));
+  const collectives::GroupEndpoint endpoint = host;
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<collectives::Backend> backend,
                         collectives::ConnectHost(std::move(host)));
+  WEFT_ASSIGN_OR_RETURN(backend, WithChosen(worker, options, ranks, endpoint,
+                                            name, std::move(backend)));
   collectives::GroupOptions group;
   group.name = name;
   group.timeout = options.timeout;
@@ -303,6 +357,7 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
                                      : own.join_timeout;
   const Instant deadline = SteadyClock().Now() + timeout;
   WEFT_RETURN_IF_ERROR(CheckElastic(worker, options));
+  WEFT_RETURN_IF_ERROR(CheckBackend(worker, options));
   const bool is_of_role = options.members.empty();
   if (is_of_role && own.is_elastic()) {
     return JoinElastic(worker, options, deadline);
@@ -313,8 +368,18 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
   WEFT_ASSIGN_OR_RETURN(
       const auto cards,
       MeetAll(worker.membership(), absl::StrCat("join_group/", name),
-              Card(worker), ranks.names, is_of_role, deadline));
+              Card(worker, OfferOf(options.backend, options.host_id.empty()
+                                                        ? own.host_id
+                                                        : options.host_id)),
+              ranks.names, is_of_role, deadline));
   WEFT_RETURN_IF_ERROR(ReadCards(cards, &ranks));
+  // Before anything is connected: the same on all ranks.
+  const absl::Status chosen =
+      ChooseBackend(ranks.offers, ranks.names, own.insecure).status();
+  if (!chosen.ok()) {
+    return Reworded(chosen,
+                    absl::StrCat("JoinGroup ", name, ": ", chosen.message()));
+  }
   return Connect(worker, options, name, std::move(ranks), deadline);
 }
 

@@ -1,11 +1,13 @@
 #include "weft/collectives/backends/nccl/nccl_communicator.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "weft/base/start_thread.h"
 #include "weft/base/status_macros.h"
 
 namespace weft::collectives {
@@ -14,9 +16,19 @@ namespace {
 using nccl::Result;
 
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(2);
+constexpr absl::Duration kAbortTimeout = absl::Seconds(10);
 // How often NCCL is asked whether a call has ended: at first, and at last.
 constexpr absl::Duration kLeastPause = absl::Microseconds(10);
 constexpr absl::Duration kMostPause = absl::Milliseconds(2);
+
+// Calls `call` with `stream` as NCCL takes it, its device being current.
+absl::Status CallOn(const device::Stream& stream, absl::string_view name,
+                    absl::FunctionRef<absl::Status(nccl::NativeStream)> call) {
+  if (stream.device().kind == device::Device::Kind::kSimulated) {
+    return call(const_cast<device::Stream*>(&stream));
+  }
+  return stream.runtime().LaunchNative(stream, name, call);
+}
 
 absl::Status Ended() {
   return absl::CancelledError("the communicator of NCCL was aborted");
@@ -64,8 +76,8 @@ NcclCommunicator::~NcclCommunicator() {
   {
     MutexLock lock(mu_);
     const nccl::Comm comm = comm_;
-    if (comm == nullptr) return;
     is_final =
+        comm != nullptr &&
         OnDevice("ncclCommFinalize", [&](nccl::NativeStream) {
           return Begun(f, f.CommFinalize(comm), "ncclCommFinalize", comm);
         }).ok();
@@ -75,6 +87,7 @@ NcclCommunicator::~NcclCommunicator() {
   is_final = is_final && Await("ncclCommFinalize", wait).ok();
   if (!is_final) {
     Abort();
+    AwaitAbort();
     return;
   }
   MutexLock lock(mu_);
@@ -86,12 +99,8 @@ NcclCommunicator::~NcclCommunicator() {
 
 absl::Status NcclCommunicator::OnDevice(
     absl::string_view name,
-    absl::FunctionRef<absl::Status(nccl::NativeStream)> call) {
-  const device::Stream& stream = options_.stream;
-  if (stream.device().kind == device::Device::Kind::kSimulated) {
-    return call(const_cast<device::Stream*>(&stream));
-  }
-  return stream.runtime().LaunchNative(stream, name, call);
+    absl::FunctionRef<absl::Status(nccl::NativeStream)> call) const {
+  return CallOn(options_.stream, name, call);
 }
 
 absl::StatusOr<Result> NcclCommunicator::Progress() {
@@ -152,13 +161,45 @@ absl::Status NcclCommunicator::AsyncError() {
 }
 
 void NcclCommunicator::Abort() {
+  nccl::Comm comm = nullptr;
+  {
+    MutexLock lock(mu_);
+    comm = std::exchange(comm_, nullptr);
+  }
+  if (comm == nullptr) return;
+  // Holds all that it uses: it may outlive this.
+  const auto abort = [options = options_, aborting = aborting_, comm] {
+    CallOn(options.stream, "ncclCommAbort", [&](nccl::NativeStream) {
+      const NcclFunctions& f = *options.functions;
+      return NcclStatus(f, f.CommAbort(comm), "ncclCommAbort", nullptr);
+    }).IgnoreError();
+    MutexLock lock(aborting->mu);
+    aborting->is_over = true;
+    aborting->changed.NotifyAll();
+  };
+  absl::StatusOr<std::thread> thread = StartThread("abort of NCCL", abort);
+  if (!thread.ok()) return abort();
   MutexLock lock(mu_);
-  if (comm_ == nullptr) return;
-  const nccl::Comm comm = std::exchange(comm_, nullptr);
-  const NcclFunctions& f = *options_.functions;
-  OnDevice("ncclCommAbort", [&](nccl::NativeStream) {
-    return NcclStatus(f, f.CommAbort(comm), "ncclCommAbort", nullptr);
-  }).IgnoreError();
+  aborter_ = *std::move(thread);
+}
+
+void NcclCommunicator::AwaitAbort() {
+  std::thread aborter;
+  {
+    MutexLock lock(mu_);
+    aborter.swap(aborter_);
+  }
+  if (!aborter.joinable()) return;
+  {
+    const auto deadline = std::chrono::steady_clock::now() +
+                          absl::ToChronoNanoseconds(kAbortTimeout);
+    MutexLock lock(aborting_->mu);
+    while (!aborting_->is_over &&
+           aborting_->changed.WaitUntil(aborting_->mu, deadline)) {
+    }
+    if (!aborting_->is_over) return aborter.detach();
+  }
+  aborter.join();
 }
 
 }  // namespace weft::collectives

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
@@ -45,7 +46,8 @@ class NcclCommunicator {
   // Waits until all ranks have come. kDeadlineExceeded; errors of NCCL.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(
       Options options, const NcclWait& wait);
-  // Leaves: waits at most 2 s for what NCCL still has to send, then aborts.
+  // Leaves: waits at most 2 s for what NCCL still has to send, then aborts. An
+  // abort has 10 s; one that has not ended then goes on alone.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -56,24 +58,36 @@ class NcclCommunicator {
       ABSL_LOCKS_EXCLUDED(mu_);
   // What has failed since in what was enqueued; OK: nothing is known.
   absl::Status AsyncError() ABSL_LOCKS_EXCLUDED(mu_);
-  // Ends the kernels that run, on this rank: what they leave is undefined.
+  // Ends the kernels that run, on this rank: what they leave is undefined. NCCL
+  // may take long to end them, so a thread of its own waits for that, and no
+  // other call does.
   void Abort() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  // An abort that is under way.
+  struct Aborting {
+    Mutex mu;
+    CondVar changed;
+    bool is_over ABSL_GUARDED_BY(mu) = false;
+  };
+
   explicit NcclCommunicator(Options options) : options_(std::move(options)) {}
 
   // Calls `call` with the stream as NCCL takes it, its device being current.
   absl::Status OnDevice(
       absl::string_view name,
-      absl::FunctionRef<absl::Status(nccl::NativeStream)> call);
+      absl::FunctionRef<absl::Status(nccl::NativeStream)> call) const;
+  void AwaitAbort() ABSL_LOCKS_EXCLUDED(mu_);
   // Until the call `name` that has begun is over.
   absl::Status Await(absl::string_view name, const NcclWait& wait)
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<nccl::Result> Progress() ABSL_LOCKS_EXCLUDED(mu_);
 
   const Options options_;
-  // Held in calls of NCCL, none of which blocks.
+  const std::shared_ptr<Aborting> aborting_ = std::make_shared<Aborting>();
+  // Held in calls of NCCL, none of which blocks; not in CommAbort, which may.
   Mutex mu_;
+  std::thread aborter_ ABSL_GUARDED_BY(mu_);
   nccl::Comm comm_ ABSL_GUARDED_BY(mu_) = nullptr;  // null once it has ended
 };
 

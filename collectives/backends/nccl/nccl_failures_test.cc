@@ -13,8 +13,11 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/base/clock.h"
+#include "weft/base/parker.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/backends/nccl/nccl_backend.h"
+#include "weft/collectives/backends/nccl/nccl_communicator.h"
 #include "weft/collectives/backends/nccl/nccl_meeting.h"
 #include "weft/collectives/backends/nccl/nccl_world.h"
 #include "weft/collectives/process_group.h"
@@ -324,6 +327,35 @@ std::vector<absl::Status> ConnectAll(
     change(rank, options);
     return ConnectNccl(std::move(options), world.host().Connect(rank)).status();
   });
+}
+
+TEST(NcclCommunicator, AbortThatTakesLongHoldsUpNoOtherCall) {
+  NcclWorld world(/*size=*/1, /*seed=*/1);
+  const auto slow = std::make_shared<NcclFunctions>(*world.nccl().Library(0));
+  std::atomic<bool> has_begun{false};
+  Parker may_end;
+  slow->CommAbort = [&, abort = slow->CommAbort](nccl::Comm comm) {
+    has_begun = true;
+    EXPECT_TRUE(testing::IsWoken(may_end));
+    return abort(comm);
+  };
+  NcclCommunicator::Options options;
+  options.functions = slow;
+  options.context = world.devices(0).context().shared_from_this();
+  options.stream =
+      *options.context->runtime().CreateStream(options.context->device(0));
+  ASSERT_EQ(slow->GetUniqueId(&options.id), nccl::Result::kSuccess);
+  const NcclWait wait = {SteadyClock(),
+                         SteadyClock().Now() + testing::kPatience, nullptr};
+  auto communicator = NcclCommunicator::Create(options, wait);
+  ASSERT_THAT(communicator, IsOk());
+  (*communicator)->Abort();
+  EXPECT_TRUE(Becomes([&] { return has_begun.load(); }));
+  EXPECT_THAT((*communicator)->AsyncError(), StatusIs(kCancelled, "aborted"));
+  EXPECT_EQ(world.nccl().aborts(), 0);
+  may_end.Unpark();
+  communicator->reset();  // waits for it
+  EXPECT_EQ(world.nccl().aborts(), 1);
 }
 
 TEST(NcclConnect, RankThatDoesNotComeEndsItAtTheDeadline) {

@@ -1,0 +1,68 @@
+// GroupBackend: which backend moves the tensors of a group, host or nccl, as
+// all its ranks agree before it is made.
+
+#ifndef WEFT_WORKER_GROUP_BACKEND_H_
+#define WEFT_WORKER_GROUP_BACKEND_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "weft/collectives/backends/nccl/nccl_functions.h"
+#include "weft/device/context.h"
+#include "weft/tensor/device.h"
+
+namespace weft::worker {
+
+// What moves the tensors of a group.
+struct GroupBackend {
+  // host   memory of the host and streams between hosts, for tensors of any
+  //        device
+  // nccl   NCCL, from device to device (collectives/backends/nccl)
+  // auto   nccl where each rank has a CUDA device of its own and the library is
+  //        found, all on one host or in a job with --insecure; else host. The
+  //        log says what it took and why.
+  // The same on all ranks.
+  std::string name = "host";
+  // Whose tensors this rank gives to the group, with nccl and auto; and its
+  // context.
+  Device device = {};
+  std::shared_ptr<device::Context> devices = nullptr;
+  // Null: those of libnccl.so.2. For tests, which have no CUDA device.
+  std::shared_ptr<const collectives::NcclFunctions> nccl = nullptr;
+};
+
+// kInvalidArgument for another name than host, nccl and auto.
+absl::Status CheckBackendName(absl::string_view name);
+
+// What a rank brings to the choice.
+struct BackendOffer {
+  std::string wanted;   // GroupBackend::name
+  std::string host;     // where it runs
+  std::string gpu;      // which of that host's; cpu: none
+  std::string why_not;  // it cannot use NCCL; empty: it can
+};
+// Of this rank. `host`: what Options::host_id says; empty: the machine's.
+BackendOffer OfferOf(const GroupBackend& backend, absl::string_view host);
+// As it travels: a few words and the reason, without line ends.
+std::string Encode(const BackendOffer& offer);
+// kInvalidArgument: no offer.
+absl::StatusOr<BackendOffer> DecodeOffer(absl::string_view text);
+
+struct BackendChoice {
+  std::string name;  // host or nccl
+  std::string why;   // for the log; empty where there was no choice
+};
+// Of all ranks, the same on each. `names`: theirs. `is_insecure`: traffic
+// between hosts may be open. kInvalidArgument: not all want the same;
+// kFailedPrecondition: nccl is wanted and cannot be: names who and why.
+absl::StatusOr<BackendChoice> ChooseBackend(
+    const std::vector<BackendOffer>& offers,
+    const std::vector<std::string>& names, bool is_insecure);
+
+}  // namespace weft::worker
+
+#endif  // WEFT_WORKER_GROUP_BACKEND_H_

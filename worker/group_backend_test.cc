@@ -1,0 +1,204 @@
+#include "weft/worker/group_backend.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/base/status_macros.h"
+#include "weft/collectives/backends/nccl/simulated_nccl.h"
+#include "weft/device/testing/simulated_context.h"
+#include "weft/tests/support/run_ranks.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/worker/join_group.h"
+#include "weft/worker/test_workers.h"
+
+namespace weft::worker {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::weft::device::testing::SimulatedDevices;
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kNotSo = absl::StatusCode::kFailedPrecondition;
+
+BackendOffer Gpu(std::string host, std::string gpu,
+                 std::string wanted = "auto") {
+  return {std::move(wanted), std::move(host), std::move(gpu), ""};
+}
+const std::vector<std::string>& Names() {
+  static const auto* const names =
+      new std::vector<std::string>{"trainer0", "trainer1"};
+  return *names;
+}
+
+TEST(ChooseBackend, TakesNcclWhereEachRankHasItsOwnGpu) {
+  const auto one_host = ChooseBackend({Gpu("a", "0"), Gpu("a", "1")}, Names(),
+                                      /*is_insecure=*/false);
+  ASSERT_THAT(one_host, IsOk());
+  EXPECT_EQ(one_host->name, "nccl");
+  EXPECT_THAT(one_host->why, HasSubstr("2 ranks"));
+  // The same number on another host is another GPU.
+  EXPECT_EQ(ChooseBackend({Gpu("a", "0"), Gpu("b", "0")}, Names(), true)->name,
+            "nccl");
+}
+
+TEST(ChooseBackend, AutoSaysWhyItIsNotNccl) {
+  const auto why = [](BackendOffer a, BackendOffer b) {
+    const auto choice = ChooseBackend({a, b}, Names(), false);
+    EXPECT_THAT(choice, IsOk());
+    EXPECT_EQ(choice->name, "host");
+    return choice->why;
+  };
+  EXPECT_THAT(why(Gpu("a", "0"), Gpu("a", "0")),
+              AllOf(HasSubstr("trainer0 and trainer1"), HasSubstr("GPU 0")));
+  EXPECT_THAT(why(Gpu("a", "0"), Gpu("b", "0")),
+              AllOf(HasSubstr("two hosts"), HasSubstr("--insecure")));
+  BackendOffer without = Gpu("a", "");
+  without.why_not = "NCCL was not found";
+  EXPECT_THAT(why(Gpu("a", "0"), without),
+              HasSubstr("trainer1: NCCL was not found"));
+}
+
+TEST(ChooseBackend, RanksOnTheCpuHaveNoChoiceToSpeakOf) {
+  GroupBackend unset;
+  unset.name = "auto";
+  const BackendOffer cpu = OfferOf(unset, "a");
+  const auto choice = ChooseBackend({cpu, cpu}, Names(), false);
+  ASSERT_THAT(choice, IsOk());
+  EXPECT_EQ(choice->name, "host");
+  EXPECT_EQ(choice->why, "");
+  // Beside one that has a device it is.
+  const auto mixed = ChooseBackend({Gpu("a", "0"), cpu}, Names(), false);
+  ASSERT_THAT(mixed, IsOk());
+  EXPECT_THAT(mixed->why, HasSubstr("trainer1: its tensors lie on the CPU"));
+}
+
+TEST(ChooseBackend, WhatIsWantedAndCannotBeIsNamed) {
+  BackendOffer without = Gpu("a", "", "nccl");
+  without.why_not = "NCCL was not found";
+  const std::vector<BackendOffer> offers = {Gpu("a", "0", "nccl"), without};
+  EXPECT_THAT(ChooseBackend(offers, Names(), false),
+              StatusIs(kNotSo, "trainer1: NCCL was not found"));
+  const std::vector<BackendOffer> two = {Gpu("a", "0", "nccl"), Gpu("a", "1")};
+  EXPECT_THAT(
+      ChooseBackend(two, Names(), false),
+      StatusIs(kInvalid, "trainer0 wants the backend nccl and trainer1 auto"));
+  EXPECT_THAT(CheckBackendName("gloo"), StatusIs(kInvalid, "host, nccl"));
+}
+
+TEST(BackendOffer, ReadsWhatItWrites) {
+  BackendOffer offer = Gpu("a b", "0000:1b:00.0", "nccl");
+  offer.why_not = "two\nlines of it";
+  const auto read = DecodeOffer(Encode(offer));
+  ASSERT_THAT(read, IsOk());
+  EXPECT_EQ(read->wanted, "nccl");
+  EXPECT_EQ(read->host, "a_b");
+  EXPECT_EQ(read->gpu, "0000:1b:00.0");
+  EXPECT_EQ(read->why_not, "two lines of it");
+  for (const char* text : {"", "nccl", "tpu a b c"}) {
+    EXPECT_THAT(DecodeOffer(text), StatusIs(kInvalid, "")) << text;
+  }
+}
+
+// Trainers in one process, with devices and an NCCL that are simulated.
+class JoinNcclTest : public ::testing::Test {
+ protected:
+  // The backend that each rank got.
+  std::vector<absl::Status> Join(
+      int size, const std::function<void(int, JoinGroupOptions&)>& change,
+      const std::string& wanted) {
+    TestWorkers::Options options;
+    options.trainers = size;
+    auto workers = TestWorkers::Start(options);
+    if (!workers.ok()) return {workers.status()};
+    std::vector<std::unique_ptr<SimulatedDevices>> devices;
+    for (int r = 0; r < size; ++r) {
+      devices.push_back(std::make_unique<SimulatedDevices>(r, 2));
+    }
+    collectives::SimulatedNccl nccl(7);
+    auto statuses = testing::RunRanks(size, [&](int rank) -> absl::Status {
+      JoinGroupOptions join;
+      join.arena_bytes = 1 << 20;
+      join.backend.name = "auto";
+      join.backend.devices = devices[rank]->context().shared_from_this();
+      join.backend.device = Device(devices[rank]->context(), 1);
+      join.backend.nccl = nccl.Library(rank);
+      change(rank, join);
+      WEFT_ASSIGN_OR_RETURN(
+          const auto group,
+          JoinGroup((*workers)->Get(absl::StrCat("trainer", rank)), join));
+      if (group->backend_name() != wanted) {
+        return absl::InternalError(
+            absl::StrCat("the backend is ", group->backend_name()));
+      }
+      const Tensor x =
+          Tensor::Full({1000}, rank + 1, DType::kF32, join.backend.device);
+      WEFT_RETURN_IF_ERROR(group->AllReduce(x));
+      const float sum = x.ToVector<float>()[999];
+      if (sum == size * (size + 1) / 2) return absl::OkStatus();
+      return absl::InternalError(absl::StrCat("the sum is ", sum));
+    });
+    (*workers)->Shutdown().IgnoreError();
+    return statuses;
+  }
+};
+
+TEST_F(JoinNcclTest, AutoTakesNccl) {
+  EXPECT_THAT(Join(
+                  3, [](int, JoinGroupOptions&) {}, "nccl"),
+              Each(IsOk()));
+}
+
+TEST_F(JoinNcclTest, NcclIsTaken) {
+  const auto wanted = [](int, JoinGroupOptions& join) {
+    join.backend.name = "nccl";
+  };
+  EXPECT_THAT(Join(2, wanted, "nccl"), Each(IsOk()));
+}
+
+TEST_F(JoinNcclTest, HostIsTheDefault) {
+  const auto unset = [](int, JoinGroupOptions& join) {
+    join.backend.name = JoinGroupOptions().backend.name;
+  };
+  EXPECT_THAT(Join(2, unset, "host"), Each(IsOk()));
+}
+
+TEST_F(JoinNcclTest, RankWithoutTheLibraryTakesAllToTheHost) {
+  const auto without = [](int rank, JoinGroupOptions& join) {
+    if (rank == 1) join.backend.nccl = nullptr;  // and it is no CUDA device
+  };
+  EXPECT_THAT(Join(2, without, "host"), Each(IsOk()));
+  EXPECT_THAT(Join(
+                  2,
+                  [&](int rank, JoinGroupOptions& join) {
+                    join.backend.name = "nccl";
+                    without(rank, join);
+                  },
+                  "nccl"),
+              Each(StatusIs(kNotSo, "trainer1: simulated:1 is no CUDA")));
+}
+
+TEST_F(JoinNcclTest, HostsWithoutTrustTakeTheHostBackend) {
+  const auto apart = [](int rank, JoinGroupOptions& join) {
+    join.host_id = absl::StrCat("host", rank);
+  };
+  EXPECT_THAT(Join(2, apart, "host"), Each(IsOk()));
+}
+
+TEST_F(JoinNcclTest, RanksThatDifferAreNamedOnAll) {
+  const auto differ = [](int rank, JoinGroupOptions& join) {
+    if (rank == 1) join.backend.name = "host";
+  };
+  EXPECT_THAT(Join(2, differ, ""),
+              Each(StatusIs(kInvalid, "trainer1 host: give all the same")));
+}
+
+}  // namespace
+}  // namespace weft::worker
