@@ -68,15 +68,16 @@ bool FunctionAccess::MayCall(const Function& function,
   return caller.role.empty() || RolesOf(function).Allow(caller.role);
 }
 
-std::shared_ptr<const FunctionTable> FunctionAccess::TableFor(
+std::optional<FunctionTable> FunctionAccess::TableFor(
     const Worker& caller) const {
-  auto table = std::make_shared<FunctionTable>();
+  FunctionTable table;
   for (const std::string& name : registry_.Names()) {
     const Function& function = *registry_.FindName(name);
     if (!MayCall(function, caller)) continue;
-    (*table)[name] = {function.signature, function.digest};
+    table[name] = {function.signature, function.digest};
   }
-  return table->size() <= kMaxFunctions ? table : nullptr;
+  if (table.size() > kMaxFunctions) return std::nullopt;
+  return table;
 }
 
 absl::Status FunctionAccess::Check(const Function& function,

@@ -5,6 +5,7 @@
 #define WEFT_RPC_AGENT_FUNCTION_ACCESS_H_
 
 #include <memory>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -39,8 +40,8 @@ class FunctionAccess {
   // says why not, also in the log of refusals.
   bool MayCall(const Function& function, const Worker& caller) const;
   absl::Status Check(const Function& function, const Worker& caller);
-  // What a caller whose registry differs may call. Null: too much to tell.
-  std::shared_ptr<const FunctionTable> TableFor(const Worker& caller) const;
+  // What a caller whose registry differs may call. None: too much to tell.
+  std::optional<FunctionTable> TableFor(const Worker& caller) const;
 
  private:
   net::Roles RolesOf(const Function& function) const;

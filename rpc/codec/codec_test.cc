@@ -375,9 +375,8 @@ Slices OneOfEach() {
   Welcome welcome;
   welcome.status = absl::AbortedError("later");
   welcome.limits.calls = 9;
-  auto functions = std::make_shared<FunctionTable>();
-  (*functions)["ps::Push"] = {"void(tensor)", 10};
-  welcome.functions = functions;
+  welcome.functions.emplace();
+  (*welcome.functions)["ps::Push"] = {"void(tensor)", 10};
   batch.Add(welcome);
   Request request;
   request.id = 11;
@@ -410,12 +409,11 @@ TEST(Wire, MemoryMessagesOfEarlierVersionsAreIgnored) {
     v1::Batch batch;
     batch.add_memories()->set_kind(kind);
     int frames = 0;
-    const absl::Status status =
-        ReadBatch({Bytes::Own(batch.SerializeAsString())}, Instant(),
-                  [&](Frame&& frame) {
-                    frames += std::holds_alternative<Consumed>(frame) ? 1 : 100;
-                    return absl::OkStatus();
-                  });
+    const absl::Status status = ReadBatch(
+        {Bytes::Own(batch.SerializeAsString())}, Instant(), [&](Frame&& frame) {
+          frames += std::holds_alternative<Consumed>(frame) ? 1 : 100;
+          return absl::OkStatus();
+        });
     EXPECT_EQ(status.ok(), kind <= 5) << kind << status;
     EXPECT_EQ(frames, kind == 5 ? 1 : 0) << kind;
   }

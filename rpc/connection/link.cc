@@ -241,7 +241,7 @@ void Link::OnClosed(absl::Status status) {
     bulk.swap(bulk_);
   }
   assemblies_.clear();
-  const std::shared_ptr<LinkOwner> owner = std::move(owner_);
+  const auto owner = std::move(owner_);
   if (owner != nullptr) owner->OnLinkClosed(*this, std::move(status));
 }
 
@@ -409,7 +409,7 @@ absl::StatusOr<std::shared_ptr<Link::PayloadRings>> Link::RingsOfPeer() {
 // ----------------------------------------------------------------- receiving
 
 void Link::OnMessage(Slices message) {
-  const std::shared_ptr<Link> self = shared_from_this();
+  const auto self = shared_from_this();
   {
     MutexLock lock(mu_);
     if (closed_) return;
@@ -575,8 +575,7 @@ absl::Status Link::CopyChunk(const Chunk& chunk, uint8_t* to, bool is_large) {
     if (to != nullptr) CopySlices(chunk.data, to);
     return absl::OkStatus();
   }
-  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<PayloadRings> rings,
-                        RingsOfPeer());
+  WEFT_ASSIGN_OR_RETURN(const auto rings, RingsOfPeer());
   size_t offset = 0;
   {
     MutexLock lock(mu_);

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -52,8 +53,8 @@ struct Welcome {
   uint64_t registry = 0;
   std::string build;
   Limits limits;
-  // What the callee serves; null where its registry equals the caller's.
-  std::shared_ptr<const FunctionTable> functions;
+  // What the callee serves; none where its registry equals the caller's.
+  std::optional<FunctionTable> functions;
 };
 
 // A Request or Reply whose body is `body_bytes` long and follows in chunks, if

@@ -226,7 +226,7 @@ void Read(Reader& r, FunctionTable* functions) {
 }
 
 void Read(Reader& r, Welcome* welcome) {
-  auto functions = std::make_shared<FunctionTable>();
+  FunctionTable functions;
   uint64_t code = 0;
   std::string error;
   bool has_functions = false;
@@ -266,7 +266,7 @@ void Read(Reader& r, Welcome* welcome) {
         r.Number(&limits.nested_calls);
         break;
       case Tag(11, kBytes):
-        Read(r, functions.get());
+        Read(r, &functions);
         break;
       case Tag(12, kVarint):
         r.Number(&has_functions);

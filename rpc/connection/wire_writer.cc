@@ -101,7 +101,7 @@ void BatchWriter::Add(const Welcome& welcome) {
   PutNumber(&chunk_, 8, welcome.limits.calls);
   PutNumber(&chunk_, 9, welcome.limits.bytes);
   PutNumber(&chunk_, 10, welcome.limits.nested_calls);
-  if (welcome.functions != nullptr) {
+  if (welcome.functions.has_value()) {
     for (const auto& [name, function] : *welcome.functions) {
       PutMessage(&chunk_, 11, [&, &name = name, &function = function] {
         PutText(&chunk_, 1, name);

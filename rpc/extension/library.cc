@@ -63,7 +63,7 @@ absl::Status Library::AttachKinds(
   }
   library->peer_gone_ = agent.OnPeerGone(
       [weak = std::weak_ptr<Library>(library)](const Agent::GonePeer& peer) {
-        const std::shared_ptr<Library> live = weak.lock();
+        const auto live = weak.lock();
         if (live == nullptr) return;
         const WeakAgent::Use use(*live->weak_agent_);
         if (use) live->OnPeerGone(peer);

@@ -85,9 +85,8 @@ absl::StatusOr<const Function*> Find(const SessionlessServer& server,
   return function;
 }
 
-absl::StatusOr<std::shared_ptr<const Request>> Read(
-    const SessionlessServer& server, net::IncomingCall& call,
-    Signature* signature) {
+absl::StatusOr<Request> Read(const SessionlessServer& server,
+                             net::IncomingCall& call, Signature* signature) {
   v1::CallRequest plain;
   WEFT_RETURN_IF_ERROR(ParseUntyped(call.TakeRequest(), &plain));
   WEFT_ASSIGN_OR_RETURN(const Function* function,
@@ -98,10 +97,10 @@ absl::StatusOr<std::shared_ptr<const Request>> Read(
                     absl::StrCat(function->name, ": ", body.status().message(),
                                  "; it is ", function->signature));
   }
-  auto request = std::make_shared<Request>();
-  request->function = function->name;
-  request->signature = function->digest;
-  request->body = *std::move(body);
+  Request request;
+  request.function = function->name;
+  request.signature = function->digest;
+  request.body = *std::move(body);
   return request;
 }
 
@@ -115,13 +114,13 @@ void ServeCall(SessionlessServer& server, net::IncomingCall call) {
   const std::string name = server.worker().name;
   const Instant deadline = SteadyClock().Now() + TimeoutOf(call);
   Signature signature;
-  absl::StatusOr<std::shared_ptr<const Request>> read =
+  absl::StatusOr<Request> read =
       CatchToStatus([&] { return Read(server, call, &signature); });
   if (!read.ok()) {
     return call.Reply(Reworded(
         read.status(), absl::StrCat(name, ": ", read.status().message())));
   }
-  auto request = std::make_shared<Request>(**read);
+  auto request = std::make_shared<Request>(*std::move(read));
   request->deadline = deadline;
   const auto trace = telemetry::ParseTraceparent(
       net::FindMetadata(call.metadata(), "traceparent"));

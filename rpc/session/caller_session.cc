@@ -247,7 +247,7 @@ ReplyPtr CallerSession::Refuse(const Request& request) {
 
 absl::Status CallerSession::CheckServed(const Request& request,
                                         Refusal* refusal) {
-  if (functions_ == nullptr) return absl::OkStatus();
+  if (!functions_.has_value()) return absl::OkStatus();
   const size_t index = request.function_index;
   if (index < served_.size() && served_[index]) return absl::OkStatus();
   const auto known = functions_->find(request.function);

@@ -32,6 +32,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -73,8 +74,8 @@ class CallerSession {
   // The callee knows the session and grants `limits`.
   struct Connected {
     Limits limits;
-    // What the callee serves; null: all that this side knows.
-    std::shared_ptr<const FunctionTable> functions;
+    // What the callee serves; none: all that this side knows.
+    std::optional<FunctionTable> functions;
     std::string build;  // the callee's, for messages
   };
   struct Disconnected {};
@@ -295,7 +296,7 @@ class CallerSession {
   absl::Status gone_;
   absl::Status ending_;  // not OK: why no more calls are made
   Limits limits_;
-  std::shared_ptr<const FunctionTable> functions_;
+  std::optional<FunctionTable> functions_;
   std::vector<bool> served_;  // by Request::function_index: functions_ has it
   std::string build_;
   uint64_t generation_ = 1;
@@ -359,7 +360,7 @@ class CalleeSession {
   };
   // The function has ended, or was not run.
   struct Finished {
-    std::shared_ptr<Reply> reply;
+    ReplyPtr reply;
   };
   struct Connected {};
   struct Disconnected {};

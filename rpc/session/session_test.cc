@@ -282,8 +282,8 @@ TEST(CallerSession, ACallThatIsNotToWaitFailsWithoutCredit) {
 
 TEST(CallerSession, FunctionUnknownToTheCalleeIsNeverSent) {
   Caller caller;
-  auto functions = std::make_shared<FunctionTable>();
-  (*functions)["F"] = {"i64(f64)", 1};
+  FunctionTable functions;
+  functions["F"] = {"i64(f64)", 1};
   auto unknown = MakeRequest();
   unknown->function = "G";
   caller.Tell(CallerSession::Start{MakeRequest()});

@@ -115,15 +115,15 @@ class TokenBooks final : public AttachmentReceiver,
     if (!refuses_with_.ok()) return refuses_with_;
     taken_.push_back({std::string(bytes.view()), context});
     ++receipts_;
-    return std::make_unique<Receipt>(shared_from_this(), bytes);
+    return std::make_unique<Receipt>(*this, bytes);
   }
 
   // ---- For the codec.
 
   class Staged final : public Attachment {
    public:
-    Staged(std::shared_ptr<TokenBooks> books, const CodecContext& context)
-        : books_(std::move(books)), number_(books_->Begin(context)) {}
+    Staged(TokenBooks& books, const CodecContext& context)
+        : books_(books.shared_from_this()), number_(books.Begin(context)) {}
     size_t Add(const std::string& text) {
       texts_.push_back(text);
       books_->SetText(number_, absl::StrJoin(texts_, "+"));
@@ -144,8 +144,9 @@ class TokenBooks final : public AttachmentReceiver,
 
   class Receipt final : public ReceivedAttachment {
    public:
-    Receipt(std::shared_ptr<TokenBooks> books, const Bytes& bytes)
-        : texts_(absl::StrSplit(bytes.view(), '+')), books_(std::move(books)) {}
+    Receipt(TokenBooks& books, const Bytes& bytes)
+        : texts_(absl::StrSplit(bytes.view(), '+')),
+          books_(books.shared_from_this()) {}
     ~Receipt() override { books_->EndReceipt(); }
     Future<void> Settled() override { return books_->Settle(); }
     const std::vector<std::string>& texts() const { return texts_; }
@@ -208,7 +209,7 @@ struct Codec<Token> {
     const CodecContext& context = e.context();
     Attachment* const staged = e.Stage(TokenBooks::kKind, [&] {
       return std::make_unique<TokenBooks::Staged>(
-          context.agent->Local<TokenBooks>(), context);
+          *context.agent->Local<TokenBooks>(), context);
     });
     if (staged == nullptr) return;
     e.Varint(static_cast<TokenBooks::Staged*>(staged)->Add(token.text));
