@@ -253,10 +253,6 @@ class Agent {
   friend class CallContext;
   friend class internal::CallStarter;
   explicit Agent(std::shared_ptr<AgentState> state);
-  Target ByName(absl::string_view name, std::optional<absl::Duration> timeout,
-                std::shared_ptr<const Lineage> lineage);
-  Target ByKey(WorkerKey key, std::optional<absl::Duration> timeout,
-               std::shared_ptr<const Lineage> lineage);
   void SetLocalObject(const void* type_key, std::shared_ptr<void> object);
   std::shared_ptr<void> FindLocalObject(const void* type_key) const;
 

@@ -114,6 +114,7 @@ absl::Status AttachmentReceivers::Add(
 
 absl::StatusOr<std::shared_ptr<ReceivedAttachments>> AttachmentReceivers::Take(
     const CodecContext& context, const FrozenAttachments& attachments) const {
+  if (attachments.empty()) return nullptr;
   auto taken = std::make_shared<ReceivedAttachments>();
   for (const FrozenAttachment& one : attachments) {
     std::shared_ptr<AttachmentReceiver> receiver;
@@ -137,7 +138,7 @@ absl::StatusOr<std::shared_ptr<ReceivedAttachments>> AttachmentReceivers::Take(
 }
 
 void AttachmentReceivers::Clear() {
-  absl::btree_map<std::string, std::shared_ptr<AttachmentReceiver>> ended;
+  decltype(receivers_) ended;
   MutexLock lock(mu_);
   receivers_.swap(ended);  // they end without the lock
 }

@@ -226,8 +226,8 @@ class AttachmentReceivers {
                    std::shared_ptr<AttachmentReceiver> receiver)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Takes all of a message, or none: those before the one that was refused are
-  // released again. kUnimplemented for a kind that nobody takes; what a
-  // receiver throws is its error.
+  // released again. Null if it has none. kUnimplemented for a kind that nobody
+  // takes; what a receiver throws is its error.
   absl::StatusOr<std::shared_ptr<ReceivedAttachments>> Take(
       const CodecContext& context, const FrozenAttachments& attachments) const
       ABSL_LOCKS_EXCLUDED(mu_);

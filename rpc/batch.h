@@ -73,8 +73,8 @@ template <auto function>
 void ServeBatch(std::vector<std::shared_ptr<ServedCall>> calls) {
   using Type = BatchType<decltype(function)>;
   typename Type::Items items;
-  std::vector<std::shared_ptr<ServedCall>> served;
-  for (std::shared_ptr<ServedCall>& call : calls) {
+  decltype(calls) served;
+  for (auto& call : calls) {
     std::tuple<typename Type::Item> item;
     absl::Status status = call->cancel().status();
     if (status.ok()) status = TakeArguments(*call, item);

@@ -204,8 +204,8 @@ class OutgoingCall {
   Agent* agent_ = nullptr;
   std::string worker_;
   const Function* function_ = nullptr;
-  std::shared_ptr<const Request> request_;  // until the end
-  std::unique_ptr<telemetry::Span> span_;   // null: not traced
+  RequestPtr request_;                     // until the end
+  std::unique_ptr<telemetry::Span> span_;  // null: not traced
   // Where tensors of devices in its reply are used; null: the agent has none.
   std::shared_ptr<const DeviceStreams> streams_;
   Abandon abandon_;
@@ -234,14 +234,13 @@ inline constexpr absl::string_view kObjectsAreNotSerialized =
     "an object has the id of the call that makes it, and calls by Serialized() "
     "get theirs when they leave";
 absl::Status CheckNotSerialized(const Target& target, absl::string_view why);
-// Writes the arguments of a call to it; attachments are kept in `staged`.
-Encoder RequestEncoder(const Target& target,
-                       std::shared_ptr<StagedAttachments>* staged);
+// Writes the arguments of a call to it. `request` keeps the attachments, and
+// outlives it.
+Encoder RequestEncoder(const Target& target, Request* request);
 // Stages what the target carries: see Target::WithAttachment.
 void StageAttached(const Target& target, Encoder& encoder);
 // Sets the attachments of `request`, once all arguments were encoded.
-absl::Status FreezeAttachments(std::shared_ptr<StagedAttachments> staged,
-                               Request* request);
+absl::Status FreezeAttachments(Request* request);
 // Waits for the copies of `request` from its devices, until the time-out of a
 // call, where its call must have an id at once. kFailedPrecondition in an
 // InlineScope.
@@ -400,8 +399,7 @@ absl::StatusOr<std::shared_ptr<Request>> EncodeArguments(const Target& target,
   return CatchToStatus([&]() -> absl::StatusOr<std::shared_ptr<Request>> {
     WEFT_RETURN_IF_ERROR(target.status());
     auto request = std::make_shared<Request>();
-    std::shared_ptr<StagedAttachments> staged;
-    Encoder encoder = RequestEncoder(target, &staged);
+    Encoder encoder = RequestEncoder(target, request.get());
     StageAttached(target, encoder);
     if constexpr (sizeof...(A) == sizeof...(P)) {
       (EncodeArgument<P>(encoder, request->borrowed,
@@ -410,9 +408,7 @@ absl::StatusOr<std::shared_ptr<Request>> EncodeArguments(const Target& target,
     }
     request->copies = encoder.TakeCopies();
     WEFT_ASSIGN_OR_RETURN(request->body, std::move(encoder).Finish());
-    if (staged != nullptr) {
-      WEFT_RETURN_IF_ERROR(FreezeAttachments(std::move(staged), request.get()));
-    }
+    WEFT_RETURN_IF_ERROR(FreezeAttachments(request.get()));
     return request;
   });
 }

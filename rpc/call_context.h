@@ -60,7 +60,7 @@ class CallContext {
   Agent& agent() const { return *agent_; }
   // The caller: proven by the connection where that is secured, else as it
   // claims.
-  const Worker& peer() const { return *peer_; }
+  const Worker& peer() const { return peer_; }
 
   Instant deadline() const { return inherited_.deadline; }
   // What the caller still waits; never negative.
@@ -102,11 +102,9 @@ class CallContext {
   }
 
  protected:
-  CallContext(Agent* agent, std::shared_ptr<const Worker> peer,
-              Lineage&& inherited)
-      : agent_(agent),
-        peer_(std::move(peer)),
-        inherited_(std::move(inherited)) {}
+  // Both must outlive it.
+  CallContext(Agent* agent, const Worker& peer, Lineage&& inherited)
+      : agent_(agent), peer_(peer), inherited_(std::move(inherited)) {}
 
   // What the call itself came with, and its own trace and cancellation.
   const Lineage& inherited() const { return inherited_; }
@@ -119,7 +117,7 @@ class CallContext {
       ABSL_LOCKS_EXCLUDED(mu_);
 
   Agent* const agent_;
-  const std::shared_ptr<const Worker> peer_;
+  const Worker& peer_;
   const Lineage inherited_;
   mutable Mutex mu_;
   mutable std::vector<std::shared_ptr<void>> used_ ABSL_GUARDED_BY(mu_);

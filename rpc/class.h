@@ -81,13 +81,13 @@ template <typename T, typename... P>
 struct ClassOf {
   static_assert(kCanTravel<P...>, "a constructor takes values");
 
-  static void Serve(std::shared_ptr<ServedCall> call) {
+  static void Serve(ServedCall& call) {
     std::tuple<std::decay_t<P>...> arguments;
-    if (absl::Status taken = TakeArguments(*call, arguments); !taken.ok()) {
-      return call->Finish(std::move(taken));
+    if (absl::Status taken = TakeArguments(call, arguments); !taken.ok()) {
+      return call.Finish(std::move(taken));
     }
-    call->Finish(CatchToStatus([&] {
-      return KeepFor(*call,
+    call.Finish(CatchToStatus([&] {
+      return KeepFor(call,
                      std::apply(
                          [](auto&... values) {
                            return std::make_shared<T>(std::move(values)...);

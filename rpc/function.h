@@ -74,9 +74,17 @@ class CountedCall {
   const std::shared_ptr<CallCounter> counter_;
 };
 
-// A call being served, as the function's stub sees it.
-class ServedCall : private CountedCall, public CallContext {
+// A call being served, as the function's stub sees it. What outlives the stub
+// keeps it by shared_from_this().
+class ServedCall : private CountedCall,
+                   public CallContext,
+                   public std::enable_shared_from_this<ServedCall> {
  public:
+  // Its time in its ordered queue, which ends with this.
+  class Turn {
+   public:
+    virtual ~Turn() = default;
+  };
   // The caller's message.
   struct Incoming {
     uint64_t id = 0;
@@ -144,14 +152,14 @@ class ServedCall : private CountedCall, public CallContext {
   void SetSpan(std::unique_ptr<telemetry::Span> span) {
     span_ = std::move(span);
   }
-  void SetTurn(std::shared_ptr<const void> turn) { turn_ = std::move(turn); }
+  void SetTurn(std::unique_ptr<Turn> turn) { turn_ = std::move(turn); }
 
  protected:
+  // `peer` lasts as long as the call.
   ServedCall(std::shared_ptr<CallCounter> counter, Agent* agent,
-             std::shared_ptr<const Worker> peer, Lineage&& inherited,
-             Incoming&& incoming)
+             const Worker& peer, Lineage&& inherited, Incoming&& incoming)
       : CountedCall(std::move(counter)),
-        CallContext(agent, std::move(peer), std::move(inherited)),
+        CallContext(agent, peer, std::move(inherited)),
         incoming_(std::move(incoming)),
         attachments_(incoming_.arguments.attachments) {}
 
@@ -179,7 +187,7 @@ class ServedCall : private CountedCall, public CallContext {
   std::atomic<Phase> phase_{Phase::kQueue};
   std::atomic<bool> is_async_{false};
   std::unique_ptr<telemetry::Span> span_;  // null: not traced
-  std::shared_ptr<const void> turn_;
+  std::unique_ptr<Turn> turn_;             // null: of no ordered queue
 };
 
 // Where a function runs.
@@ -197,7 +205,7 @@ struct BatchPolicy {
 // One registered function.
 struct Function {
   using Address = void (*)();
-  using Serve = void (*)(std::shared_ptr<ServedCall>);
+  using Serve = void (*)(ServedCall&);
   using ServeBatch = void (*)(std::vector<std::shared_ptr<ServedCall>>);
 
   std::string name;       // ps::Push
@@ -445,52 +453,51 @@ absl::Status TakeArguments(ServedCall& call, Arguments& arguments) {
 }
 
 // Ends `call` with what its function has returned, once that is there if it is
-// a Future; `before(*call)` runs just before.
+// a Future; `before(call)` runs just before.
 template <typename Arguments, typename Value, typename R, typename Before>
-void FinishLater(const std::shared_ptr<ServedCall>& call, R result,
-                 Before before) {
+void FinishLater(ServedCall& call, R result, Before before) {
   if constexpr (std::is_same_v<R, absl::StatusOr<Future<Value>>>) {
     if (!result.ok()) {
-      before(*call);
-      return call->Finish(std::move(result).status());
+      before(call);
+      return call.Finish(std::move(result).status());
     }
     Future<Value> future = *std::move(result);
-    call->BecomeAsync();
+    call.BecomeAsync();
     auto follow = std::make_shared<CancelToken::Registration>();
     // The callback holds the call, and with it the context.
-    future.OnReady([call, follow, before](const Result<Value>& value) {
+    future.OnReady([call = call.shared_from_this(), follow,
+                    before](const Result<Value>& value) {
       before(*call);
       FinishWith<Arguments, Value>(*call, value);
     });
     // Else a parked reply without a caller would keep the agent from ending.
-    *follow = call->cancel().OnCancel(
+    *follow = call.cancel().OnCancel(
         [future](const absl::Status& why) { future.Cancel(why); });
   } else {
-    before(*call);
-    FinishWith<Arguments, Value>(*call, std::move(result));
+    before(call);
+    FinishWith<Arguments, Value>(call, std::move(result));
   }
 }
 
 // Serves a call of `function`: decodes, calls, encodes.
 template <auto function>
-void ServeFunction(std::shared_ptr<ServedCall> call) {
+void ServeFunction(ServedCall& call) {
   using Type = FunctionType<decltype(function)>;
   using Value = typename Type::Value;
   using Arguments = typename Type::Arguments;
   Arguments arguments;
-  if (call->alias() != nullptr) {
+  if (call.alias() != nullptr) {
     arguments = std::move(
-        static_cast<Alias<Arguments, Value>*>(call->alias())->arguments);
-    call->Enter(Phase::kHandler);
-  } else if (absl::Status taken = TakeArguments(*call, arguments);
-             !taken.ok()) {
-    return call->Finish(std::move(taken));
+        static_cast<Alias<Arguments, Value>*>(call.alias())->arguments);
+    call.Enter(Phase::kHandler);
+  } else if (absl::Status taken = TakeArguments(call, arguments); !taken.ok()) {
+    return call.Finish(std::move(taken));
   }
   auto result = CatchToStatus([&] {
     return std::apply(
         [&](auto&... values) {
           if constexpr (Type::kTakesContext) {
-            return function(*call, std::move(values)...);
+            return function(call, std::move(values)...);
           } else {
             return function(std::move(values)...);
           }

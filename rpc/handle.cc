@@ -53,33 +53,33 @@ void ForgetHandle(const Target& target, uint64_t id) {
   if (target.status().ok()) HandlesOf(target)->Remove(WorkerOf(target).key, id);
 }
 
-void ServeFetch(std::shared_ptr<ServedCall> call) {
+void ServeFetch(ServedCall& call) {
   ObjectId id;
-  if (absl::Status read = ReadId(*call, id); !read.ok()) {
-    return call->Finish(std::move(read));
+  if (absl::Status read = ReadId(call, id); !read.ok()) {
+    return call.Finish(std::move(read));
   }
   const absl::StatusOr<ObjectTable::Object> object =
-      ObjectsOf(call->agent()).Find(id, call->peer().key, nullptr);
-  if (!object.ok()) return call->Finish(object.status());
+      ObjectsOf(call.agent()).Find(id, call.peer().key, nullptr);
+  if (!object.ok()) return call.Finish(object.status());
   if (object->encode == nullptr) {
-    return call->Finish(
+    return call.Finish(
         absl::UnimplementedError("the object's type has no Codec"));
   }
-  FinishEncoded(*call, [&](Encoder& encoder) {
+  FinishEncoded(call, [&](Encoder& encoder) {
     return object->encode(object->value.get(), encoder);
   });
 }
 
-void ServeRelease(std::shared_ptr<ServedCall> call) {
+void ServeRelease(ServedCall& call) {
   ObjectId id;
-  absl::Status status = ReadId(*call, id);
+  absl::Status status = ReadId(call, id);
   if (status.ok()) {
     // Its destructor is user code, and runs here.
     status = CatchToStatus(
-        [&] { return ObjectsOf(call->agent()).Release(id, call->peer().key); });
+        [&] { return ObjectsOf(call.agent()).Release(id, call.peer().key); });
   }
-  if (!status.ok()) return call->Finish(std::move(status));
-  call->Finish(Slices());
+  if (!status.ok()) return call.Finish(std::move(status));
+  call.Finish(Slices());
 }
 
 void ReleaseUnlessKnown(const Target& target, uint64_t call,

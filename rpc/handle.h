@@ -46,8 +46,8 @@ ObjectId MadeBy(const Target& target, uint64_t call);
 const std::shared_ptr<OpenHandles>& HandlesOf(const Target& target);
 void ForgetHandle(const Target& target, uint64_t id);
 // The functions that every worker has.
-void ServeFetch(std::shared_ptr<ServedCall> call);
-void ServeRelease(std::shared_ptr<ServedCall> call);
+void ServeFetch(ServedCall& call);
+void ServeRelease(ServedCall& call);
 
 }  // namespace internal
 

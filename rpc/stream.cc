@@ -12,15 +12,6 @@ Driver& DriverOf(const Agent& agent) { return PartsOf(agent).driver; }
 
 StreamTable& StreamsOf(const Agent& agent) { return PartsOf(agent).streams; }
 
-StartedStream StartStreamCall(const Target& target, const Function& function,
-                              const std::shared_ptr<Request>& request,
-                              CancelToken ended,
-                              std::shared_ptr<OutgoingCall> call) {
-  StartCall(target, function, request, std::move(call));
-  return {request->id, request->deadline,
-          PartOf(target, *request, std::move(ended))};
-}
-
 namespace {
 
 // The buffers under `id`, whoever of caller and function is first.
@@ -46,8 +37,7 @@ void DropWith(const Future<T>& part, const StreamBuffer& buffer,
 // The next values that the function of the caller's stream `id` has written.
 absl::StatusOr<Future<StreamBuffer::Batch>> Pull(CallContext& context,
                                                  StreamId id) {
-  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<StreamBuffers> buffers,
-                        FindBuffers(context, id.value));
+  WEFT_ASSIGN_OR_RETURN(const auto buffers, FindBuffers(context, id.value));
   Future<StreamBuffer::Batch> batch = buffers->to_caller.Pull();
   DropWith(batch, buffers->to_caller, buffers, context, id);
   return batch;
@@ -57,8 +47,7 @@ absl::StatusOr<Future<StreamBuffer::Batch>> Pull(CallContext& context,
 // waits for room loses its values: its quota no longer counts them.
 absl::StatusOr<Future<bool>> Push(CallContext& context, StreamId id,
                                   bool is_last, std::vector<Slices> values) {
-  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<StreamBuffers> buffers,
-                        FindBuffers(context, id.value));
+  WEFT_ASSIGN_OR_RETURN(const auto buffers, FindBuffers(context, id.value));
   StreamBuffer& buffer = buffers->to_function;
   const Future<void> room = buffer.Write(absl::MakeSpan(values), is_last);
   DropWith(room, buffer, buffers, context, id);
@@ -128,9 +117,8 @@ class PushedSource final : public StreamSource {
 // The caller's reader of the values that the function has written.
 class PulledSource final : public StreamSource {
  public:
-  explicit PulledSource(std::shared_ptr<StreamCall> call)
-      : call_(std::move(call)) {
-    if (call_->id != 0) Prefetch();
+  explicit PulledSource(StreamCall call) : call_(std::move(call)) {
+    if (call_.id != 0) Prefetch();
   }
   ~PulledSource() override {
     GiveUp(absl::CancelledError("the reader was destroyed"));
@@ -138,31 +126,29 @@ class PulledSource final : public StreamSource {
 
  private:
   Future<StreamBuffer::Batch> Pull() override {
-    return CallAsync(call_->parts, internal::Pull, StreamId{call_->id});
+    return CallAsync(call_.parts, internal::Pull, StreamId{call_.id});
   }
   bool PullsAhead() const override { return true; }  // a pull takes a while
-  bool KnowsEnd() const override { return call_->reply.IsReady(); }
+  bool KnowsEnd() const override { return call_.reply.IsReady(); }
   absl::Status AwaitEnd(const absl::Status&) override {
-    return call_->reply.Wait(Patience()).status();
+    return call_.reply.Wait(Patience()).status();
   }
-  void GiveUp(const absl::Status& why) override { call_->reply.Cancel(why); }
+  void GiveUp(const absl::Status& why) override { call_.reply.Cancel(why); }
   absl::Status Unreadable(const absl::Status& why) const override {
-    return ResultError(call_->target.name(), call_->function, why);
+    return ResultError(call_.target.name(), call_.function, why);
   }
-  absl::Duration Patience() const override { return call_->Patience(); }
-  std::string Other() const override { return call_->target.name(); }
+  absl::Duration Patience() const override { return call_.Patience(); }
+  std::string Other() const override { return call_.target.name(); }
 
-  const std::shared_ptr<StreamCall> call_;
+  const StreamCall call_;
 };
 
 }  // namespace
 
 // ------------------------------------------------------------ at the function
 
-absl::StatusOr<std::shared_ptr<StreamBuffers>> OpenBuffers(ServedCall& call,
-                                                           bool reads) {
-  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<StreamBuffers> buffers,
-                        FindBuffers(call, call.id()));
+absl::StatusOr<ServedStream> ServedStream::Open(ServedCall& call, bool reads) {
+  WEFT_ASSIGN_OR_RETURN(auto buffers, FindBuffers(call, call.id()));
   if (!reads) buffers->to_function.Close();
   buffers->to_caller.Open();
   buffers->to_function.Open();
@@ -171,26 +157,26 @@ absl::StatusOr<std::shared_ptr<StreamBuffers>> OpenBuffers(ServedCall& call,
     buffers->to_caller.Abort(why);
     buffers->to_function.Abort(why);
   }));
-  return buffers;
+  ServedStream stream;
+  stream.buffers_ = std::move(buffers);
+  return stream;
 }
 
-std::unique_ptr<StreamSource> ReadPushed(std::shared_ptr<StreamBuffers> buffers,
-                                         const ServedCall& call) {
-  return std::make_unique<PushedSource>(std::move(buffers), call.deadline(),
+std::unique_ptr<StreamSource> ServedStream::Read(const ServedCall& call) const {
+  return std::make_unique<PushedSource>(buffers_, call.deadline(),
                                         DriverOf(call.agent()));
 }
 
-void CloseBuffers(const ServedCall& call) {
+void ServedStream::Close(const ServedCall& call) {
   // They are gone already where the caller's session has ended.
   StreamsOf(call.agent()).Remove(call.peer().key, call.id());
 }
 
-void FinishStream(const std::shared_ptr<ServedCall>& call,
-                  const std::shared_ptr<StreamBuffers>& buffers,
-                  absl::Status status) {
-  buffers->to_caller.End().OnReady(
-      [call, buffers, status = std::move(status)](const absl::Status& told) {
-        CloseBuffers(*call);
+void ServedStream::Finish(ServedCall& ended, absl::Status status) const {
+  buffers_->to_caller.End().OnReady(
+      [call = ended.shared_from_this(), kept = *this,
+       status = std::move(status)](const absl::Status& told) {
+        Close(*call);
         const absl::Status& end = status.ok() ? told : status;
         if (end.ok()) {
           call->Finish(Slices());
@@ -202,7 +188,7 @@ void FinishStream(const std::shared_ptr<ServedCall>& call,
 
 // -------------------------------------------------------------- at the caller
 
-std::shared_ptr<StreamCall> StreamCall::Open(
+StreamCall StreamCall::Open(
     const Target& target, absl::StatusOr<const Function*> function,
     const absl::StatusOr<std::shared_ptr<Request>>& request) {
   const auto whole = [](uint64_t, absl::StatusOr<Received>&& reply) {
@@ -210,8 +196,8 @@ std::shared_ptr<StreamCall> StreamCall::Open(
   };
   auto whole_call = std::make_shared<TypedCall<Received, decltype(whole)>>(
       DriverOf(target), whole);
-  auto call = std::make_shared<StreamCall>(
-      target, weft::internal::FutureAccess::Make<Received>(whole_call));
+  StreamCall call(target,
+                  weft::internal::FutureAccess::Make<Received>(whole_call));
   absl::Status status = function.status();
   status.Update(request.status());
   status.Update(CheckFixed(target));
@@ -222,16 +208,15 @@ std::shared_ptr<StreamCall> StreamCall::Open(
     return call;
   }
   CancelSource ended;
-  call->reply.OnReady([ended](const absl::StatusOr<Received>& end) mutable {
+  call.reply.OnReady([ended](const absl::StatusOr<Received>& end) mutable {
     ended.Cancel(end.ok() ? absl::CancelledError("the stream has ended")
                           : end.status());
   });
-  StartedStream started =
-      StartStreamCall(target, **function, *request, ended.token(), whole_call);
-  call->function = (*function)->name;
-  call->id = started.id;
-  call->deadline = started.deadline;
-  call->parts = std::move(started.parts);
+  StartCall(target, **function, *request, whole_call);
+  call.function = (*function)->name;
+  call.id = (*request)->id;
+  call.deadline = (*request)->deadline;
+  call.parts = PartOf(target, **request, ended.token());
   return call;
 }
 
@@ -241,21 +226,20 @@ absl::Status NotFinishedHere(absl::string_view worker) {
       " would be waited for in a function that runs inline: use FinishAsync"));
 }
 
-std::unique_ptr<StreamSource> ReadPulled(std::shared_ptr<StreamCall> call) {
+std::unique_ptr<StreamSource> ReadPulled(StreamCall call) {
   return std::make_unique<PulledSource>(std::move(call));
 }
 
-StreamSink::StreamSink(std::shared_ptr<StreamCall> call)
+StreamSink::StreamSink(StreamCall call)
     : call_(std::move(call)),
-      buffer_(std::make_shared<StreamBuffer>(DriverOf(call_->target))) {
+      buffer_(std::make_shared<StreamBuffer>(DriverOf(call_.target))) {
   buffer_->Open();
 }
 
-std::shared_ptr<StreamSink> StreamSink::Create(
-    std::shared_ptr<StreamCall> call) {
+std::shared_ptr<StreamSink> StreamSink::Create(StreamCall call) {
   const std::shared_ptr<StreamSink> sink(new StreamSink(std::move(call)));
   sink->PushOn();
-  sink->call_->reply.OnReady(
+  sink->call_.reply.OnReady(
       [buffer = sink->buffer_](const absl::StatusOr<Received>& end) {
         if (end.ok()) return buffer->Close();
         buffer->Abort(end.status());
@@ -273,11 +257,11 @@ void StreamSink::PushOn() {
 }
 
 void StreamSink::Push(bool is_last, const std::vector<Slices>& values) {
-  CallAsync(call_->parts, internal::Push, StreamId{call_->id}, is_last, values)
+  CallAsync(call_.parts, internal::Push, StreamId{call_.id}, is_last, values)
       .OnReady([self = shared_from_this(),
                 is_last](const absl::StatusOr<bool>& reads) {
         if (!reads.ok()) {
-          self->call_->reply.Cancel(reads.status());  // unless that is why
+          self->call_.reply.Cancel(reads.status());  // unless that is why
           self->buffer_->Abort(reads.status());
         } else if (!*reads) {
           self->buffer_->Close();

@@ -98,25 +98,15 @@ class Writer {
 
 namespace internal {
 
-// A stream's call, and the target of the calls that are part of it: they share
-// its deadline, need no credit and end with `ended`.
-struct StartedStream {
-  uint64_t id = 0;
-  Instant deadline;
-  Target parts;
-};
-StartedStream StartStreamCall(const Target& target, const Function& function,
-                              const std::shared_ptr<Request>& request,
-                              CancelToken ended,
-                              std::shared_ptr<OutgoingCall> call);
 Driver& DriverOf(const Agent& agent);
 StreamTable& StreamsOf(const Agent& agent);
 absl::Status NotFinishedHere(absl::string_view worker);  // in an InlineScope
 
-// A stream at its caller.
+// A stream at its caller: its call, and the target of the calls that are part
+// of it: they share its deadline, need no credit and end with it.
 struct StreamCall {
   // Opens one. An error is its reply.
-  static std::shared_ptr<StreamCall> Open(
+  static StreamCall Open(
       const Target& target, absl::StatusOr<const Function*> function,
       const absl::StatusOr<std::shared_ptr<Request>>& request);
   StreamCall(const Target& to, Future<Received> end)
@@ -127,10 +117,10 @@ struct StreamCall {
     return deadline - reply.driver().clock().Now() + absl::Seconds(1);
   }
 
-  const Target target;
-  const Future<Received> reply;  // cancelling it gives the stream up
-  std::string function;          // its name; empty if it was not opened
-  uint64_t id = 0;               // 0: it was not opened
+  Target target;
+  Future<Received> reply;  // cancelling it gives the stream up
+  std::string function;    // its name; empty if it was not opened
+  uint64_t id = 0;         // 0: it was not opened
   Instant deadline;
   Target parts;
 };
@@ -170,10 +160,8 @@ class StreamSource {
   std::optional<absl::Status> end_;  // after values_
 };
 
-// At the caller, and at the function.
-std::unique_ptr<StreamSource> ReadPulled(std::shared_ptr<StreamCall> call);
-std::unique_ptr<StreamSource> ReadPushed(std::shared_ptr<StreamBuffers> buffers,
-                                         const ServedCall& call);
+// At the caller.
+std::unique_ptr<StreamSource> ReadPulled(StreamCall call);
 
 // Where the caller writes: what is written while a push is under way is the
 // next one.
@@ -181,17 +169,18 @@ std::unique_ptr<StreamSource> ReadPushed(std::shared_ptr<StreamBuffers> buffers,
 // Thread-safety: thread-safe.
 class StreamSink : public std::enable_shared_from_this<StreamSink> {
  public:
-  static std::shared_ptr<StreamSink> Create(std::shared_ptr<StreamCall> call);
+  static std::shared_ptr<StreamSink> Create(StreamCall call);
 
+  const StreamCall& call() const { return call_; }
   const std::shared_ptr<StreamBuffer>& buffer() const { return buffer_; }
   void End();  // no value follows
 
  private:
-  explicit StreamSink(std::shared_ptr<StreamCall> call);
+  explicit StreamSink(StreamCall call);
   void PushOn();
   void Push(bool is_last, const std::vector<Slices>& values);
 
-  const std::shared_ptr<StreamCall> call_;
+  const StreamCall call_;
   const std::shared_ptr<StreamBuffer> buffer_;
 };
 
@@ -259,22 +248,22 @@ class Upload {
   // on.
   Result<R> Finish() {
     if (InlineScope::IsActive()) {
-      return internal::NotFinishedHere(call_->target.name());
+      return internal::NotFinishedHere(call().target.name());
     }
-    return FinishAsync().Wait(call_->Patience());
+    return FinishAsync().Wait(call().Patience());
   }
   Future<R> FinishAsync() {
     if (std::exchange(is_finished_, true)) {
       return MakeReady<R>(absl::FailedPreconditionError(absl::StrCat(
-                              "the stream to ", call_->target.name(),
+                              "the stream to ", call().target.name(),
                               " was finished already: its result is that of "
                               "the first Finish or FinishAsync")),
-                          call_->reply.driver());
+                          call().reply.driver());
     }
     sink_->End();
-    return call_->reply.Then(
-        [worker = call_->target.name(),
-         function = call_->function](const Received& reply) -> Result<R> {
+    return call().reply.Then(
+        [worker = call().target.name(),
+         function = call().function](const Received& reply) -> Result<R> {
           Result<R> result = CatchToStatus([&] {
             return internal::DecodeResult<R>(absl::StatusOr<Received>(reply));
           });
@@ -286,24 +275,24 @@ class Upload {
 
   // Cancels the stream; the function is notified.
   void Cancel(absl::Status why = absl::CancelledError("cancelled")) {
-    call_->reply.Cancel(why);
+    call().reply.Cancel(why);
   }
 
   // For OpenStream.
-  explicit Upload(std::shared_ptr<internal::StreamCall> call)
-      : call_(std::move(call)),
-        sink_(internal::StreamSink::Create(call_)),
-        writer_(sink_->buffer(), call_->deadline) {}
+  explicit Upload(internal::StreamCall opened)
+      : sink_(internal::StreamSink::Create(std::move(opened))),
+        writer_(sink_->buffer(), call().deadline) {}
   Upload(Upload&&) = default;
   Upload& operator=(Upload&&) = delete;
   ~Upload() {
-    if (call_ == nullptr || is_finished_) return;
+    if (sink_ == nullptr || is_finished_) return;
     Cancel(absl::CancelledError("the writer was destroyed"));
   }
 
  private:
-  std::shared_ptr<internal::StreamCall> call_;
-  std::shared_ptr<internal::StreamSink> sink_;
+  const internal::StreamCall& call() const { return sink_->call(); }
+
+  std::shared_ptr<internal::StreamSink> sink_;  // null: moved away
   Writer<T> writer_;
   bool is_finished_ = false;
 };
@@ -329,9 +318,9 @@ class Duplex {
   }
 
   // For OpenStream.
-  explicit Duplex(const std::shared_ptr<internal::StreamCall>& call)
+  explicit Duplex(const internal::StreamCall& call)
       : sink_(internal::StreamSink::Create(call)),
-        writer_(sink_->buffer(), call->deadline),
+        writer_(sink_->buffer(), call.deadline),
         reader_(internal::ReadPulled(call)) {}
 
  private:
@@ -390,15 +379,25 @@ struct StreamId {
   uint64_t value = 0;
 };
 
-// The buffers of the stream that `call` is, whose function reads or not; and
-// their end.
-absl::StatusOr<std::shared_ptr<StreamBuffers>> OpenBuffers(ServedCall& call,
-                                                           bool reads);
-void CloseBuffers(const ServedCall& call);
-// Ends `call` with `status` once the reader has all.
-void FinishStream(const std::shared_ptr<ServedCall>& call,
-                  const std::shared_ptr<StreamBuffers>& buffers,
-                  absl::Status status);
+// A stream at its function: where its values wait. Cheap to copy.
+class ServedStream {
+ public:
+  // The one that `call` is, whose function reads or not.
+  static absl::StatusOr<ServedStream> Open(ServedCall& call, bool reads);
+  // Ends its buffers.
+  static void Close(const ServedCall& call);
+
+  std::unique_ptr<StreamSource> Read(const ServedCall& call) const;
+  template <typename T>
+  Writer<T> Write(const ServedCall& call) const {
+    return Writer<T>({buffers_, &buffers_->to_caller}, call.deadline());
+  }
+  // Ends `call` with `status` once the reader has all.
+  void Finish(ServedCall& call, absl::Status status) const;
+
+ private:
+  std::shared_ptr<StreamBuffers> buffers_;
+};
 
 // Runs a stream's function with its ends of the stream.
 template <auto function, typename... Ends>
@@ -421,63 +420,63 @@ auto RunStream(ServedCall& call,
 // Serves the function of a stream that it writes, and reads if Read is not
 // void.
 template <auto function>
-void ServeWritten(const std::shared_ptr<ServedCall>& call,
+void ServeWritten(ServedCall& call,
                   typename StreamType<decltype(function)>::Arguments& arguments,
-                  const std::shared_ptr<StreamBuffers>& buffers) {
+                  const ServedStream& stream) {
   using Type = StreamType<decltype(function)>;
   static_assert(std::is_void_v<typename Type::Value>,
                 "a function that writes a stream returns void, Status or "
                 "Future<void>");
-  const Writer<typename Type::Written> writer(
-      std::shared_ptr<StreamBuffer>(buffers, &buffers->to_caller),
-      call->deadline());
+  const auto writer = stream.Write<typename Type::Written>(call);
   auto result = [&] {
     if constexpr (std::is_void_v<typename Type::Read>) {
-      return RunStream<function>(*call, arguments, writer);
+      return RunStream<function>(call, arguments, writer);
     } else {
-      return RunStream<function>(
-          *call, arguments,
-          Reader<typename Type::Read>(ReadPushed(buffers, *call)), writer);
+      return RunStream<function>(call, arguments,
+                                 Reader<typename Type::Read>(stream.Read(call)),
+                                 writer);
     }
   }();
   if constexpr (std::is_same_v<decltype(result), absl::Status>) {
-    FinishStream(call, buffers, std::move(result));
+    stream.Finish(call, std::move(result));
   } else {  // StatusOr<Future<void>>
-    if (!result.ok()) return FinishStream(call, buffers, result.status());
-    call->BecomeAsync();
-    result->OnReady([call, buffers](const absl::Status& status) {
-      FinishStream(call, buffers, status);
-    });
+    if (!result.ok()) return stream.Finish(call, result.status());
+    call.BecomeAsync();
+    result->OnReady(
+        [call = call.shared_from_this(), stream](const absl::Status& status) {
+          stream.Finish(*call, status);
+        });
   }
 }
 
 // The same for one that it only reads.
 template <auto function>
-void ServeRead(const std::shared_ptr<ServedCall>& call,
+void ServeRead(ServedCall& call,
                typename StreamType<decltype(function)>::Arguments& arguments,
-               const std::shared_ptr<StreamBuffers>& buffers) {
+               const ServedStream& stream) {
   using Type = StreamType<decltype(function)>;
   auto result = RunStream<function>(
-      *call, arguments,
-      Reader<typename Type::Read>(ReadPushed(buffers, *call)));
+      call, arguments, Reader<typename Type::Read>(stream.Read(call)));
   FinishLater<typename Type::Arguments, typename Type::Value>(
-      call, std::move(result), [](ServedCall& ended) { CloseBuffers(ended); });
+      call, std::move(result),
+      [](ServedCall& ended) { ServedStream::Close(ended); });
 }
 
 // Serves a stream's function.
 template <auto function>
-void ServeStream(std::shared_ptr<ServedCall> call) {
+void ServeStream(ServedCall& call) {
   using Type = StreamType<decltype(function)>;
   typename Type::Arguments arguments;
-  if (absl::Status taken = TakeArguments(*call, arguments); !taken.ok()) {
-    return call->Finish(std::move(taken));
+  if (absl::Status taken = TakeArguments(call, arguments); !taken.ok()) {
+    return call.Finish(std::move(taken));
   }
-  const auto buffers = OpenBuffers(*call, !std::is_void_v<typename Type::Read>);
-  if (!buffers.ok()) return call->Finish(buffers.status());
+  const auto stream =
+      ServedStream::Open(call, !std::is_void_v<typename Type::Read>);
+  if (!stream.ok()) return call.Finish(stream.status());
   if constexpr (std::is_void_v<typename Type::Written>) {
-    ServeRead<function>(call, arguments, *buffers);
+    ServeRead<function>(call, arguments, *stream);
   } else {
-    ServeWritten<function>(call, arguments, *buffers);
+    ServeWritten<function>(call, arguments, *stream);
   }
 }
 
@@ -494,9 +493,8 @@ Function DescribeStream() {
 }
 
 template <typename Parameters, typename... A>
-std::shared_ptr<StreamCall> StartStream(const Target& target,
-                                        Function::Address address,
-                                        Parameters types, A&&... arguments) {
+StreamCall StartStream(const Target& target, Function::Address address,
+                       Parameters types, A&&... arguments) {
   const Target now = target.Pinned();
   return StreamCall::Open(
       now, FindFunction(now, address),

@@ -95,17 +95,8 @@ Agent::Agent(std::shared_ptr<AgentState> state) : state_(std::move(state)) {}
 
 Agent::~Agent() { state_->Stop(); }
 
-Target Agent::To(absl::string_view name,
-                 std::optional<absl::Duration> timeout) {
-  return ByName(name, timeout, nullptr);
-}
-
-Target Agent::To(WorkerKey key, std::optional<absl::Duration> timeout) {
-  return ByKey(key, timeout, nullptr);
-}
-
 Target Agent::To(const Worker& worker, std::optional<absl::Duration> timeout) {
-  return ByKey(worker.key, timeout, nullptr);
+  return To(worker.key, timeout);
 }
 
 absl::StatusOr<std::vector<Target>> Agent::ToAll(
@@ -114,7 +105,7 @@ absl::StatusOr<std::vector<Target>> Agent::ToAll(
                         state_->options().directory->Select(selector));
   std::vector<Target> targets;
   for (const Worker& worker : workers) {
-    targets.push_back(ByName(worker.name, timeout, nullptr));
+    targets.push_back(To(worker.name, timeout));
   }
   return targets;
 }
@@ -137,25 +128,21 @@ absl::Duration Agent::default_timeout() const {
   return state_->default_timeout();
 }
 
-Target Agent::ByName(absl::string_view name,
-                     std::optional<absl::Duration> timeout,
-                     std::shared_ptr<const Lineage> lineage) {
+Target Agent::To(absl::string_view name,
+                 std::optional<absl::Duration> timeout) {
   Target target(this);
   target.named_ = std::make_shared<internal::NamedWorker>(std::string(name));
   target.timeout_ = timeout;
-  target.lineage_ = std::move(lineage);
   const absl::Status valid = rendezvous::ValidateName(name);
   target.follows_ = valid.ok();
   if (!valid.ok()) target.status_ = internal::NotThere(valid, target.name());
   return target;
 }
 
-Target Agent::ByKey(WorkerKey key, std::optional<absl::Duration> timeout,
-                    std::shared_ptr<const Lineage> lineage) {
+Target Agent::To(WorkerKey key, std::optional<absl::Duration> timeout) {
   Target target(this);
   target.key_ = key;
   target.timeout_ = timeout;
-  target.lineage_ = std::move(lineage);
   const absl::StatusOr<Worker> worker = state_->FindNow(key, target.timeout());
   auto caller = state_->CallerFor(worker);
   if (caller.ok()) {
@@ -186,7 +173,7 @@ Agent::PeerGoneRegistration Agent::OnPeerGone(PeerGoneCallback callback) {
 
 absl::Status Agent::SetAttachmentReceiver(
     absl::string_view kind, std::shared_ptr<AttachmentReceiver> receiver) {
-  return state_->receivers()->Add(kind, std::move(receiver));
+  return state_->receivers().Add(kind, std::move(receiver));
 }
 
 ObjectTable& Agent::objects() { return state_->parts().objects; }
@@ -230,14 +217,12 @@ absl::Duration CallContext::Remaining() const {
 
 Target CallContext::To(absl::string_view name,
                        std::optional<absl::Duration> timeout) const {
-  return agent_->ByName(name, timeout,
-                        std::make_shared<const Lineage>(lineage()));
+  return agent_->To(name, timeout).Within(*this);
 }
 
 Target CallContext::To(WorkerKey key,
                        std::optional<absl::Duration> timeout) const {
-  return agent_->ByKey(key, timeout,
-                       std::make_shared<const Lineage>(lineage()));
+  return agent_->To(key, timeout).Within(*this);
 }
 
 Target CallContext::To(const Worker& worker,
@@ -253,7 +238,7 @@ absl::StatusOr<void*> CallContext::FindObject(const ObjectId& id,
                                               const void* type_key) const {
   WEFT_ASSIGN_OR_RETURN(
       ObjectTable::Object object,
-      agent_->state_->parts().objects.Find(id, peer_->key, type_key));
+      agent_->state_->parts().objects.Find(id, peer_.key, type_key));
   return Hold(std::move(object.value));
 }
 

@@ -42,7 +42,7 @@ class AgentState::PendingPeer final : public LinkOwner {
     if (hello == nullptr) {
       return absl::InvalidArgumentError("the first frame is not a Hello");
     }
-    const std::shared_ptr<AgentState> state = state_.lock();
+    const auto state = state_.lock();
     if (state == nullptr) return absl::UnavailableError("the agent has ended");
     inbound_ = state->Admit(link, *hello, proof_);
     refused_ = inbound_ == nullptr;
@@ -77,7 +77,7 @@ class AgentState::PendingPeer final : public LinkOwner {
 };
 
 std::shared_ptr<transport::ConnectionObserver> AgentState::Greet(
-    std::shared_ptr<transport::Connection> connection) {
+    std::unique_ptr<transport::Connection> connection) {
   auto pending = std::make_shared<PendingPeer>(
       weak_from_this(),
       Proof{connection->ProvenName(), connection->ProvenRole()});
@@ -87,8 +87,8 @@ std::shared_ptr<transport::ConnectionObserver> AgentState::Greet(
   transport().RunAt(transport().clock().Now() + kHelloTimeout,
                     [who = std::weak_ptr<PendingPeer>(pending),
                      link = std::weak_ptr<Link>(link)] {
-                      const std::shared_ptr<PendingPeer> pending = who.lock();
-                      const std::shared_ptr<Link> open = link.lock();
+                      const auto pending = who.lock();
+                      const auto open = link.lock();
                       if (pending == nullptr || open == nullptr) return;
                       if (!pending->is_stranger()) return;
                       open->End(absl::DeadlineExceededError(absl::StrCat(
@@ -100,19 +100,18 @@ std::shared_ptr<transport::ConnectionObserver> AgentState::Greet(
 
 std::shared_ptr<Inbound> AgentState::Admit(Link& link, const Hello& hello,
                                            const Proof& proof) {
-  std::shared_ptr<Inbound> inbound;
-  std::vector<std::shared_ptr<Inbound>> ended;
-  Welcome welcome;
+  Judgement judged;
   {
     MutexLock lock(mu_);
     if (options_.hook != nullptr) {
       Hello hooked = hello;
       options_.hook->OnHello(options_.key, &hooked);
-      welcome = Judge(hooked, proof, &inbound, &ended);
+      Judge(hooked, proof, &judged);
     } else {
-      welcome = Judge(hello, proof, &inbound, &ended);
+      Judge(hello, proof, &judged);
     }
   }
+  auto& [welcome, inbound, ended] = judged;
   for (const auto& old : ended) {
     old->PeerGone(absl::AbortedError("the caller has begun another session"));
     SessionEnded(old->peer());
@@ -132,8 +131,8 @@ std::shared_ptr<Inbound> AgentState::Admit(Link& link, const Hello& hello,
     welcome.functions = access_.TableFor(inbound->peer());
   }
   link.Append(std::make_unique<Welcome>(welcome));  // before any reply
-  inbound->Attach(link.shared_from_this());
-  return inbound;
+  inbound->Attach(link);
+  return std::move(inbound);
 }
 
 // Objects of a member belong to its incarnation, and stay. A stranger is
@@ -212,68 +211,66 @@ absl::Status AgentState::CheckNotGone(const std::string& name,
       name, "", Phase::kQueue);
 }
 
-Welcome AgentState::Judge(const Hello& hello, const Proof& proof,
-                          std::shared_ptr<Inbound>* inbound,
-                          std::vector<std::shared_ptr<Inbound>>* ended) {
-  Welcome welcome;
+void AgentState::Judge(const Hello& hello, const Proof& proof,
+                       Judgement* judgement) {
+  auto& [welcome, inbound, ended] = *judgement;
   welcome.build = options_.build;
   welcome.registry = registry_.Digest();
   welcome.limits = options_.limits;
   welcome.status = CheckHello(hello, proof);
   welcome.replaced = ReasonOf(welcome.status) == Reason::kPeerGone;
-  if (!welcome.status.ok()) return welcome;
+  if (!welcome.status.ok()) return;
   if (hello.to != options_.key) {
     welcome.replaced = true;
     welcome.status = absl::UnavailableError(absl::StrCat(
         "this is the incarnation ", options_.key.ToString(), " of ",
         options_.name, "; the call was for ", hello.to.ToString()));
-    return welcome;
+    return;
   }
   const auto it = inbounds_.find(hello.from);
-  std::shared_ptr<Inbound> known = it == inbounds_.end() ? nullptr : it->second;
+  auto known = it == inbounds_.end() ? nullptr : it->second;
   if (known != nullptr && known->peer().name != hello.name) {
-    ended->push_back(std::move(known));  // the directory knows better
+    ended.push_back(std::move(known));  // the directory knows better
     inbounds_.erase(it);
     known = nullptr;
   }
   if (known != nullptr && known->generation() > hello.generation) {
     welcome.status = absl::AbortedError(absl::StrCat(
         hello.name, " has begun a later generation of its session"));
-    return welcome;
+    return;
   }
   if (known == nullptr || known->generation() < hello.generation) {
     if (hello.resumes) {
       welcome.forgotten = true;
       welcome.status = absl::UnavailableError("the session was forgotten");
-      return welcome;
+      return;
     }
     if (known != nullptr) {
-      ended->push_back(known);
+      ended.push_back(known);
       inbounds_.erase(it);  // it makes room
     } else {
       connect_progress_->Note(transport().clock().Now());
     }
-    ForgetIdle(hello.name, ended);
+    ForgetIdle(hello.name, judgement);
     known = std::make_shared<Inbound>(
         Worker{hello.name, hello.from, "", proof.role}, ++inbounds_begun_,
         hello.generation, options_.limits, transport(), shared_from_this(),
-        traffic_.Of(hello.name));
+        *traffic_.Of(hello.name));
     inbounds_[hello.from] = known;
   }
-  *inbound = std::move(known);
-  return welcome;
+  inbound = std::move(known);
 }
 
 // Only idle peers are forgotten, the longest begun first. A peer with a new key
 // for each connection, as of a tool in a watch, leaves a session behind
 // each time: few are kept of one name. A worker that the directory knows may be
 // between two connections, and is forgotten last.
-void AgentState::ForgetIdle(const std::string& name,
-                            std::vector<std::shared_ptr<Inbound>>* ended) {
+void AgentState::ForgetIdle(const std::string& name, Judgement* judgement) {
   const int64_t too_many =
       static_cast<int64_t>(inbounds_.size()) + 1 - options_.limits.sessions;
   std::vector<std::shared_ptr<Inbound>> idle;
-  int64_t of_name = 1;  // the one that comes
+  std::vector<std::shared_ptr<Inbound>> workers;  // idle too
+  int64_t of_name = 1;                            // the one that comes
   for (const auto& [key, inbound] : inbounds_) {
     const bool has_name = inbound->peer().name == name;
     if ((too_many <= 0 && !has_name) || !inbound->is_idle()) continue;
@@ -286,14 +283,12 @@ void AgentState::ForgetIdle(const std::string& name,
   });
   int64_t forgotten = 0;
   const auto forget =
-      [&](const std::shared_ptr<Inbound>& inbound)
-          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-            telemetry_.recorder().Record("rpc.forgets", inbound->peer().name);
-            inbounds_.erase(inbound->peer().key);
-            ended->push_back(inbound);
-            ++forgotten;
-          };
-  std::vector<std::shared_ptr<Inbound>> workers;
+      [&](const auto& inbound) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+        telemetry_.recorder().Record("rpc.forgets", inbound->peer().name);
+        inbounds_.erase(inbound->peer().key);
+        judgement->ended.push_back(inbound);
+        ++forgotten;
+      };
   for (const auto& inbound : idle) {
     const bool has_name = inbound->peer().name == name;
     const bool is_crowd = has_name && of_name > kStrangersOfAName;

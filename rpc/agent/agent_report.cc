@@ -41,7 +41,7 @@ telemetry::Fields AgentState::Describe() {
 
 std::vector<PendingCall> AgentState::Pending() {
   std::vector<PendingCall> calls;
-  for (const auto& source : PendingSources()) source->AddPending(&calls);
+  ForEachSource([&](PendingSource& source) { source.AddPending(&calls); });
   // The request for this list is a pending call too, but a short one.
   calls.erase(std::remove_if(calls.begin(), calls.end(),
                              [](const PendingCall& call) {
@@ -87,7 +87,7 @@ AgentMetrics AgentState::Metrics() {
   metrics.pool_threads = threads.threads;
   metrics.idle_threads = threads.idle;
   ActiveCalls active;
-  for (const auto& source : PendingSources()) source->AddActive(&active);
+  ForEachSource([&](PendingSource& source) { source.AddActive(&active); });
   metrics.client_active_calls = static_cast<int64_t>(active.made);
   metrics.server_active_calls = static_cast<int64_t>(active.served);
   metrics.server_active_async_calls = static_cast<int64_t>(active.served_async);

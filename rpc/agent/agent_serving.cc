@@ -27,50 +27,45 @@ void AgentState::Dispatch(const Function& function,
   const uint64_t queue = call->ordered_queue();
   if (queue == 0) return Run(function, std::move(call));
   const WorkerKey caller = call->peer().key;
-  // The call keeps this state.
-  queues_->Enter(caller, queue,
-                 [this, &function, call = std::move(call)](auto turn) mutable {
-                   call->SetTurn(std::move(turn));
-                   if (call->cancel().IsCancelled()) {
-                     return call->Finish(call->cancel().status());
-                   }
-                   Run(function, std::move(call));
-                 });
+  // The call, and its turn within, keeps this state.
+  queues_.Enter(caller, queue,
+                [this, &function, call = std::move(call)](auto turn) mutable {
+                  call->SetTurn(std::move(turn));
+                  if (call->cancel().IsCancelled()) {
+                    return call->Finish(call->cancel().status());
+                  }
+                  Run(function, std::move(call));
+                });
 }
 
 void AgentState::Run(const Function& function,
                      std::shared_ptr<ServedCall> call) {
   if (function.serve_batch != nullptr) {
-    return BatcherOf(function)->Add(std::move(call));
+    return BatcherOf(function).Add(std::move(call));
   }
   if (function.runs_on == RunsOn::kTransport) {
     InlineScope scope;
-    return function.serve(std::move(call));
+    const auto running = std::move(call);  // its end is in the scope
+    return function.serve(*running);
   }
   threads_->Run(function, std::move(call));
 }
 
-std::vector<std::shared_ptr<ServedCall>> AgentState::CallsWithoutThread() {
-  std::vector<std::shared_ptr<ServedCall>> waiting;
-  for (const auto& inbound : Inbounds()) {
-    for (auto& call : inbound->CallsWithoutThread()) {
-      waiting.push_back(std::move(call));
-    }
-  }
-  for (const auto& call : sessionless_calls_->All()) {
-    if (call->awaits_thread()) waiting.push_back(call);
-  }
-  return waiting;
+void AgentState::ForEachWithoutThread(absl::FunctionRef<void(ServedCall&)> fn) {
+  for (const auto& inbound : Inbounds()) inbound->ForEachWithoutThread(fn);
+  sessionless_calls_.ForEach([fn](SessionlessCall& call) {
+    if (call.awaits_thread()) fn(call);
+  });
 }
 
 internal::Caller::Abandon AgentState::ServeSessionless(
-    Worker caller, std::shared_ptr<const Request> request, CancelToken gone,
+    Worker caller, RequestPtr request, CancelToken gone,
     internal::Caller::Done done) {
   const bool is_own = caller == worker();
-  const std::shared_ptr<Traffic> traffic = traffic_.Of(caller.name);
-  if (is_own) traffic->CountCall();
+  Traffic& traffic = *traffic_.Of(caller.name);  // which the table keeps
+  if (is_own) traffic.CountCall();
   const size_t bytes = TotalSize(request->body);
-  traffic->CountServed(bytes);
+  traffic.CountServed(bytes);
   histograms_->RequestReceived(bytes);
   Refusal refusal;
   absl::StatusOr<const Function*> function = Find(*request, &refusal);
@@ -88,14 +83,14 @@ internal::Caller::Abandon AgentState::ServeSessionless(
     status = ended_;
     if (status.ok()) CallBegan();
   }
-  std::shared_ptr<const ReceivedAttachments> attachments;
-  if (status.ok() && !request->attachments.empty()) {
+  SessionlessCall::Options options;
+  if (status.ok()) {
     const CodecContext context{CodecContext::Message::kRequest, agent(),
                                caller.key, request->id};
-    auto taken = receivers()->Take(context, request->attachments);
+    auto taken = receivers().Take(context, request->attachments);
     status = taken.status();
     if (taken.ok()) {
-      attachments = *std::move(taken);
+      options.attachments = *std::move(taken);
     } else {
       CallEnded();
     }
@@ -104,49 +99,43 @@ internal::Caller::Abandon AgentState::ServeSessionless(
     if (request->staged != nullptr) {
       request->staged->Tell(request->id, AttachmentOutcome::kRefused);
     }
-    traffic->CountReply(false);
-    if (is_own) traffic->CountEnd(false, 0);
+    traffic.CountReply(false);
+    if (is_own) traffic.CountEnd(false, 0);
     std::move(done)(std::move(status), nullptr);
     return internal::Abandon();
   }
-  if (is_own) traffic->CountSent(TotalSize(request->body));
-  SessionlessCall::Options options;
+  if (is_own) traffic.CountSent(TotalSize(request->body));
   options.dispatcher = shared_from_this();
   options.transport = &transport();
-  options.calls = sessionless_calls_;
+  options.calls = &sessionless_calls_;
   options.caller = std::move(caller);
   options.is_own = is_own;
   options.function = *function;
   options.request = request;
-  options.attachments = attachments;
-  options.traffic = traffic;
+  options.traffic = &traffic;
   options.done = std::move(done);
+  const auto attachments = options.attachments;
   const auto call = SessionlessCall::Create(std::move(options));
   call->Follow(ending_.token(), gone);
   if (attachments == nullptr) {
     Dispatch(**function, call);
   } else {
-    RunWhenSettled(
-        call, *attachments,
-        [staged = request->staged, id = request->id] {
-          staged->Tell(id, AttachmentOutcome::kDelivered);
-        },
-        [self = shared_from_this(),
-         &function = **function](std::shared_ptr<ServedCall> ready) {
-          self->Dispatch(function, std::move(ready));
-        });
+    DispatchWhenSettled(shared_from_this(), **function, call, *attachments,
+                        [staged = request->staged, id = request->id] {
+                          staged->Tell(id, AttachmentOutcome::kDelivered);
+                        });
   }
   return internal::Abandon(call, 0);
 }
 
-std::shared_ptr<Batcher> AgentState::BatcherOf(const Function& function) {
+Batcher& AgentState::BatcherOf(const Function& function) {
   MutexLock lock(mu_);
-  std::shared_ptr<Batcher>& batcher = batchers_[&function];
+  auto& batcher = batchers_[&function];
   if (batcher == nullptr) {
     batcher =
         std::make_shared<Batcher>(function, transport(), threads_->executor());
   }
-  return batcher;
+  return *batcher;
 }
 
 void AgentState::OverLimit(const Worker& peer, const absl::Status& why) {

@@ -84,11 +84,10 @@ absl::Status AgentState::Start(Agent* agent) {
   threads.max_threads = options_.max_threads;
   threads.transport = options_.transport;
   threads.logger = &telemetry_.logger();
-  threads.waiting = [weak = weak_from_this()] {
-    const std::shared_ptr<AgentState> state = weak.lock();
-    return state == nullptr ? std::vector<std::shared_ptr<ServedCall>>()
-                            : state->CallsWithoutThread();
-  };
+  threads.for_each_waiting =
+      [weak = weak_from_this()](absl::FunctionRef<void(ServedCall&)> fn) {
+        if (const auto state = weak.lock()) state->ForEachWithoutThread(fn);
+      };
   threads_ = std::make_shared<HandlerThreads>(std::move(threads));
   WEFT_RETURN_IF_ERROR(threads_->Start());
   {
@@ -97,26 +96,20 @@ absl::Status AgentState::Start(Agent* agent) {
   }
   std::weak_ptr<AgentState> weak = weak_from_this();
   status_page_ = telemetry_.status().Register("rpc", [weak] {
-    const std::shared_ptr<AgentState> state = weak.lock();
+    const auto state = weak.lock();
     return state == nullptr ? telemetry::Fields() : state->Describe();
   });
   if (options_.telemetry != nullptr) {
     metrics_ = telemetry_.metrics().BeforeReading([weak] {
-      if (const std::shared_ptr<AgentState> state = weak.lock())
-        state->Export();
+      if (const auto state = weak.lock()) state->Export();
     });
   }
   transport().Register(ConnectionPurpose());
-  transport().Accept(
-      ConnectionPurpose(),
-      [weak](std::shared_ptr<transport::Connection> connection)
-          -> absl::StatusOr<std::shared_ptr<transport::ConnectionObserver>> {
-        const std::shared_ptr<AgentState> state = weak.lock();
-        if (state == nullptr) {
-          return absl::UnavailableError("the agent has ended");
-        }
-        return state->Greet(std::move(connection));
-      });
+  transport().Accept(ConnectionPurpose(),
+                     // Until Stop: then the transport lets go of it.
+                     [this](std::unique_ptr<transport::Connection> connection) {
+                       return Greet(std::move(connection));
+                     });
   return absl::OkStatus();
 }
 
@@ -155,14 +148,12 @@ void AgentState::EndCalls(const absl::Status& why) {
   device_waits_->EndAll(why);
   ending_.Cancel(why);
   // Calls that wait for a batch to fill were cancelled; they end in it.
-  std::vector<std::shared_ptr<Batcher>> batchers;
+  decltype(batchers_) batchers;
   {
     MutexLock lock(mu_);
-    for (const auto& [function, batcher] : batchers_) {
-      batchers.push_back(batcher);
-    }
+    batchers = batchers_;
   }
-  for (const auto& batcher : batchers) batcher->Flush();
+  for (const auto& [function, batcher] : batchers) batcher->Flush();
 }
 
 void AgentState::Refuse(absl::Status why) {
@@ -241,34 +232,39 @@ absl::Status AgentState::AwaitIdle(absl::Duration timeout) {
 
 std::vector<std::string> AgentState::StillOpen() {
   std::vector<std::string> open;
-  for (const auto& source : PendingSources()) source->AddOpen(&open);
+  ForEachSource([&](PendingSource& source) { source.AddOpen(&open); });
   return open;
 }
 
-std::vector<std::shared_ptr<PendingSource>> AgentState::PendingSources() {
-  std::vector<std::shared_ptr<PendingSource>> sources;
-  for (auto& outbound : Outbounds()) sources.push_back(std::move(outbound));
-  for (auto& inbound : Inbounds()) sources.push_back(std::move(inbound));
+void AgentState::ForEachSource(absl::FunctionRef<void(PendingSource&)> fn) {
+  for (const auto& outbound : Outbounds()) fn(*outbound);
+  for (const auto& inbound : Inbounds()) fn(*inbound);
   // Of calls that have no session, or none at the moment.
-  sources.push_back(sessionless_calls_);
-  for (auto& queue : Queues()) sources.push_back(std::move(queue));
-  sources.push_back(device_waits_);
+  fn(sessionless_calls_);
+  decltype(own_queues_) queues;
+  {
+    MutexLock lock(mu_);
+    queues = own_queues_;
+  }
+  for (const auto& queue : queues) {
+    if (const auto live = queue.lock()) fn(*live);
+  }
+  fn(*device_waits_);
   // These name what nobody before them has named.
-  sources.push_back(threads_);
-  sources.push_back(retried_);
-  return sources;
+  fn(*threads_);
+  fn(*retried_);
 }
 
-std::vector<std::shared_ptr<Outbound>> AgentState::Outbounds() {
-  std::vector<std::shared_ptr<Outbound>> all;
+std::vector<AgentState::OutboundMap::mapped_type> AgentState::Outbounds() {
+  std::vector<OutboundMap::mapped_type> all;
   MutexLock lock(mu_);
   for (const auto& [key, outbound] : outbounds_) all.push_back(outbound);
   SortByPeer(&all);
   return all;
 }
 
-std::vector<std::shared_ptr<Inbound>> AgentState::Inbounds() {
-  std::vector<std::shared_ptr<Inbound>> all;
+std::vector<AgentState::InboundMap::mapped_type> AgentState::Inbounds() {
+  std::vector<InboundMap::mapped_type> all;
   MutexLock lock(mu_);
   for (const auto& [key, inbound] : inbounds_) all.push_back(inbound);
   SortByPeer(&all);
@@ -359,8 +355,7 @@ absl::StatusOr<std::shared_ptr<internal::Caller>> AgentState::CallerFor(
   if (worker->key == options_.key) return self_caller_;
   WEFT_RETURN_IF_ERROR(CheckNotGone(worker->name, worker->key));
   const auto it = outbounds_.find(worker->key);
-  if (it != outbounds_.end())
-    return std::shared_ptr<internal::Caller>(it->second);
+  if (it != outbounds_.end()) return it->second;
   // A call that was about to begin: nobody would close its connection.
   WEFT_RETURN_IF_ERROR(connections_end_);
   Outbound::Options options;
@@ -381,7 +376,7 @@ absl::StatusOr<std::shared_ptr<internal::Caller>> AgentState::CallerFor(
   const WorkerKey key = options.peer.key;
   const auto made = std::make_shared<Outbound>(std::move(options));
   outbounds_[key] = made;
-  return std::shared_ptr<internal::Caller>(made);
+  return made;
 }
 
 absl::StatusOr<std::shared_ptr<internal::Caller>> AgentState::CallerOf(
@@ -393,48 +388,31 @@ absl::StatusOr<std::shared_ptr<internal::Caller>> AgentState::CallerOf(
   if (version.first != 0) {
     if (auto known = worker.FoundAt(version)) return known;
   }
-  WEFT_ASSIGN_OR_RETURN(
-      std::shared_ptr<internal::Caller> caller,
-      CallerFor(FindNow<absl::string_view>(worker.name(), timeout())));
+  WEFT_ASSIGN_OR_RETURN(auto caller, CallerFor(FindNow<absl::string_view>(
+                                         worker.name(), timeout())));
   if (version.first != 0) worker.SetFound(version, caller);
   return caller;
 }
 
 std::shared_ptr<internal::Caller> AgentState::Retrying(
-    const std::string& name, const RetryPolicy& policy) {
-  return RetryingAs(
-      {name, WorkerKey(), ""}, policy,
-      [name](const AgentState& state) { return state.Find(name); });
-}
-
-std::shared_ptr<internal::Caller> AgentState::Retrying(
-    const std::string& name, WorkerKey key, const RetryPolicy& policy) {
-  return RetryingAs(
-      {name, key, ""}, policy,
-      [name, key](const AgentState& state) -> absl::StatusOr<Worker> {
-        {
-          // The directory need not know it any more.
-          MutexLock lock(state.mu_);
-          WEFT_RETURN_IF_ERROR(state.CheckNotGone(name, key));
-        }
-        return state.Find(key);
-      });
-}
-
-std::shared_ptr<internal::Caller> AgentState::RetryingAs(
-    Worker peer, const RetryPolicy& policy,
-    std::function<absl::StatusOr<Worker>(const AgentState&)> find) {
+    Worker peer, const RetryPolicy& policy) {
   internal::RetryingCaller::Options options;
   options.policy = policy;
   options.may_come_back = peer.key.epoch == 0;
   options.transport = options_.transport;
   options.agent = ending_.token();
   options.calls = retried_;
-  options.find = [weak = weak_from_this(), find = std::move(find)]()
-      -> absl::StatusOr<std::shared_ptr<internal::Caller>> {
-    const std::shared_ptr<AgentState> state = weak.lock();
+  options.find = [weak = weak_from_this(),
+                  peer]() -> absl::StatusOr<std::shared_ptr<internal::Caller>> {
+    const auto state = weak.lock();
     if (state == nullptr) return absl::CancelledError("the agent has ended");
-    return state->CallerFor(find(*state));
+    if (peer.key.epoch == 0) return state->CallerFor(state->Find(peer.name));
+    {
+      // The directory need not know it any more.
+      MutexLock lock(state->mu_);
+      WEFT_RETURN_IF_ERROR(state->CheckNotGone(peer.name, peer.key));
+    }
+    return state->CallerFor(state->Find(peer.key));
   };
   options.is_idempotent = [&registry = registry_](absl::string_view name) {
     const Function* function = registry.FindName(name);
@@ -456,18 +434,9 @@ std::shared_ptr<internal::OrderedQueue> AgentState::NewQueue(
   return queue;
 }
 
-std::vector<std::shared_ptr<internal::OrderedQueue>> AgentState::Queues() {
-  std::vector<std::shared_ptr<internal::OrderedQueue>> queues;
-  MutexLock lock(mu_);
-  for (const auto& queue : own_queues_) {
-    if (auto live = queue.lock()) queues.push_back(std::move(live));
-  }
-  return queues;
-}
-
 void AgentState::PeerGone(WorkerKey key, absl::string_view why, bool left) {
-  std::vector<std::shared_ptr<Outbound>> outbounds;
-  std::vector<std::shared_ptr<Inbound>> inbounds;
+  std::vector<OutboundMap::mapped_type> outbounds;
+  std::vector<InboundMap::mapped_type> inbounds;
   {
     MutexLock lock(mu_);
     gone_.Add(key);
@@ -487,14 +456,14 @@ void AgentState::PeerGone(WorkerKey key, absl::string_view why, bool left) {
   }
   parts_.handles->KeeperGone(key, left);
   parts_.objects.HolderGone(key, left);  // what is held later is refused
-  std::vector<std::shared_ptr<Agent::PeerGoneCallback>> told;
+  decltype(on_peer_gone_) told;
   {
     MutexLock lock(mu_);
-    for (const auto& callback : on_peer_gone_) told.push_back(callback.lock());
+    told = on_peer_gone_;
   }
   const Agent::GonePeer gone{key, std::string(why), left};
-  for (const auto& callback : told) {
-    if (callback != nullptr) (*callback)(gone);
+  for (const auto& registered : told) {
+    if (const auto callback = registered.lock()) (*callback)(gone);
   }
 }
 
@@ -510,18 +479,19 @@ Agent::PeerGoneRegistration AgentState::OnPeerGone(
   return registration;
 }
 
-void AgentState::ClientVanished(const std::shared_ptr<Inbound>& caller) {
-  const WorkerKey key = caller->peer().key;
+void AgentState::ClientVanished(Inbound& caller) {
+  const WorkerKey key = caller.peer().key;
+  const auto kept = caller.shared_from_this();
   {
     MutexLock lock(mu_);
     const auto it = inbounds_.find(key);
     // It may have begun another session meanwhile.
-    if (it == inbounds_.end() || it->second != caller) return;
+    if (it == inbounds_.end() || it->second != kept) return;
     inbounds_.erase(it);
   }
-  telemetry_.recorder().Record("rpc.client_vanished", caller->peer().name);
-  caller->PeerGone(absl::CancelledError(absl::StrCat(
-      "the client ", caller->peer().name, " is gone: it was not connected for ",
+  telemetry_.recorder().Record("rpc.client_vanished", caller.peer().name);
+  caller.PeerGone(absl::CancelledError(absl::StrCat(
+      "the client ", caller.peer().name, " is gone: it was not connected for ",
       absl::FormatDuration(kClientPatience))));
   parts_.objects.SessionEnded(key);
   parts_.streams.RemoveAll(key);

@@ -178,12 +178,9 @@ class AgentState final : public Dispatcher,
   // says nothing then.
   absl::Status NotThere(const absl::Status& why, const std::string& worker)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Calls under `policy`: whoever has the name at each attempt, or that very
-  // incarnation.
-  std::shared_ptr<internal::Caller> Retrying(const std::string& name,
-                                             const RetryPolicy& policy);
-  std::shared_ptr<internal::Caller> Retrying(const std::string& name,
-                                             WorkerKey key,
+  // Calls under `policy`: whoever has the name at each attempt, or, if `peer`
+  // has a key, that very incarnation.
+  std::shared_ptr<internal::Caller> Retrying(Worker peer,
                                              const RetryPolicy& policy);
   // For calls to `peer` in the order in which they are made.
   std::shared_ptr<internal::OrderedQueue> NewQueue(const std::string& peer)
@@ -197,15 +194,13 @@ class AgentState final : public Dispatcher,
       ABSL_LOCKS_EXCLUDED(mu_);
   Agent::PeerGoneRegistration OnPeerGone(Agent::PeerGoneCallback callback)
       ABSL_LOCKS_EXCLUDED(mu_);
-  const std::shared_ptr<AttachmentReceivers>& receivers() const override {
-    return receivers_;
-  }
+  AttachmentReceivers& receivers() const override { return *receivers_; }
   internal::AgentParts& parts() { return parts_; }
   std::vector<Leak> Leaks() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Hears a connection that somebody opened.
   std::shared_ptr<transport::ConnectionObserver> Greet(
-      std::shared_ptr<transport::Connection> connection);
+      std::unique_ptr<transport::Connection> connection);
   // Answers a peer's first frame. Null: it was refused.
   std::shared_ptr<Inbound> Admit(Link& link, const Hello& hello,
                                  const Proof& proof) ABSL_LOCKS_EXCLUDED(mu_);
@@ -230,8 +225,7 @@ class AgentState final : public Dispatcher,
   telemetry::Fields Describe() ABSL_LOCKS_EXCLUDED(mu_);
   SessionHook* hook() override { return options_.hook; }
   void OverLimit(const Worker& peer, const absl::Status& why) override;
-  void ClientVanished(const std::shared_ptr<Inbound>& caller) override
-      ABSL_LOCKS_EXCLUDED(mu_);
+  void ClientVanished(Inbound& caller) override ABSL_LOCKS_EXCLUDED(mu_);
   void CallBegan() override;
   void CallEnded() override;
 
@@ -239,7 +233,7 @@ class AgentState final : public Dispatcher,
   Worker worker() const override { return {options_.name, options_.key, ""}; }
   const Registry& registry() const override { return registry_; }
   internal::Caller::Abandon ServeSessionless(
-      Worker caller, std::shared_ptr<const Request> request, CancelToken gone,
+      Worker caller, RequestPtr request, CancelToken gone,
       internal::Caller::Done done) override ABSL_LOCKS_EXCLUDED(mu_);
   bool MayCall(const Function& function, const Worker& caller) const override;
 
@@ -248,9 +242,14 @@ class AgentState final : public Dispatcher,
   using OutboundMap = absl::flat_hash_map<WorkerKey, std::shared_ptr<Outbound>>;
   using InboundMap = absl::flat_hash_map<WorkerKey, std::shared_ptr<Inbound>>;
 
-  Welcome Judge(const Hello& hello, const Proof& proof,
-                std::shared_ptr<Inbound>* inbound,
-                std::vector<std::shared_ptr<Inbound>>* ended)
+  // What a Hello leads to.
+  struct Judgement {
+    Welcome welcome;
+    std::shared_ptr<Inbound> inbound;  // null: it is refused
+    // Sessions that make room for it; they are to be ended without the lock.
+    std::vector<std::shared_ptr<Inbound>> ended;
+  };
+  void Judge(const Hello& hello, const Proof& proof, Judgement* judgement)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckHello(const Hello& hello, const Proof& proof)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -263,29 +262,22 @@ class AgentState final : public Dispatcher,
   // The calls that are open are about to be cut: streams are leaks then.
   void NoteCut() ABSL_LOCKS_EXCLUDED(mu_);
   // So that there is room for a session of `name`.
-  void ForgetIdle(const std::string& name,
-                  std::vector<std::shared_ptr<Inbound>>* ended)
+  void ForgetIdle(const std::string& name, Judgement* judgement)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Hello MakeHello(const Worker& peer) const;
-  std::shared_ptr<internal::Caller> RetryingAs(
-      Worker peer, const RetryPolicy& policy,
-      std::function<absl::StatusOr<Worker>(const AgentState&)> find);
   // Frees what a session of `peer`, which has ended, stood for.
   void SessionEnded(const Worker& peer) ABSL_LOCKS_EXCLUDED(mu_);
   void Export() ABSL_LOCKS_EXCLUDED(mu_);
-  std::vector<std::shared_ptr<Outbound>> Outbounds() ABSL_LOCKS_EXCLUDED(mu_);
-  std::vector<std::shared_ptr<Inbound>> Inbounds() ABSL_LOCKS_EXCLUDED(mu_);
-  std::shared_ptr<Batcher> BatcherOf(const Function& function)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  // In the order of SortByPeer.
+  std::vector<OutboundMap::mapped_type> Outbounds() ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<InboundMap::mapped_type> Inbounds() ABSL_LOCKS_EXCLUDED(mu_);
+  Batcher& BatcherOf(const Function& function) ABSL_LOCKS_EXCLUDED(mu_);
   void Run(const Function& function, std::shared_ptr<ServedCall> call)
       ABSL_LOCKS_EXCLUDED(mu_);
-  std::vector<std::shared_ptr<ServedCall>> CallsWithoutThread()
-      ABSL_LOCKS_EXCLUDED(mu_);
-  // Those of this agent's own calls.
-  std::vector<std::shared_ptr<internal::OrderedQueue>> Queues()
+  void ForEachWithoutThread(absl::FunctionRef<void(ServedCall&)> fn)
       ABSL_LOCKS_EXCLUDED(mu_);
   // All who know of calls that have not ended, those of sessions first.
-  std::vector<std::shared_ptr<PendingSource>> PendingSources()
+  void ForEachSource(absl::FunctionRef<void(PendingSource&)> fn)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   const AgentOptions options_;
@@ -313,14 +305,12 @@ class AgentState final : public Dispatcher,
           options_.key.id);
   const std::shared_ptr<CallHistograms> histograms_ =
       std::make_shared<CallHistograms>(registry_);
-  const std::shared_ptr<SessionlessCalls> sessionless_calls_ =
-      std::make_shared<SessionlessCalls>();
+  SessionlessCalls sessionless_calls_;
   const std::shared_ptr<internal::RetriedCalls> retried_ =
       std::make_shared<internal::RetriedCalls>(options_.transport->clock());
   const std::shared_ptr<internal::DeviceWaits> device_waits_ =
       std::make_shared<internal::DeviceWaits>(*options_.transport);
-  const std::shared_ptr<OrderedQueueTable> queues_ =
-      std::make_shared<OrderedQueueTable>();
+  OrderedQueueTable queues_;
   // The counts that the Metrics have. For one reading at a time.
   std::map<std::string, Traffic::Counts> exported_;
   CancelSource ending_;                 // of the calls of this agent by itself

@@ -5,7 +5,7 @@
 namespace weft::rpc {
 
 void Batcher::Add(std::shared_ptr<ServedCall> call) {
-  std::vector<std::shared_ptr<ServedCall>> full;
+  decltype(calls_) full;
   int64_t begun = -1;
   {
     MutexLock lock(mu_);
@@ -35,7 +35,7 @@ void Batcher::Flush() {
 }
 
 void Batcher::FlushBatch(int64_t batch) {
-  std::vector<std::shared_ptr<ServedCall>> calls;
+  decltype(calls_) calls;
   {
     MutexLock lock(mu_);
     if (batch != batch_) return;  // it was full before

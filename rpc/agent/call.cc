@@ -158,12 +158,11 @@ class CallStarter {
         "wanted a target of ", target.name(), " without Serialized(): ", why));
   }
 
-  static Encoder RequestEncoder(const Target& target,
-                                std::shared_ptr<StagedAttachments>* staged) {
+  static Encoder RequestEncoder(const Target& target, Request* request) {
     const CodecContext context{
         CodecContext::Message::kRequest, target.agent_, WorkerOf(target).key, 0,
         StateOf(target).devices(),       target.name()};
-    return Encoder(context, target.retries_ ? nullptr : staged,
+    return Encoder(context, target.retries_ ? nullptr : &request->staged,
                    "a call by WithRetry() may go to another incarnation");
   }
 
@@ -298,8 +297,7 @@ Target Target::WithRetry(const RetryPolicy& policy) const {
   other.status_ =
       internal::NameFailure(other.status_, name(), "", Phase::kNone);
   AgentState& state = internal::CallStarter::StateOf(*this);
-  other.caller_ = key_.epoch == 0 ? state.Retrying(name(), policy)
-                                  : state.Retrying(name(), key_, policy);
+  other.caller_ = state.Retrying({name(), key_, ""}, policy);
   other.follows_ = false;
   other.retries_ = true;
   return other;
@@ -386,19 +384,17 @@ void OutgoingCall::End(absl::Status status, const ReplyPtr& reply) {
   OnEnd(id, Received{reply->body, reply->is_private, context, reply->received});
 }
 
-Encoder RequestEncoder(const Target& target,
-                       std::shared_ptr<StagedAttachments>* staged) {
-  return CallStarter::RequestEncoder(target, staged);
+Encoder RequestEncoder(const Target& target, Request* request) {
+  return CallStarter::RequestEncoder(target, request);
 }
 
 void StageAttached(const Target& target, Encoder& encoder) {
   CallStarter::StageAttached(target, encoder);
 }
 
-absl::Status FreezeAttachments(std::shared_ptr<StagedAttachments> staged,
-                               Request* request) {
-  WEFT_ASSIGN_OR_RETURN(request->attachments, staged->Freeze());
-  request->staged = std::move(staged);
+absl::Status FreezeAttachments(Request* request) {
+  if (request->staged == nullptr) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(request->attachments, request->staged->Freeze());
   return absl::OkStatus();
 }
 

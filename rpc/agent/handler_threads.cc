@@ -53,7 +53,9 @@ void HandlerThreads::Run(const Function& function,
     if (!call->BeginOnThread()) return;  // it has ended: no thread came in time
     absl::Status late = TooLate(*call, clock);
     if (!late.ok()) return call->Finish(std::move(late));
-    function.serve(std::move(call));
+    // Let go of here: an executor may keep the task.
+    const auto running = std::move(call);
+    function.serve(*running);
   });
   if (pool_ != nullptr) WatchPool();
 }
@@ -130,17 +132,17 @@ void HandlerThreads::EndStarvedCalls(const ThreadPool::Stats& stats,
     has_warned_ = true;
     WEFT_LOG(*options_.logger, Warning, why);
   }
-  for (const auto& call : options_.waiting()) {
+  options_.for_each_waiting([&](ServedCall& call) {
     const absl::Duration patience =
-        std::min(kMostPatience, (call->deadline() - call->began()) / 2);
+        std::min(kMostPatience, (call.deadline() - call.began()) / 2);
     // Before its deadline, which would say nothing of threads.
     const Instant end =
-        std::min(std::max(call->began(), stuck_since_) + patience,
-                 call->deadline() - 2 * kPoolCheck);
-    if (now < end || !call->DropUnrun()) continue;
-    call->Finish(absl::ResourceExhaustedError(
-        absl::StrCat(call->function(), ": ", why)));
-  }
+        std::min(std::max(call.began(), stuck_since_) + patience,
+                 call.deadline() - 2 * kPoolCheck);
+    if (now < end || !call.DropUnrun()) return;
+    call.Finish(
+        absl::ResourceExhaustedError(absl::StrCat(call.function(), ": ", why)));
+  });
 }
 
 }  // namespace weft::rpc

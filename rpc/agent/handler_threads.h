@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "weft/base/clock.h"
 #include "weft/base/executor.h"
@@ -40,8 +41,8 @@ class HandlerThreads final
     // Both must outlive it.
     transport::Transport* transport = nullptr;
     telemetry::Logger* logger = nullptr;
-    // The calls that wait for a thread now.
-    std::function<std::vector<std::shared_ptr<ServedCall>>()> waiting;
+    // Visits the calls that wait for a thread now.
+    std::function<void(absl::FunctionRef<void(ServedCall&)>)> for_each_waiting;
   };
 
   explicit HandlerThreads(Options options) : options_(std::move(options)) {}

@@ -32,10 +32,11 @@ absl::Status FunctionFailure(absl::Status status, const std::string& self,
   return Reworded(named, SaidBy(function, named.message()));
 }
 
-void RunWhenSettled(std::shared_ptr<ServedCall> call,
-                    const ReceivedAttachments& attachments,
-                    std::function<void()> settled,
-                    std::function<void(std::shared_ptr<ServedCall>)> run) {
+void DispatchWhenSettled(std::shared_ptr<Dispatcher> dispatcher,
+                         const Function& function,
+                         std::shared_ptr<ServedCall> call,
+                         const ReceivedAttachments& attachments,
+                         std::function<void()> settled) {
   // The one that takes the call out ends it or runs it; none holds it after.
   struct Waiting {
     std::shared_ptr<ServedCall> Take() {
@@ -58,33 +59,35 @@ void RunWhenSettled(std::shared_ptr<ServedCall> call,
         if (waiting == nullptr) return;
         if (const auto call = waiting->Take()) call->Finish(why);
       });
-  attachments.WhenSettled([waiting, settled = std::move(settled),
-                           run = std::move(run)](const absl::Status& status) {
-    settled();
-    std::shared_ptr<ServedCall> call = waiting->Take();
-    if (call == nullptr) return;
-    if (!status.ok()) return call->Finish(status);
-    run(std::move(call));
-  });
+  attachments.WhenSettled(
+      [dispatcher = std::move(dispatcher), &function, waiting,
+       settled = std::move(settled)](const absl::Status& status) {
+        settled();
+        auto call = waiting->Take();
+        if (call == nullptr) return;
+        if (!status.ok()) return call->Finish(status);
+        dispatcher->Dispatch(function, std::move(call));
+      });
 }
 
 // Keeps the Inbound alive while its handler runs.
 class Inbound::Call final : public ServedCall {
  public:
+  // The dispatcher got CallBegan.
   Call(std::shared_ptr<Inbound> inbound, const Function& function,
        const Request& request,
        std::shared_ptr<const ReceivedAttachments> attachments,
        Lineage&& inherited, CancelSource cancel)
       : ServedCall(
-            Begun(inbound->dispatcher_), inbound->dispatcher_->agent(),
-            inbound->peer_, std::move(inherited),
+            inbound->dispatcher_, inbound->dispatcher_->agent(), inbound->peer_,
+            std::move(inherited),
             Incoming{request.id,
                      Received{request.body, request.is_private,
                               CodecContext{CodecContext::Message::kRequest,
                                            inbound->dispatcher_->agent(),
-                                           inbound->peer_->key, request.id,
+                                           inbound->peer_.key, request.id,
                                            inbound->dispatcher_->devices(),
-                                           inbound->peer_->name},
+                                           inbound->peer_.name},
                               std::move(attachments)},
                      request.keeps_result, nullptr, request.ordered_queue,
                      function.name, request.began, /*has_attachments=*/true}),
@@ -121,15 +124,9 @@ class Inbound::Call final : public ServedCall {
   }
 
  private:
-  static std::shared_ptr<CallCounter> Begun(
-      std::shared_ptr<Dispatcher> dispatcher) {
-    dispatcher->CallBegan();
-    return dispatcher;
-  }
-
   // Sets the attachments that the result has staged.
   absl::Status FreezeInto(Reply* reply) {
-    std::shared_ptr<StagedAttachments> staged = TakeStaged();
+    auto staged = TakeStaged();
     if (staged == nullptr) return absl::OkStatus();
     absl::StatusOr<FrozenAttachments> frozen = staged->Freeze();
     if (!frozen.ok()) return internal::EncodeError(frozen.status());
@@ -146,32 +143,31 @@ class Inbound::Call final : public ServedCall {
 
 Inbound::Inbound(Worker peer, uint64_t number, uint64_t generation,
                  Limits limits, transport::Transport& transport,
-                 std::shared_ptr<Dispatcher> dispatcher,
-                 std::shared_ptr<Traffic> traffic)
-    : peer_(std::make_shared<const Worker>(std::move(peer))),
+                 std::shared_ptr<Dispatcher> dispatcher, Traffic& traffic)
+    : peer_(std::move(peer)),
       number_(number),
       generation_(generation),
       transport_(transport),
       dispatcher_(std::move(dispatcher)),
-      traffic_(std::move(traffic)),
-      session_(limits, peer_->key.id == kClientId ? kClientPatience
-                                                  : absl::InfiniteDuration()),
+      traffic_(traffic),
+      session_(limits, peer_.key.id == kClientId ? kClientPatience
+                                                 : absl::InfiniteDuration()),
       timer_(transport) {}
 
-void Inbound::Attach(std::shared_ptr<Link> link) {
-  std::shared_ptr<Link> old;
+void Inbound::Attach(Link& link) {
+  auto old = link.shared_from_this();
   bool gone = false;
   Due due;
   {
     MutexLock lock(mu_);
     gone = gone_;
-    old = gone ? std::move(link) : std::exchange(link_, std::move(link));
+    if (!gone) old.swap(link_);
     // Together with the link, so that the end of one connection is not taken
     // for the end of the next.
     if (!gone) due = TellLocked(CalleeSession::Connected{});
   }
   Do(due);
-  if (!gone) dispatcher_->recorder().Record("rpc.caller", peer_->name);
+  if (!gone) dispatcher_->recorder().Record("rpc.caller", peer_.name);
   if (old == nullptr) return;
   old->End(gone ? absl::UnavailableError("the session has ended")
                 : absl::AbortedError("replaced by a newer connection"));
@@ -195,7 +191,7 @@ absl::Status Inbound::OnFrame(Link& link, Frame&& frame) {
     if (link_.get() != &link) return absl::OkStatus();  // replaced
   }
   return absl::InvalidArgumentError(
-      absl::StrCat(peer_->name, " sent what only a callee sends"));
+      absl::StrCat(peer_.name, " sent what only a callee sends"));
 }
 
 void Inbound::OnLinkClosed(Link& link) {
@@ -204,7 +200,7 @@ void Inbound::OnLinkClosed(Link& link) {
     MutexLock lock(mu_);
     if (link_.get() != &link) return;
     link_ = nullptr;
-    dispatcher_->recorder().Record("rpc.caller_lost", peer_->name,
+    dispatcher_->recorder().Record("rpc.caller_lost", peer_.name,
                                    session_.running_calls());
     due = TellLocked(CalleeSession::Event(CalleeSession::Disconnected{}));
   }
@@ -242,27 +238,31 @@ bool Inbound::is_idle() {
   return link_ == nullptr && session_.running_calls() == 0;
 }
 
-std::vector<std::shared_ptr<Inbound::Call>> Inbound::LiveCalls() {
-  std::vector<std::shared_ptr<Call>> calls;
-  MutexLock lock(mu_);
-  for (const auto& [id, running] : running_) {
-    if (auto call = running.lock()) calls.push_back(std::move(call));
+void Inbound::ForEachCall(absl::FunctionRef<void(Call&)> fn) {
+  std::vector<std::shared_ptr<ServedCall>> calls;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [id, running] : running_) {
+      // Null of one that is about to take itself out.
+      auto call = running->weak_from_this().lock();
+      if (call != nullptr) calls.push_back(std::move(call));
+    }
   }
-  return calls;
+  for (const auto& call : calls) fn(static_cast<Call&>(*call));
 }
 
 void Inbound::AddPending(std::vector<PendingCall>* calls) {
   const Instant now = transport_.clock().Now();
-  for (const auto& live : LiveCalls()) {
+  ForEachCall([&](Call& live) {
     PendingCall& call = calls->emplace_back();
-    call.peer = peer_->name;
+    call.peer = peer_.name;
     call.is_served = true;
-    call.id = live->id();
-    call.function = std::string(live->function());
-    call.phase = live->phase();
-    call.age = now - live->began();
-    call.remaining = live->deadline() - now;
-  }
+    call.id = live.id();
+    call.function = std::string(live.function());
+    call.phase = live.phase();
+    call.age = now - live.began();
+    call.remaining = live.deadline() - now;
+  });
 }
 
 void Inbound::AddOpen(std::vector<std::string>* open) {
@@ -273,20 +273,18 @@ void Inbound::AddOpen(std::vector<std::string>* open) {
   }
   if (calls == 0) return;
   size_t parts_of_streams = 0;
-  for (const auto& call : LiveCalls()) {
-    if (!call->is_part_of_stream() || calls == 0) continue;
+  ForEachCall([&](Call& call) {
+    if (!call.is_part_of_stream() || calls == 0) return;
     --calls;
     ++parts_of_streams;
-  }
-  AddOpenCalls(calls, parts_of_streams, "of", peer_->name, open);
+  });
+  AddOpenCalls(calls, parts_of_streams, "of", peer_.name, open);
 }
 
-std::vector<std::shared_ptr<ServedCall>> Inbound::CallsWithoutThread() {
-  std::vector<std::shared_ptr<ServedCall>> waiting;
-  for (auto& call : LiveCalls()) {
-    if (call->awaits_thread()) waiting.push_back(std::move(call));
-  }
-  return waiting;
+void Inbound::ForEachWithoutThread(absl::FunctionRef<void(ServedCall&)> fn) {
+  ForEachCall([fn](Call& call) {
+    if (call.awaits_thread()) fn(call);
+  });
 }
 
 void Inbound::AddActive(ActiveCalls* active) {
@@ -294,7 +292,7 @@ void Inbound::AddActive(ActiveCalls* active) {
     MutexLock lock(mu_);
     active->served += session_.running_calls();
   }
-  for (const auto& call : LiveCalls()) active->served_async += call->is_async();
+  ForEachCall([&](Call& call) { active->served_async += call.is_async(); });
 }
 
 void Inbound::Tell(const CalleeSession::Event& event, const Link* from) {
@@ -341,7 +339,7 @@ Inbound::Due Inbound::TellLocked(const CalleeSession::Event& event) {
       if (link_ == nullptr) continue;
       if (!send->again) {
         const size_t bytes = TotalSize(send->reply->body);
-        traffic_->CountSent(bytes);
+        traffic_.CountSent(bytes);
         dispatcher_->histograms().ReplySent(bytes);
       }
       must_drain |= link_->Append(std::move(send->reply));
@@ -376,14 +374,14 @@ void Inbound::Run(CalleeSession::Action& action) {
     return Serve(std::move(run->request));
   }
   if (auto* cancel = std::get_if<CalleeSession::Cancel>(&action)) {
-    std::shared_ptr<Call> call;
+    std::shared_ptr<ServedCall> call;
     {
       MutexLock lock(mu_);
       const auto it = running_.find(cancel->id);
-      if (it != running_.end()) call = it->second.lock();
+      if (it != running_.end()) call = it->second->weak_from_this().lock();
     }
-    if (call != nullptr) call->Cancel(std::move(cancel->why));
-    return;
+    if (call == nullptr) return;
+    return static_cast<Call&>(*call).Cancel(std::move(cancel->why));
   }
   if (const auto* wake = std::get_if<CalleeSession::WakeAt>(&action)) {
     return SetTimer(wake->when);
@@ -392,13 +390,13 @@ void Inbound::Run(CalleeSession::Action& action) {
     return tell->staged->Tell(tell->id, tell->outcome);
   }
   if (const auto* refused = std::get_if<CalleeSession::SendReply>(&action)) {
-    return dispatcher_->OverLimit(*peer_, refused->reply->status);
+    return dispatcher_->OverLimit(peer_, refused->reply->status);
   }
   if (std::holds_alternative<CalleeSession::Vanished>(action)) {
-    return dispatcher_->ClientVanished(shared_from_this());
+    return dispatcher_->ClientVanished(*this);
   }
   const absl::Status& why = std::get<CalleeSession::Violation>(action).why;
-  dispatcher_->OverLimit(*peer_, why);
+  dispatcher_->OverLimit(peer_, why);
   std::shared_ptr<Link> link;
   {
     MutexLock lock(mu_);
@@ -409,48 +407,41 @@ void Inbound::Run(CalleeSession::Action& action) {
 
 void Inbound::Serve(RequestPtr request) {
   const size_t bytes = TotalSize(request->body);
-  traffic_->CountServed(bytes);
+  traffic_.CountServed(bytes);
   dispatcher_->histograms().RequestReceived(bytes);
-  dispatcher_->recorder().RecordFor("rpc.serve", peer_->name, request->function,
+  dispatcher_->recorder().RecordFor("rpc.serve", peer_.name, request->function,
                                     request->id);
   Refusal refusal = Refusal::kNone;
   absl::StatusOr<const Function*> function =
       dispatcher_->Find(*request, &refusal);
   if (!function.ok()) return Refuse(*request, function.status(), refusal);
-  std::shared_ptr<const ReceivedAttachments> attachments;
-  if (!request->attachments.empty()) {
-    const CodecContext context{CodecContext::Message::kRequest,
-                               dispatcher_->agent(), peer_->key, request->id};
-    auto taken = dispatcher_->receivers()->Take(context, request->attachments);
-    if (!taken.ok()) {
-      return Refuse(*request, taken.status(), Refusal::kAttachments);
-    }
-    attachments = *std::move(taken);
+  const auto attachments = dispatcher_->receivers().Take(
+      {CodecContext::Message::kRequest, dispatcher_->agent(), peer_.key,
+       request->id},
+      request->attachments);
+  if (!attachments.ok()) {
+    return Refuse(*request, attachments.status(), Refusal::kAttachments);
   }
   WEFT_FAILPOINT("rpc/serve").IgnoreError();  // found, and not counted yet
   CancelSource cancel;
-  auto span = dispatcher_->StartSpan(*peer_, *request);
+  auto span = dispatcher_->StartSpan(peer_, *request);
+  dispatcher_->CallBegan();
   auto call = std::make_shared<Call>(
-      shared_from_this(), **function, *request, attachments,
+      shared_from_this(), **function, *request, *attachments,
       LineageOf(*request, cancel.token(), span.get()), std::move(cancel));
   call->SetSpan(std::move(span));
   {
     MutexLock lock(mu_);
-    running_.try_emplace(request->id, call);
+    running_.try_emplace(request->id, call.get());
   }
-  if (attachments == nullptr) {
+  if (*attachments == nullptr) {
     return dispatcher_->Dispatch(**function, std::move(call));
   }
-  RunWhenSettled(
-      std::move(call), *attachments,
-      // Before the reply, which must not leave earlier.
-      [self = shared_from_this(), id = request->id] {
-        self->Tell(CalleeSession::Settled{id});
-      },
-      [self = shared_from_this(),
-       &function = **function](std::shared_ptr<ServedCall> ready) {
-        self->dispatcher_->Dispatch(function, std::move(ready));
-      });
+  DispatchWhenSettled(dispatcher_, **function, std::move(call), **attachments,
+                      // Before the reply, which must not leave earlier.
+                      [self = shared_from_this(), id = request->id] {
+                        self->Tell(CalleeSession::Settled{id});
+                      });
 }
 
 void Inbound::Refuse(const Request& request, absl::Status why,
@@ -467,10 +458,10 @@ void Inbound::Refuse(const Request& request, absl::Status why,
   Finish(request.function, std::move(reply));
 }
 
-void Inbound::Finish(absl::string_view function, std::shared_ptr<Reply> reply) {
-  dispatcher_->recorder().RecordFor("rpc.reply", peer_->name, function,
+void Inbound::Finish(absl::string_view function, ReplyPtr reply) {
+  dispatcher_->recorder().RecordFor("rpc.reply", peer_.name, function,
                                     reply->id, reply->status.raw_code());
-  traffic_->CountReply(reply->status.ok());
+  traffic_.CountReply(reply->status.ok());
   Tell(CalleeSession::Finished{std::move(reply)});
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -61,9 +62,9 @@ class Dispatcher : public CallCounter {
   // `peer` asks for more than rpc::Limits allow.
   virtual void OverLimit(const Worker& peer, const absl::Status& why) = 0;
   // The client that `caller` is of has not connected again in time.
-  virtual void ClientVanished(const std::shared_ptr<Inbound>& caller) = 0;
-  // The receivers of attachments that come here. Not null.
-  virtual const std::shared_ptr<AttachmentReceivers>& receivers() const = 0;
+  virtual void ClientVanished(Inbound& caller) = 0;
+  // The receivers of attachments that come here.
+  virtual AttachmentReceivers& receivers() const = 0;
   // Runs the function on the call, here or on an executor.
   virtual void Dispatch(const Function& function,
                         std::shared_ptr<ServedCall> call) = 0;
@@ -73,13 +74,14 @@ class Dispatcher : public CallCounter {
 // which its trace then is; null: it has none.
 Lineage LineageOf(const Request& request, CancelToken cancel,
                   const telemetry::Span* span);
-// Runs `run(call)` once `attachments`, those of its request, are settled; ends
-// it with why they could not be. `settled` runs first in both cases. Holds no
-// thread meanwhile; a call that is cancelled ends before.
-void RunWhenSettled(std::shared_ptr<ServedCall> call,
-                    const ReceivedAttachments& attachments,
-                    std::function<void()> settled,
-                    std::function<void(std::shared_ptr<ServedCall>)> run);
+// Has `dispatcher` dispatch the call once `attachments`, those of its request,
+// are settled; ends it with why they could not be. `settled` runs first in both
+// cases. Holds no thread meanwhile; a call that is cancelled ends before.
+void DispatchWhenSettled(std::shared_ptr<Dispatcher> dispatcher,
+                         const Function& function,
+                         std::shared_ptr<ServedCall> call,
+                         const ReceivedAttachments& attachments,
+                         std::function<void()> settled);
 
 // The error that the caller receives for `status` at `self`. If it is of the
 // function, or of its arguments or result, it begins with the function's name.
@@ -93,18 +95,17 @@ class Inbound final : public PendingSource,
   // One generation of the caller's session; `number` orders those of an agent
   // by when they began. A client that has not connected again for
   // kClientPatience after its connection was lost is gone; of a worker's end
-  // the membership tells.
+  // the membership tells. `traffic` must last as long as the dispatcher.
   Inbound(Worker peer, uint64_t number, uint64_t generation, Limits limits,
           transport::Transport& transport,
-          std::shared_ptr<Dispatcher> dispatcher,
-          std::shared_ptr<Traffic> traffic);
+          std::shared_ptr<Dispatcher> dispatcher, Traffic& traffic);
 
-  const Worker& peer() const { return *peer_; }
+  const Worker& peer() const { return peer_; }
   uint64_t number() const { return number_; }
   uint64_t generation() const { return generation_; }
 
   // Takes the calls of `link` from now on; an earlier link is closed.
-  void Attach(std::shared_ptr<Link> link) ABSL_LOCKS_EXCLUDED(mu_);
+  void Attach(Link& link) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnFrame(Link& link, Frame&& frame) ABSL_LOCKS_EXCLUDED(mu_);
   void OnLinkClosed(Link& link) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -123,7 +124,7 @@ class Inbound final : public PendingSource,
   // Replies that the caller, while it is connected, has not acknowledged.
   size_t unacknowledged() ABSL_LOCKS_EXCLUDED(mu_);
   // Those whose function waits for a thread to run on.
-  std::vector<std::shared_ptr<ServedCall>> CallsWithoutThread()
+  void ForEachWithoutThread(absl::FunctionRef<void(ServedCall&)> fn)
       ABSL_LOCKS_EXCLUDED(mu_);
   bool is_idle() ABSL_LOCKS_EXCLUDED(mu_);  // not connected, nothing runs
   bool has_open_attachments() ABSL_LOCKS_EXCLUDED(mu_);
@@ -132,7 +133,7 @@ class Inbound final : public PendingSource,
   class Call;
 
   // What runs, held so that nothing of it ends under the lock.
-  std::vector<std::shared_ptr<Call>> LiveCalls() ABSL_LOCKS_EXCLUDED(mu_);
+  void ForEachCall(absl::FunctionRef<void(Call&)> fn) ABSL_LOCKS_EXCLUDED(mu_);
 
   // `from`: the link that it came by; if that is not ours any more, nothing.
   void Tell(const CalleeSession::Event& event, const Link* from = nullptr)
@@ -151,21 +152,22 @@ class Inbound final : public PendingSource,
   // Answers `request` without running it.
   void Refuse(const Request& request, absl::Status why, Refusal refusal)
       ABSL_LOCKS_EXCLUDED(mu_);
-  void Finish(absl::string_view function, std::shared_ptr<Reply> reply)
+  void Finish(absl::string_view function, ReplyPtr reply)
       ABSL_LOCKS_EXCLUDED(mu_);
   void SetTimer(Instant when) ABSL_LOCKS_EXCLUDED(mu_);
 
-  const std::shared_ptr<const Worker> peer_;
+  const Worker peer_;
   const uint64_t number_;
   const uint64_t generation_;
   transport::Transport& transport_;
   const std::shared_ptr<Dispatcher> dispatcher_;
-  const std::shared_ptr<Traffic> traffic_;
+  Traffic& traffic_;
 
   Mutex mu_;
   CalleeSession session_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<Link> link_ ABSL_GUARDED_BY(mu_);
-  IdMap<std::weak_ptr<Call>> running_ ABSL_GUARDED_BY(mu_);
+  // A call takes itself out before it ends.
+  IdMap<Call*> running_ ABSL_GUARDED_BY(mu_);
   std::vector<CalleeSession::Action> emitted_ ABSL_GUARDED_BY(mu_);  // scratch
   ActionQueue<CalleeSession::Action> actions_;                       // with mu_
   SessionTimer timer_;

@@ -153,16 +153,15 @@ absl::Status OrderedQueue::AbandonCall(uint64_t number,
 
 }  // namespace internal
 
-class OrderedQueueTable::Holder {
+class OrderedQueueTable::Holder final : public ServedCall::Turn {
  public:
-  Holder(std::shared_ptr<OrderedQueueTable> table, Key key)
-      : table_(std::move(table)), key_(key) {}
+  Holder(OrderedQueueTable& table, Key key) : table_(table), key_(key) {}
   Holder(const Holder&) = delete;
   Holder& operator=(const Holder&) = delete;
-  ~Holder() { table_->Leave(key_); }
+  ~Holder() override { table_.Leave(key_); }
 
  private:
-  const std::shared_ptr<OrderedQueueTable> table_;
+  OrderedQueueTable& table_;
   const Key key_;
 };
 
@@ -204,7 +203,7 @@ void OrderedQueueTable::Advance(const Key& key) {
       queue.waiting.pop_front();
     }
     is_first = false;
-    std::move(run)(std::make_shared<const Holder>(shared_from_this(), key));
+    std::move(run)(std::make_unique<Holder>(*this, key));
   }
 }
 

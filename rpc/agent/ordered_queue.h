@@ -25,6 +25,7 @@
 #include "weft/base/mutex.h"
 #include "weft/rpc/caller.h"
 #include "weft/rpc/diagnostics/pending_source.h"
+#include "weft/rpc/function.h"
 #include "weft/rpc/session/directory.h"
 #include "weft/rpc/session/message.h"
 #include "weft/transport/transport.h"
@@ -95,12 +96,10 @@ class OrderedQueue final : public Abandoner,
 // The queues that an agent serves. An ordered queue is known while a call of it
 // runs or waits.
 //
-// Thread-safety: thread-safe.
-class OrderedQueueTable
-    : public std::enable_shared_from_this<OrderedQueueTable> {
+// Thread-safety: thread-safe. Must outlive the turns.
+class OrderedQueueTable {
  public:
-  // A call's time in its ordered queue, which ends with this.
-  using Turn = std::shared_ptr<const void>;
+  using Turn = std::unique_ptr<ServedCall::Turn>;
   using Run = absl::AnyInvocable<void(Turn) &&>;
 
   // `run` runs when the turns of those that came before it on the queue have

@@ -135,7 +135,7 @@ class RetryingCaller::RetriedCall final
       attempt = ++attempts_;
     }
     options_->calls->SetPaused(number_, false);
-    absl::StatusOr<std::shared_ptr<Caller>> caller = options_->find();
+    const auto caller = options_->find();
     if (!caller.ok()) {
       const bool may_come = absl::IsNotFound(caller.status());
       return AttemptEnded(caller.status(), nullptr, may_come);

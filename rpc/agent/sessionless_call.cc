@@ -28,28 +28,30 @@ void SessionlessCalls::Remove(uint64_t number) {
   calls_.erase(number);
 }
 
-std::vector<std::shared_ptr<SessionlessCall>> SessionlessCalls::All() const {
-  std::vector<std::shared_ptr<SessionlessCall>> all;
-  MutexLock lock(mu_);
-  for (const auto& [number, call] : calls_) {
-    // Null of one that is about to remove itself.
-    if (auto live = call->weak_from_this().lock()) {
-      all.push_back(std::move(live));
+void SessionlessCalls::ForEach(
+    absl::FunctionRef<void(SessionlessCall&)> fn) const {
+  std::vector<std::shared_ptr<ServedCall>> all;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [number, call] : calls_) {
+      // Null of one that is about to remove itself.
+      auto live = call->weak_from_this().lock();
+      if (live != nullptr) all.push_back(std::move(live));
     }
   }
-  return all;
+  for (const auto& call : all) fn(static_cast<SessionlessCall&>(*call));
 }
 
 void SessionlessCalls::AddPending(std::vector<PendingCall>* calls) {
-  for (const auto& call : All()) call->AddPending(calls);
+  ForEach([calls](SessionlessCall& call) { call.AddPending(calls); });
 }
 
 void SessionlessCalls::AddActive(ActiveCalls* active) {
-  for (const auto& call : All()) {
-    active->made += call->is_awaited();
-    active->served += call->is_running();
-    active->served_async += call->is_running() && call->is_async();
-  }
+  ForEach([active](SessionlessCall& call) {
+    active->made += call.is_awaited();
+    active->served += call.is_running();
+    active->served_async += call.is_running() && call.is_async();
+  });
 }
 
 std::shared_ptr<SessionlessCall> SessionlessCall::Create(Options options) {
@@ -59,15 +61,15 @@ std::shared_ptr<SessionlessCall> SessionlessCall::Create(Options options) {
   auto call = std::make_shared<SessionlessCall>(
       std::move(options), std::move(inherited), std::move(cancel));
   call->SetSpan(std::move(span));
-  call->number_ = call->calls_->Add(call.get());
+  call->number_ = call->calls_.Add(call.get());
   return call;
 }
 
 SessionlessCall::SessionlessCall(Options options, Lineage inherited,
                                  CancelSource cancel)
     : ServedCall(
-          options.dispatcher, options.dispatcher->agent(),
-          std::make_shared<const Worker>(options.caller), std::move(inherited),
+          options.dispatcher, options.dispatcher->agent(), caller_,
+          std::move(inherited),
           Incoming{options.request->id,
                    Received{options.request->body, /*is_private=*/false,
                             CodecContext{
@@ -84,32 +86,33 @@ SessionlessCall::SessionlessCall(Options options, Lineage inherited,
                    /*has_attachments=*/options.is_own}),
       dispatcher_(std::move(options.dispatcher)),
       transport_(*options.transport),
-      calls_(std::move(options.calls)),
+      calls_(*options.calls),
+      caller_(std::move(options.caller)),
       is_own_(options.is_own),
       function_(*options.function),
       for_peer_(options.request->for_peer),
       for_id_(options.request->for_id),
-      traffic_(std::move(options.traffic)),
+      traffic_(*options.traffic),
       cancel_(std::move(cancel)),
       done_(std::move(options.done)) {}
 
 SessionlessCall::~SessionlessCall() {
-  calls_->Remove(number_);
+  calls_.Remove(number_);
   Finish(absl::CancelledError("the call was dropped unserved"));
 }
 
 void SessionlessCall::Follow(const CancelToken& agent,
                              const CancelToken& caller) {
+  const auto abandon = [this,
+                        weak = weak_from_this()](const absl::Status& why) {
+    if (const auto self = weak.lock()) AbandonCall(0, why).IgnoreError();
+  };
   if (!deadline().is_infinite()) {
-    timer_ = transport_.RunAt(deadline(), [weak = weak_from_this()] {
-      if (auto self = weak.lock()) {
-        self->AbandonCall(0, self->Expired()).IgnoreError();
-      }
+    timer_ = transport_.RunAt(deadline(), [this, weak = weak_from_this()] {
+      if (const auto self = weak.lock())
+        AbandonCall(0, Expired()).IgnoreError();
     });
   }
-  const auto abandon = [weak = weak_from_this()](const absl::Status& why) {
-    if (auto self = weak.lock()) self->AbandonCall(0, why).IgnoreError();
-  };
   with_agent_ = agent.OnCancel(abandon);
   with_caller_ = caller.OnCancel(abandon);
 }
@@ -130,7 +133,7 @@ void SessionlessCall::Finish(absl::StatusOr<Slices> result) {
   EndSpan();
   auto reply = std::make_shared<Reply>();
   reply->id = id();
-  std::shared_ptr<StagedAttachments> staged = TakeStaged();
+  auto staged = TakeStaged();
   if (result.ok() && staged != nullptr) {
     auto frozen = staged->Freeze();
     if (frozen.ok()) {
@@ -145,7 +148,7 @@ void SessionlessCall::Finish(absl::StatusOr<Slices> result) {
   reply->status = FunctionFailure(result.status(), dispatcher_->self(),
                                   function_.name, phase());
   if (result.ok()) reply->body = *std::move(result);
-  traffic_->CountReply(reply->status.ok());
+  traffic_.CountReply(reply->status.ok());
   dispatcher_->histograms().Served(&function_, began(),
                                    transport_.clock().Now());
   if (!reply->attachments.empty() && !ended_) {
@@ -158,7 +161,7 @@ void SessionlessCall::FinishWhenSettled(
     std::shared_ptr<Reply> reply, std::shared_ptr<StagedAttachments> staged) {
   const CodecContext context{CodecContext::Message::kReply,
                              dispatcher_->agent(), peer().key, id()};
-  auto taken = dispatcher_->receivers()->Take(context, reply->attachments);
+  auto taken = dispatcher_->receivers().Take(context, reply->attachments);
   if (!taken.ok()) {
     staged->Tell(id(), AttachmentOutcome::kRefused);
     reply->status = internal::ResultError(dispatcher_->self(), function_.name,
@@ -167,18 +170,18 @@ void SessionlessCall::FinishWhenSettled(
   }
   reply->received = *taken;
   reply->from = peer().key;
-  (*taken)->WhenSettled(
-      [self = shared_from_this(), reply, staged](const absl::Status& settled) {
-        staged->Tell(self->id(), AttachmentOutcome::kDelivered);
-        if (!settled.ok()) {
-          reply->status = internal::ResultError(self->dispatcher_->self(),
-                                                self->function_.name, settled);
-        }
-        self->End(reply);
-      });
+  (*taken)->WhenSettled([this, self = shared_from_this(), reply,
+                         staged](const absl::Status& settled) {
+    staged->Tell(id(), AttachmentOutcome::kDelivered);
+    if (!settled.ok()) {
+      reply->status =
+          internal::ResultError(dispatcher_->self(), function_.name, settled);
+    }
+    End(reply);
+  });
 }
 
-void SessionlessCall::End(std::shared_ptr<Reply> reply) {
+void SessionlessCall::End(ReplyPtr reply) {
   if (ended_.exchange(true)) return;
   if (transport_.clock().Now() < deadline()) return Tell(reply->status, reply);
   // Its timer is late. The function may have stopped at the deadline and
@@ -194,9 +197,9 @@ absl::Status SessionlessCall::Expired() const {
 void SessionlessCall::Tell(absl::Status status, ReplyPtr reply) {
   transport_.CancelTimer(timer_);
   const size_t bytes = reply == nullptr ? 0 : TotalSize(reply->body);
-  traffic_->CountSent(bytes);
+  traffic_.CountSent(bytes);
   dispatcher_->histograms().ReplySent(bytes);
-  if (is_own_) traffic_->CountEnd(status.ok(), bytes);
+  if (is_own_) traffic_.CountEnd(status.ok(), bytes);
   std::move(done_)(std::move(status), std::move(reply));
 }
 
@@ -226,7 +229,7 @@ internal::Caller::Abandon SelfCaller::Start(std::shared_ptr<Request> request,
   request->id = ++last_id_;
   // Elements that are only lent are read later, by the handler.
   if (!request->borrowed.empty()) request->body = {Copy(request->body)};
-  if (const std::shared_ptr<SessionlessServer> server = server_.lock()) {
+  if (const auto server = server_.lock()) {
     return server->ServeSessionless(self_, std::move(request), CancelToken(),
                                     std::move(done));
   }

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "weft/base/cancel.h"
@@ -46,7 +47,7 @@ class SessionlessServer {
   // Runs the function for `caller`, who gives the call up by `gone`, or by what
   // this returns. `done` runs once, perhaps before this returns.
   virtual internal::Caller::Abandon ServeSessionless(
-      Worker caller, std::shared_ptr<const Request> request, CancelToken gone,
+      Worker caller, RequestPtr request, CancelToken gone,
       internal::Caller::Done done) = 0;
 };
 
@@ -60,8 +61,8 @@ class SessionlessCalls final : public PendingSource {
   // Returns under which number.
   uint64_t Add(SessionlessCall* call) ABSL_LOCKS_EXCLUDED(mu_);
   void Remove(uint64_t number) ABSL_LOCKS_EXCLUDED(mu_);
-  // In the order in which they began.
-  std::vector<std::shared_ptr<SessionlessCall>> All() const
+  // In the order in which they began; without the lock.
+  void ForEach(absl::FunctionRef<void(SessionlessCall&)> fn) const
       ABSL_LOCKS_EXCLUDED(mu_);
 
   void AddPending(std::vector<PendingCall>* calls) override
@@ -80,22 +81,19 @@ class SessionlessCalls final : public PendingSource {
 // when it is given up.
 //
 // Thread-safety: thread-safe.
-class SessionlessCall final
-    : public ServedCall,
-      public internal::Abandoner,
-      public std::enable_shared_from_this<SessionlessCall> {
+class SessionlessCall final : public ServedCall, public internal::Abandoner {
  public:
   struct Options {
     std::shared_ptr<Dispatcher> dispatcher;
     transport::Transport* transport = nullptr;
-    std::shared_ptr<SessionlessCalls> calls;
+    SessionlessCalls* calls = nullptr;  // lasts as long as the dispatcher
     Worker caller;
     bool is_own = false;                 // the caller is who serves
     const Function* function = nullptr;  // outlives it
-    std::shared_ptr<const Request> request;
+    RequestPtr request;
     // Of the request; null if it has none, as one of a client.
     std::shared_ptr<const ReceivedAttachments> attachments;
-    std::shared_ptr<Traffic> traffic;  // with the caller
+    Traffic* traffic = nullptr;  // with the caller; lasts as the calls
     internal::Caller::Done done;
   };
 
@@ -122,19 +120,20 @@ class SessionlessCall final
   void FinishWhenSettled(std::shared_ptr<Reply> reply,
                          std::shared_ptr<StagedAttachments> staged);
   // The first of several ends the call.
-  void End(std::shared_ptr<Reply> reply);
+  void End(ReplyPtr reply);
   // For who has set ended_.
   void Tell(absl::Status status, ReplyPtr reply);
   absl::Status Expired() const;
 
   const std::shared_ptr<Dispatcher> dispatcher_;
   transport::Transport& transport_;
-  const std::shared_ptr<SessionlessCalls> calls_;
+  SessionlessCalls& calls_;
+  const Worker caller_;
   const bool is_own_;
   const Function& function_;
   const std::string for_peer_;
   const uint64_t for_id_;
-  const std::shared_ptr<Traffic> traffic_;
+  Traffic& traffic_;
   uint64_t number_ = 0;  // in calls_; set before anybody else knows of it
   CancelSource cancel_;
   internal::Caller::Done done_;
