@@ -293,7 +293,7 @@ void SessionWorld::Connect() {
   callee_is_fresh_ = false;
   connected_ = true;
   Tell(CalleeSession::Event(CalleeSession::Connected{}));
-  Tell(CallerSession::Connected{options_.limits, nullptr, ""});
+  Tell(CallerSession::Connected{options_.limits, std::nullopt, ""});
 }
 
 void SessionWorld::Disconnect() {
