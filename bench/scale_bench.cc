@@ -11,6 +11,7 @@
 //
 //   start      processes started, all workers joined (Worker::Start)
 //   calls      every worker has called every other for the first time
+//   per_call_ms  CPU of both ends of one of them, milliseconds
 //   again      the same once more, over connections that are there
 //   meet       a process group of all (JoinGroup)
 //   barrier, reduce_4, reduce_1m   one group operation: of 4 bytes, of 1 MiB
@@ -83,9 +84,10 @@ struct Options {
   std::string self;
 };
 
-constexpr const char* kColumns[] = {
-    "start",     "calls", "again",     "meet",        "barrier",  "reduce_4",
-    "reduce_1m", "end",   "memory_mb", "per_pair_kb", "idle_ms_s"};
+constexpr const char* kColumns[] = {"start",     "calls",       "per_call_ms",
+                                    "again",     "meet",        "barrier",
+                                    "reduce_4",  "reduce_1m",   "end",
+                                    "memory_mb", "per_pair_kb", "idle_ms_s"};
 
 double CpuSeconds() {
   rusage used;
@@ -116,8 +118,11 @@ class Rank {
   void Run() {
     Start();
     const double alone_kb = MemoryKb();
+    const double alone_cpu = CpuSeconds();
     Measure("calls", [&] { CallAll(); });
     const double pairs = std::max(1, options_.size - 1);
+    // As many calls come as are made.
+    figures_["per_call_ms"] = 1e3 * (CpuSeconds() - alone_cpu) / pairs;
     // Both ends of a connection count their half of it.
     figures_["per_pair_kb"] = 2 * (MemoryKb() - alone_kb) / pairs;
     Measure("again", [&] { CallAll(); });
