@@ -77,12 +77,12 @@ class Stream {
 };
 
 // For net itself: what the owner of a stream has of its `Call`, a Stream which
-// lives until its last event, and which LetGo() closes.
+// lives until its last event, and which OnHandleDestroyed() closes.
 template <typename Call>
 class StreamHandle final : public Stream {
  public:
   explicit StreamHandle(std::shared_ptr<Call> call) : call_(std::move(call)) {}
-  ~StreamHandle() override { call_->LetGo(); }
+  ~StreamHandle() override { call_->OnHandleDestroyed(); }
 
   bool Write(Slices message) override {
     return call_->Write(std::move(message));

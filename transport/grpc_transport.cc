@@ -73,9 +73,9 @@ class GrpcConnection final : public Connection {
 };
 
 // Forwards the events of a stream to the connection's observer.
-class StreamEars : public net::StreamObserver {
+class StreamForwarder : public net::StreamObserver {
  public:
-  explicit StreamEars(std::shared_ptr<ConnectionObserver> observer)
+  explicit StreamForwarder(std::shared_ptr<ConnectionObserver> observer)
       : observer_(std::move(observer)) {}
 
   void OnMessage(Slices message) override {
@@ -94,24 +94,24 @@ class StreamEars : public net::StreamObserver {
 
 // The same at the end that opened the stream: a peer that does not serve the
 // purpose refuses it before any message.
-class CallerStreamEars final : public StreamEars {
+class CallerStreamForwarder final : public StreamForwarder {
  public:
-  CallerStreamEars(std::shared_ptr<ConnectionObserver> observer,
-                   Destination peer, Purpose purpose)
-      : StreamEars(std::move(observer)),
+  CallerStreamForwarder(std::shared_ptr<ConnectionObserver> observer,
+                        Destination peer, Purpose purpose)
+      : StreamForwarder(std::move(observer)),
         peer_(std::move(peer)),
         purpose_(std::move(purpose)) {}
 
   void OnMessage(Slices message) override {
     has_message_ = true;
-    StreamEars::OnMessage(std::move(message));
+    StreamForwarder::OnMessage(std::move(message));
   }
   void OnClosed(absl::Status status) override {
     if (absl::IsUnimplemented(status) && !has_message_) {
       status = Reworded(status,
                         NotServed(peer_, purpose_, status.message()).message());
     }
-    StreamEars::OnClosed(std::move(status));
+    StreamForwarder::OnClosed(std::move(status));
   }
 
  private:
@@ -122,10 +122,10 @@ class CallerStreamEars final : public StreamEars {
 
 // The acceptor of a purpose. The endpoint's handler owns it; the transport,
 // which the endpoint outlives, sets its acceptor.
-class Door {
+class PurposeHandler {
  public:
-  Door(std::shared_ptr<MemoryExchange> memories,
-       std::shared_ptr<net::MemoryWatch> watch)
+  PurposeHandler(std::shared_ptr<MemoryExchange> memories,
+                 std::shared_ptr<net::MemoryWatch> watch)
       : memories_(std::move(memories)), watch_(std::move(watch)) {}
 
   void Set(Transport::Acceptor acceptor) ABSL_LOCKS_EXCLUDED(mu_) {
@@ -149,14 +149,14 @@ class Door {
     auto observer = acceptor_(std::move(connection));
     if (ring == nullptr) {
       if (!observer.ok()) return observer.status();
-      return std::make_shared<StreamEars>(*std::move(observer));
+      return std::make_shared<StreamForwarder>(*std::move(observer));
     }
     if (!observer.ok()) {
       ring->Discard();
       return observer.status();
     }
     ring->Observe(*std::move(observer));
-    return std::make_shared<StreamEars>(ring);
+    return std::make_shared<StreamForwarder>(ring);
   }
 
  private:
@@ -202,13 +202,13 @@ class GrpcTransport final : public Transport {
 
   void Register(const Purpose& purpose) override ABSL_LOCKS_EXCLUDED(mu_) {
     if (endpoint_ == nullptr) return;
-    auto door = std::make_unique<Door>(memories_, watch_);
+    auto handler = std::make_unique<PurposeHandler>(memories_, watch_);
     MutexLock lock(mu_);
-    if (!doors_.emplace(purpose.name, door.get()).second) return;
+    if (!handlers_.emplace(purpose.name, handler.get()).second) return;
     endpoint_->RegisterStream(
         purpose.method,
-        [door = std::move(door)](std::unique_ptr<net::Stream> stream) {
-          return door->Enter(std::move(stream));
+        [handler = std::move(handler)](std::unique_ptr<net::Stream> stream) {
+          return handler->Enter(std::move(stream));
         },
         purpose.roles);
   }
@@ -216,15 +216,15 @@ class GrpcTransport final : public Transport {
   void Accept(const Purpose& purpose, Acceptor acceptor) override
       ABSL_LOCKS_EXCLUDED(mu_) {
     if (endpoint_ == nullptr) return;
-    Door* door;
+    PurposeHandler* handler;
     {
       MutexLock lock(mu_);
-      const auto it = doors_.find(purpose.name);
-      WEFT_CHECK(it != doors_.end())
+      const auto it = handlers_.find(purpose.name);
+      WEFT_CHECK(it != handlers_.end())
           << "register " << purpose.name << " before its acceptor is set";
-      door = it->second;
+      handler = it->second;
     }
-    door->Set(std::move(acceptor));
+    handler->Set(std::move(acceptor));
   }
 
   std::unique_ptr<Connection> Connect(
@@ -240,7 +240,7 @@ class GrpcTransport final : public Transport {
     }
     auto connection = std::make_unique<GrpcConnection>(
         (*channel)->OpenStream(purpose.method,
-                               std::make_shared<CallerStreamEars>(
+                               std::make_shared<CallerStreamForwarder>(
                                    std::move(observer), to, purpose),
                                metadata),
         *channel);
@@ -324,7 +324,7 @@ class GrpcTransport final : public Transport {
   const std::shared_ptr<net::MemoryWatch> watch_;
   Mutex mu_;
   // By the purpose's name.
-  std::map<std::string, Door*> doors_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, PurposeHandler*> handlers_ ABSL_GUARDED_BY(mu_);
   // By the purpose's name and the peer's.
   std::map<std::pair<std::string, std::string>, Way> ways_ ABSL_GUARDED_BY(mu_);
 };

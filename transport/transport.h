@@ -65,7 +65,7 @@ class Connection {
   // Has OnWritten come once all the same, although Write returned kDone, so
   // that a thread which has written much leaves the rest to those that hear.
   // Until then nothing may be written. Where Write never returns kDone: never.
-  virtual void GiveWay() {}
+  virtual void RequestOnWritten() {}
 
   // In OnMessage: true if more messages are likely to be at hand. Then `fn`
   // runs once no more come, on the same thread, so that answers to all of them

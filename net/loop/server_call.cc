@@ -115,11 +115,11 @@ void ServerCall::Serve(std::shared_ptr<StreamObserver> observer,
     let_go = let_go_;
   }
   StartRead();
-  if (let_go) LetGo();
+  if (let_go) OnHandleDestroyed();
 }
 
 // Before Serve, its acceptor may yet refuse it, with a status of its own.
-void ServerCall::LetGo() {
+void ServerCall::OnHandleDestroyed() {
   {
     MutexLock lock(mu_);
     if (observer_ == nullptr) {

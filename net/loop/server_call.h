@@ -47,7 +47,7 @@ class ServerCall final : public Stream,
   void SetOwner(const void* owner, absl::AnyInvocable<void() &&> ended);
 
   // Its owner has destroyed the stream.
-  void LetGo() ABSL_LOCKS_EXCLUDED(mu_);
+  void OnHandleDestroyed() ABSL_LOCKS_EXCLUDED(mu_);
 
   bool Write(Slices message) override;
   bool RunAfterBurst(absl::AnyInvocable<void() &&> fn) override;

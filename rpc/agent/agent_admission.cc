@@ -76,7 +76,7 @@ class AgentState::PendingPeer final : public LinkOwner {
   std::atomic<bool> is_stranger_{true};
 };
 
-std::shared_ptr<transport::ConnectionObserver> AgentState::Greet(
+std::shared_ptr<transport::ConnectionObserver> AgentState::AcceptConnection(
     std::unique_ptr<transport::Connection> connection) {
   auto pending = std::make_shared<PendingPeer>(
       weak_from_this(),
@@ -106,9 +106,9 @@ std::shared_ptr<Inbound> AgentState::Admit(Link& link, const Hello& hello,
     if (options_.hook != nullptr) {
       Hello hooked = hello;
       options_.hook->OnHello(options_.key, &hooked);
-      Judge(hooked, proof, &judged);
+      DecideWelcome(hooked, proof, &judged);
     } else {
-      Judge(hello, proof, &judged);
+      DecideWelcome(hello, proof, &judged);
     }
   }
   auto& [welcome, inbound, ended] = judged;
@@ -211,8 +211,8 @@ absl::Status AgentState::CheckNotGone(const std::string& name,
       name, "", Phase::kQueue);
 }
 
-void AgentState::Judge(const Hello& hello, const Proof& proof,
-                       Judgement* judgement) {
+void AgentState::DecideWelcome(const Hello& hello, const Proof& proof,
+                               Judgement* judgement) {
   auto& [welcome, inbound, ended] = *judgement;
   welcome.build = options_.build;
   welcome.registry = registry_.Digest();

@@ -108,7 +108,7 @@ absl::Status AgentState::Start(Agent* agent) {
   transport().Accept(ConnectionPurpose(),
                      // Until Stop: then the transport lets go of it.
                      [this](std::unique_ptr<transport::Connection> connection) {
-                       return Greet(std::move(connection));
+                       return AcceptConnection(std::move(connection));
                      });
   return absl::OkStatus();
 }

@@ -199,7 +199,7 @@ class AgentState final : public Dispatcher,
   std::vector<Leak> Leaks() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Hears a connection that somebody opened.
-  std::shared_ptr<transport::ConnectionObserver> Greet(
+  std::shared_ptr<transport::ConnectionObserver> AcceptConnection(
       std::unique_ptr<transport::Connection> connection);
   // Answers a peer's first frame. Null: it was refused.
   std::shared_ptr<Inbound> Admit(Link& link, const Hello& hello,
@@ -249,8 +249,8 @@ class AgentState final : public Dispatcher,
     // Sessions that make room for it; they are to be ended without the lock.
     std::vector<std::shared_ptr<Inbound>> ended;
   };
-  void Judge(const Hello& hello, const Proof& proof, Judgement* judgement)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DecideWelcome(const Hello& hello, const Proof& proof,
+                     Judgement* judgement) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckHello(const Hello& hello, const Proof& proof)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckKey(const Hello& hello, const Proof& proof)

@@ -175,7 +175,7 @@ bool Link::WriteOne(bool Link::** ended, bool is_last) {
   // Without it bodies leave with the messages.
   if (leaving->wants_memory) OpenMemory(*leaving->connection).IgnoreError();
   if (is_done && is_last) {
-    leaving->connection->GiveWay();
+    leaving->connection->RequestOnWritten();
     return false;
   }
   return is_done;

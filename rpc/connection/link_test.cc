@@ -79,13 +79,13 @@ class BusyConnection final : public transport::Connection {
     if (written < kMessages) link->Append(RequestOf(written + 1, 1));
     return Written::kDone;
   }
-  void GiveWay() override { ++given_way; }
+  void RequestOnWritten() override { ++written_requests; }
   void Close(absl::Status) override {}
 
   static constexpr int kMessages = 3 * Link::kInOneGo - 1;
   Link* link = nullptr;
   int written = 0;
-  int given_way = 0;
+  int written_requests = 0;
 };
 
 TEST(LinkQueues, AThreadWritesSoManyMessagesOfOthersAndNoMore) {
@@ -98,7 +98,7 @@ TEST(LinkQueues, AThreadWritesSoManyMessagesOfOthersAndNoMore) {
   for (int i = 1; i <= 2; ++i) {
     i == 1 ? link->Drain() : link->OnWritten();
     EXPECT_EQ(connection->written, i * Link::kInOneGo);
-    EXPECT_EQ(connection->given_way, i);
+    EXPECT_EQ(connection->written_requests, i);
     // Nobody else writes before OnWritten has come.
     EXPECT_FALSE(link->Append(Ack{{{1, 1}}, {}}));
     link->Drain();
@@ -106,7 +106,7 @@ TEST(LinkQueues, AThreadWritesSoManyMessagesOfOthersAndNoMore) {
   }
   link->OnWritten();
   EXPECT_EQ(connection->written, BusyConnection::kMessages);
-  EXPECT_EQ(connection->given_way, 2);
+  EXPECT_EQ(connection->written_requests, 2);
   EXPECT_TRUE(link->Append(Ack{{{2, 2}}, {}}));  // free again
 }
 

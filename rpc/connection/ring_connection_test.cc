@@ -70,7 +70,7 @@ class FakeWatch final : public net::MemoryWatch {
   std::shared_ptr<net::MemorySource> source;
 };
 
-class Ears final : public transport::ConnectionObserver {
+class ForwardingObserver final : public transport::ConnectionObserver {
  public:
   void OnMessage(Slices message) override {
     texts.emplace_back(Flatten(message).view());
@@ -88,9 +88,9 @@ struct End {
   End(transport::SharedRings rings, bool is_caller) {
     ring = std::make_shared<transport::RingConnection>(std::move(rings), watch);
     EXPECT_THAT(ring->Start(), IsOk());
-    if (is_caller) ring->Observe(ears);
+    if (is_caller) ring->Observe(observer);
     connection = ring->Attach(stream);
-    if (!is_caller) ring->Observe(ears);
+    if (!is_caller) ring->Observe(observer);
   }
   // It and its stream hold each other until the stream has closed.
   ~End() { ring->OnClosed(absl::CancelledError("the test has ended")); }
@@ -113,7 +113,8 @@ struct End {
 
   const std::shared_ptr<FakeWatch> watch = std::make_shared<FakeWatch>();
   const std::shared_ptr<FakeStream> stream = std::make_shared<FakeStream>();
-  const std::shared_ptr<Ears> ears = std::make_shared<Ears>();
+  const std::shared_ptr<ForwardingObserver> observer =
+      std::make_shared<ForwardingObserver>();
   std::shared_ptr<transport::RingConnection> ring;
   std::unique_ptr<transport::Connection> connection;
 };
@@ -121,7 +122,7 @@ struct End {
 class RingConnectionTest : public ::testing::Test {
  protected:
   // Both ends use the rings from now on.
-  void GoOver() {
+  void SwitchToRings() {
     callee_.Flush();
     caller_.ring->OnMessage({});
     caller_.Flush();
@@ -148,13 +149,13 @@ class RingConnectionTest : public ::testing::Test {
 
 // Workers that meet many others say little to most of them.
 TEST_F(RingConnectionTest, ConnectionOfFewMessagesHasFewPages) {
-  GoOver();
+  SwitchToRings();
   EXPECT_EQ(caller_.Write("one"), Written::kDone);
   callee_.Poll();
   EXPECT_EQ(callee_.Write("two"), Written::kDone);
   caller_.Poll();
-  EXPECT_THAT(callee_.ears->texts, ElementsAre("one"));
-  EXPECT_THAT(caller_.ears->texts, ElementsAre("two"));
+  EXPECT_THAT(callee_.observer->texts, ElementsAre("one"));
+  EXPECT_THAT(caller_.observer->texts, ElementsAre("two"));
   struct stat memory;
   ASSERT_EQ(fstat(words_.memory->fd(), &memory), 0);
   EXPECT_LE(memory.st_blocks * 512, 32 << 10);
@@ -170,22 +171,22 @@ TEST_F(RingConnectionTest, GoesOverInOrderAndWritesAtOnceFromThenOn) {
   EXPECT_THAT(caller_.stream->written, ElementsAre("one"));
   caller_.Flush();
   EXPECT_THAT(caller_.stream->written, ElementsAre("one", ""));
-  EXPECT_EQ(caller_.ears->written, 1);
+  EXPECT_EQ(caller_.observer->written, 1);
   EXPECT_EQ(caller_.Write("two"), Written::kDone);
   EXPECT_EQ(caller_.Write("three"), Written::kDone);
   caller_.Flush();
-  EXPECT_EQ(caller_.ears->written, 1);
+  EXPECT_EQ(caller_.observer->written, 1);
   // Nothing is read from the ring before the stream has ended.
   callee_.Poll();
   callee_.ring->OnMessage(TextMessage("one"));
   callee_.Poll();
-  EXPECT_THAT(callee_.ears->texts, ElementsAre("one"));
+  EXPECT_THAT(callee_.observer->texts, ElementsAre("one"));
   callee_.ring->OnMessage({});
   callee_.Poll();
-  EXPECT_THAT(callee_.ears->texts, ElementsAre("one", "two", "three"));
+  EXPECT_THAT(callee_.observer->texts, ElementsAre("one", "two", "three"));
   EXPECT_EQ(callee_.Write("four"), Written::kDone);
   caller_.Poll();
-  EXPECT_THAT(caller_.ears->texts, ElementsAre("four"));
+  EXPECT_THAT(caller_.observer->texts, ElementsAre("four"));
   EXPECT_THAT(callee_.stream->written, ElementsAre(""));
   EXPECT_EQ(caller_.connection->ProvenName(), "w7");
 }
@@ -204,7 +205,7 @@ TEST_F(RingConnectionTest, PeerWithoutAnAnswerKeepsTheStream) {
   caller_.Flush();
   EXPECT_EQ(caller_.Write("two"), Written::kUnderWay);
   EXPECT_THAT(caller_.stream->written, ElementsAre("one", "two"));
-  EXPECT_THAT(caller_.ears->texts, ElementsAre("a word of the stream"));
+  EXPECT_THAT(caller_.observer->texts, ElementsAre("a word of the stream"));
   // Too late.
   caller_.ring->OnMessage({});
   ASSERT_TRUE(caller_.stream->closed.has_value());
@@ -219,14 +220,14 @@ bool WasRung(const net::EventFd& event_fd) {
 }
 
 TEST_F(RingConnectionTest, WakesTheSenderBeforeHandlingTheMessage) {
-  GoOver();
+  SwitchToRings();
   ASSERT_FALSE(caller_.watch->source->BeginSleep());
   WasRung(caller_.ring->event_fd());
   const auto hear = [&](const std::string& text, bool slept) {
     ASSERT_EQ(caller_.Write(text), Written::kDone);
     if (slept) callee_.watch->source->EndSleep();
     callee_.Poll();
-    EXPECT_EQ(callee_.ears->texts.back(), text);
+    EXPECT_EQ(callee_.observer->texts.back(), text);
   };
   WordsToCaller().reader_core.store(0);
   hear("perhaps on this core", /*slept=*/true);
@@ -241,19 +242,19 @@ TEST_F(RingConnectionTest, WakesTheSenderBeforeHandlingTheMessage) {
 }
 
 TEST_F(RingConnectionTest, ALongMessageWaitsForRoom) {
-  GoOver();
+  SwitchToRings();
   const std::string text(1 << 20, 'x');
   EXPECT_EQ(caller_.Write(text), Written::kUnderWay);
   EXPECT_EQ(caller_.Write("refused"), Written::kRefused);
   EXPECT_TRUE(Becomes([&] {
     callee_.Poll();
     EXPECT_TRUE(caller_.watch->source->BeginSleep() ||
-                !callee_.ears->texts.empty());
+                !callee_.observer->texts.empty());
     caller_.Poll();
-    return !callee_.ears->texts.empty();
+    return !callee_.observer->texts.empty();
   }));
-  EXPECT_EQ(caller_.ears->written, 1);
-  EXPECT_EQ(callee_.ears->texts[0], text);
+  EXPECT_EQ(caller_.observer->written, 1);
+  EXPECT_EQ(callee_.observer->texts[0], text);
   EXPECT_EQ(caller_.Write("next"), Written::kDone);
   EXPECT_EQ(
       caller_.Write(std::string(transport::kMaxRingMessageBytes + 1, 'x')),
@@ -263,43 +264,44 @@ TEST_F(RingConnectionTest, ALongMessageWaitsForRoom) {
 }
 
 TEST_F(RingConnectionTest, WriterThatGivesWayIsResumedByAPoller) {
-  GoOver();
+  SwitchToRings();
   caller_.Poll();
-  const int before = caller_.ears->written;
+  const int before = caller_.observer->written;
   for (int i = 1; i <= 3; ++i) {
     EXPECT_EQ(caller_.Write("one"), Written::kDone);
-    caller_.connection->GiveWay();
-    EXPECT_EQ(caller_.ears->written, before + i - 1);  // not by who writes
+    caller_.connection->RequestOnWritten();
+    EXPECT_EQ(caller_.observer->written, before + i - 1);  // not by who writes
     caller_.Poll();
-    EXPECT_EQ(caller_.ears->written, before + i);
+    EXPECT_EQ(caller_.observer->written, before + i);
     EXPECT_FALSE(caller_.watch->source->HasWork());
   }
   callee_.Poll();
-  EXPECT_THAT(callee_.ears->texts, ElementsAre("one", "one", "one"));
+  EXPECT_THAT(callee_.observer->texts, ElementsAre("one", "one", "one"));
   caller_.connection->Close(absl::CancelledError("enough"));
-  caller_.connection->GiveWay();
+  caller_.connection->RequestOnWritten();
   EXPECT_FALSE(caller_.watch->source->HasWork());
 }
 
 TEST_F(RingConnectionTest, WrittenMessagesArriveBeforeTheClose) {
-  GoOver();
+  SwitchToRings();
   EXPECT_EQ(callee_.Write("one"), Written::kDone);
   EXPECT_EQ(callee_.Write("two"), Written::kDone);
   caller_.ring->OnClosed(absl::UnavailableError("killed"));
-  EXPECT_THAT(caller_.ears->texts, ElementsAre("one", "two"));
-  EXPECT_THAT(*caller_.ears->closed, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(caller_.observer->texts, ElementsAre("one", "two"));
+  EXPECT_THAT(*caller_.observer->closed,
+              StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_EQ(caller_.watch->source, nullptr);
   EXPECT_EQ(caller_.Write("three"), Written::kRefused);
 }
 
 TEST_F(RingConnectionTest, ClosedEndGetsNoMoreEvents) {
-  GoOver();
+  SwitchToRings();
   EXPECT_EQ(callee_.Write("one"), Written::kDone);
   caller_.connection->Close(absl::AbortedError("enough"));
   caller_.Poll();
   caller_.ring->OnClosed(absl::AbortedError("enough"));
-  EXPECT_THAT(caller_.ears->texts, IsEmpty());
-  EXPECT_THAT(*caller_.ears->closed, StatusIs(absl::StatusCode::kAborted));
+  EXPECT_THAT(caller_.observer->texts, IsEmpty());
+  EXPECT_THAT(*caller_.observer->closed, StatusIs(absl::StatusCode::kAborted));
 }
 
 TEST_F(RingConnectionTest, LastHandleDestroyedClosesTheStream) {
@@ -312,9 +314,9 @@ TEST_F(RingConnectionTest, LastHandleDestroyedClosesTheStream) {
 // ------------------------------------------------------------ a hostile peer
 
 TEST_F(RingConnectionTest, AMessageBesideTheRingEndsTheConnection) {
-  GoOver();
+  SwitchToRings();
   caller_.ring->OnMessage(TextMessage("on the stream"));
-  EXPECT_THAT(caller_.ears->texts, IsEmpty());
+  EXPECT_THAT(caller_.observer->texts, IsEmpty());
   EXPECT_THAT(*caller_.stream->closed,
               StatusIs(absl::StatusCode::kInvalidArgument, "left it"));
   callee_.ring->OnMessage({});
@@ -323,7 +325,7 @@ TEST_F(RingConnectionTest, AMessageBesideTheRingEndsTheConnection) {
 }
 
 TEST_F(RingConnectionTest, APositionThatLiesEndsTheConnection) {
-  GoOver();
+  SwitchToRings();
   WordsToCaller().written = 1 << 30;
   caller_.Poll();
   EXPECT_THAT(*caller_.stream->closed,
@@ -337,11 +339,11 @@ TEST_F(RingConnectionTest, APositionThatLiesEndsTheConnection) {
   EXPECT_THAT(*callee_.stream->closed,
               StatusIs(absl::StatusCode::kInvalidArgument, "to have read"));
   EXPECT_EQ(callee_.Write("more"), Written::kRefused);
-  EXPECT_EQ(callee_.ears->written, 0);
+  EXPECT_EQ(callee_.observer->written, 0);
 }
 
 TEST_F(RingConnectionTest, SpuriousWakeupsAreHarmless) {
-  GoOver();
+  SwitchToRings();
   auto queue = *net::MemoryQueue::Create();
   ASSERT_THAT(queue->Add(caller_.ring), IsOk());
   for (int i = 0; i < 1000; ++i) caller_.ring->event_fd().Ring();
@@ -353,12 +355,12 @@ TEST_F(RingConnectionTest, SpuriousWakeupsAreHarmless) {
   EXPECT_EQ(queue->Next(SteadyClock().Now() + testing::kPatience),
             net::EventQueue::Outcome::kEvent);
   queue->Handle();
-  EXPECT_THAT(caller_.ears->texts, ElementsAre("one"));
+  EXPECT_THAT(caller_.observer->texts, ElementsAre("one"));
 }
 
 // Whatever the other process writes, wherever: messages, or an end.
 TEST_F(RingConnectionTest, ScribblingEndsTheConnectionAtWorst) {
-  GoOver();
+  SwitchToRings();
   std::atomic<bool> stop{false};
   std::thread scribbler([&, words = words_] {
     std::mt19937_64 random(5);
@@ -379,7 +381,7 @@ TEST_F(RingConnectionTest, ScribblingEndsTheConnectionAtWorst) {
   scribbler.join();
   for (End* end : {&caller_, &callee_}) {
     end->ring->OnClosed(absl::UnavailableError("over"));
-    EXPECT_TRUE(end->ears->closed.has_value());
+    EXPECT_TRUE(end->observer->closed.has_value());
   }
 }
 

@@ -64,12 +64,12 @@ class RingConnection::End final : public Connection {
       : ring_(std::move(ring)),
         name_(std::move(name)),
         role_(std::move(role)) {}
-  ~End() override { ring_->LetGo(); }
+  ~End() override { ring_->OnHandleDestroyed(); }
 
   Written Write(Slices message) override {
     return ring_->Write(std::move(message));
   }
-  void GiveWay() override { ring_->GiveWay(); }
+  void RequestOnWritten() override { ring_->RequestOnWritten(); }
   void Close(absl::Status status) override { ring_->Close(std::move(status)); }
   absl::StatusOr<BodyMemory> UseBodyMemory() override {
     return ring_->UseBodyMemory();
@@ -98,30 +98,30 @@ std::unique_ptr<Connection> RingConnection::Attach(
     std::shared_ptr<Connection> stream) {
   auto end = std::make_unique<End>(shared_from_this(), stream->ProvenName(),
                                    stream->ProvenRole());
-  bool goes_over = false;
+  bool switches = false;
   {
     MutexLock lock(mu_);
     if (!closed_) stream_ = std::move(stream);
-    goes_over = goes_over_ || !rings_.is_offerer;
+    switches = switches_ || !rings_.is_offerer;
     if (!rings_.is_offerer) is_agreed_.store(true);
   }
-  if (goes_over) GoOver();
+  if (switches) SwitchToRings();
   return end;
 }
 
 // Nobody else holds the stream: it closes.
-void RingConnection::LetGo() {
+void RingConnection::OnHandleDestroyed() {
   std::shared_ptr<Connection> stream;
   {
     MutexLock lock(mu_);
     closed_ = true;
     stream.swap(stream_);
   }
-  Deafen();
+  StopListening();
 }
 
 // After closed_ is set: a Write before that may have begun to wait for room.
-void RingConnection::Deafen() {
+void RingConnection::StopListening() {
   reads_ring_.store(false);
   is_waiting_for_room_.store(false);
 }
@@ -208,7 +208,7 @@ void RingConnection::WaitForRoom() {
 }
 
 // As if the last message had not found room.
-void RingConnection::GiveWay() {
+void RingConnection::RequestOnWritten() {
   MutexLock lock(mu_);
   if (!closed_) WaitForRoom();
 }
@@ -217,23 +217,23 @@ RingConnection::Written RingConnection::WriteToStream(Connection& stream,
                                                       Slices message) {
   const Written written = stream.Write(std::move(message));
   if (written == Written::kUnderWay) return written;
-  bool goes_over = false;
+  bool switches = false;
   {
     MutexLock lock(mu_);
     stream_is_busy_ = false;
-    goes_over = goes_over_;
+    switches = switches_;
   }
-  if (goes_over) GoOver();
+  if (switches) SwitchToRings();
   return written;
 }
 
 // Messages written to the ring before the empty message was sent are not read
 // before it has arrived.
-void RingConnection::GoOver() {
+void RingConnection::SwitchToRings() {
   std::shared_ptr<Connection> stream;
   {
     MutexLock lock(mu_);
-    goes_over_ = true;
+    switches_ = true;
     if (closed_ || stream_ == nullptr || stream_is_busy_ || writes_ring_) {
       return;
     }
@@ -244,14 +244,14 @@ void RingConnection::GoOver() {
 }
 
 void RingConnection::OnWritten() {
-  bool goes_over = false;
+  bool switches = false;
   {
     MutexLock lock(mu_);
     stream_is_busy_ = false;
     if (writes_ring_) return;  // that was the empty one
-    goes_over = goes_over_;
+    switches = switches_;
   }
-  if (goes_over) GoOver();
+  if (switches) SwitchToRings();
   if (observer_ != nullptr) observer_->OnWritten();
 }
 
@@ -279,7 +279,7 @@ void RingConnection::Close(absl::Status status) {
     closed_ = true;
     stream = stream_;
   }
-  Deafen();
+  StopListening();
   if (stream != nullptr) stream->Close(std::move(status));
 }
 
@@ -300,7 +300,7 @@ void RingConnection::OnMessage(Slices message) {
   is_agreed_.store(true);
   reads_ring_.store(true);
   rings_.own.Ring();  // there may be something already
-  GoOver();
+  SwitchToRings();
 }
 
 bool RingConnection::HasWork() {
@@ -378,7 +378,7 @@ void RingConnection::OnClosed(absl::Status status) {
     while (reads_ring_.load() && ReadOne()) {
     }
   }
-  LetGo();
+  OnHandleDestroyed();
   watch_->RemoveMemory(this);
   const auto observer = std::exchange(observer_, nullptr);
   if (observer != nullptr) observer->OnClosed(std::move(status));

@@ -105,7 +105,7 @@ class RingConnection final
   class End;
 
   Written Write(Slices message) ABSL_LOCKS_EXCLUDED(mu_);
-  void GiveWay() ABSL_LOCKS_EXCLUDED(mu_);
+  void RequestOnWritten() ABSL_LOCKS_EXCLUDED(mu_);
   void Close(absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<BodyMemory> UseBodyMemory() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -113,10 +113,10 @@ class RingConnection final
   void WaitForRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Written WriteToStream(Connection& stream, Slices message)
       ABSL_LOCKS_EXCLUDED(mu_);
-  void LetGo() ABSL_LOCKS_EXCLUDED(mu_);
-  void Deafen();
+  void OnHandleDestroyed() ABSL_LOCKS_EXCLUDED(mu_);
+  void StopListening();
   void DoWithoutRings() ABSL_LOCKS_EXCLUDED(mu_);
-  void GoOver() ABSL_LOCKS_EXCLUDED(mu_);
+  void SwitchToRings() ABSL_LOCKS_EXCLUDED(mu_);
   void GoOnWriting() ABSL_LOCKS_EXCLUDED(mu_);
   void WakePeer() ABSL_LOCKS_EXCLUDED(mu_);
   // True if there was a message.
@@ -143,7 +143,7 @@ class RingConnection final
   std::shared_ptr<Connection> stream_ ABSL_GUARDED_BY(mu_);
   MessageWriter writer_ ABSL_GUARDED_BY(mu_);
   bool stream_is_busy_ ABSL_GUARDED_BY(mu_) = false;
-  bool goes_over_ ABSL_GUARDED_BY(mu_) = false;  // as soon as it may
+  bool switches_ ABSL_GUARDED_BY(mu_) = false;  // as soon as it may
   bool writes_ring_ ABSL_GUARDED_BY(mu_) = false;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };

@@ -71,7 +71,7 @@ class CountingTransport final : public Transport {
       }
       return written;
     }
-    void GiveWay() override { inner_->GiveWay(); }
+    void RequestOnWritten() override { inner_->RequestOnWritten(); }
     bool RunAfterBurst(absl::AnyInvocable<void() &&> fn) override {
       return inner_->RunAfterBurst(std::move(fn));
     }

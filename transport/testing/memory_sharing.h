@@ -94,7 +94,7 @@ class SharingTransport final : public Transport {
     inner_->Accept(purpose, [&depot = depot_, acceptor = std::move(acceptor)](
                                 std::unique_ptr<Connection> connection) {
       auto end = std::make_unique<CalleeEnd>(std::move(connection), depot);
-      auto ears = std::make_shared<Ears>(*end);
+      auto ears = std::make_shared<ForwardingObserver>(*end);
       auto observer = acceptor(std::move(end));
       if (observer.ok()) ears->SetObserver(*std::move(observer));
       if (observer.ok()) observer = std::move(ears);
@@ -169,16 +169,16 @@ class SharingTransport final : public Transport {
       return depot().Use(*id, /*is_caller=*/false);
     }
 
-    // 0 until its first message has come: that hears the end's Ears, which
-    // may live longer.
+    // 0 until its first message has come: that hears the end's
+    // ForwardingObserver, which may live longer.
     const std::shared_ptr<std::atomic<uint64_t>> id =
         std::make_shared<std::atomic<uint64_t>>(0);
   };
 
   // Hears for the end that accepted.
-  class Ears final : public ConnectionObserver {
+  class ForwardingObserver final : public ConnectionObserver {
    public:
-    explicit Ears(const CalleeEnd& end) : id_(end.id) {}
+    explicit ForwardingObserver(const CalleeEnd& end) : id_(end.id) {}
 
     // Before anything is heard.
     void SetObserver(std::shared_ptr<ConnectionObserver> observer) {

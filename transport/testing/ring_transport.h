@@ -106,7 +106,7 @@ class RingTransport final : public Transport {
         return observer;
       }
       ring->Observe(*std::move(observer));
-      observer = std::make_shared<Ears>(std::move(ring), watch_);
+      observer = std::make_shared<ForwardingObserver>(std::move(ring), watch_);
       return observer;
     });
   }
@@ -117,8 +117,8 @@ class RingTransport final : public Transport {
     depot_.Put(to.address, purpose, std::move(pair.callee));
     auto ring = Start(std::move(pair.caller));
     ring->Observe(std::move(observer));
-    return ring->Attach(
-        inner_->Connect(purpose, to, std::make_shared<Ears>(ring, watch_)));
+    return ring->Attach(inner_->Connect(
+        purpose, to, std::make_shared<ForwardingObserver>(ring, watch_)));
   }
 
   TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) override {
@@ -161,9 +161,10 @@ class RingTransport final : public Transport {
   };
 
   // What a stream hears is heard among the events of the rings.
-  class Ears final : public ConnectionObserver {
+  class ForwardingObserver final : public ConnectionObserver {
    public:
-    Ears(std::shared_ptr<RingConnection> ring, std::shared_ptr<Watch> watch)
+    ForwardingObserver(std::shared_ptr<RingConnection> ring,
+                       std::shared_ptr<Watch> watch)
         : ring_(std::move(ring)), watch_(std::move(watch)) {}
     void OnMessage(Slices message) override {
       net::FairLockHolder turn(watch_->running());
