@@ -17,11 +17,11 @@
 #include "weft/collectives/backend.h"
 #include "weft/collectives/call_options.h"
 #include "weft/collectives/group_options.h"
-#include "weft/tensor/device_staging.h"
 #include "weft/collectives/run/operation_queue.h"
 #include "weft/collectives/run/preparation.h"
 #include "weft/collectives/run/transfer_queue.h"
 #include "weft/device/runtime.h"
+#include "weft/tensor/device_staging.h"
 
 namespace weft::collectives {
 
