@@ -18,6 +18,7 @@
 #include "weft/autograd/gradcheck.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/device/testing/simulated_context.h"
+#include "weft/tensor/cuda/kernels_on_host.h"
 #include "weft/tensor/ops/elementwise.h"
 #include "weft/tensor/ops/testing/same_on_device.h"
 #include "weft/tests/support/status_matchers.h"
@@ -239,6 +240,40 @@ TEST_P(EachOp, HasTheSameBitsOnADevice) {
   }
 }
 
+// Within the roundings of sums that are added up in other orders.
+void ExpectNear(const Tensor& found, const Tensor& wanted) {
+  ASSERT_EQ(found.shape(), wanted.shape());
+  ASSERT_EQ(found.dtype(), wanted.dtype());
+  const double tolerance = wanted.dtype() == DType::kF32 ? 4e-6 : 1e-14;
+  const auto f = found.To(Device::Cpu()).To(DType::kF64).ToVector<double>();
+  const auto w = wanted.To(DType::kF64).ToVector<double>();
+  for (size_t i = 0; i < w.size(); ++i) {
+    EXPECT_NEAR(f[i], w[i], tolerance * std::max(1.0, std::abs(w[i]))) << i;
+  }
+}
+
+// The bodies of CUDA's kernels give what the CPU gives, forward and backward.
+TEST_P(EachOp, HasAKernelForEachOfItsOperations) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    SCOPED_TRACE(Name(dtype));
+    const std::vector<Variable> inputs = MakeInputs(sample());
+    const std::vector<Variable> here = InputsOn(Device::Cpu(), dtype, inputs);
+    const Variable wanted = sample().forward(here);
+    wanted.Backward(Mul(wanted.value(), 0.5));
+    device::testing::SimulatedDevices devices(1);
+    const std::vector<Variable> there =
+        InputsOn(Device(devices.context(), 0), dtype, inputs);
+    const internal::cuda::KernelsOnHost kernels;
+    const Variable found = sample().forward(there);
+    found.Backward(Mul(found.value(), 0.5));
+    ExpectNear(found.value(), wanted.value());
+    for (size_t i = 0; i < here.size(); ++i) {
+      if (!here[i].requires_grad()) continue;
+      ExpectNear(there[i].gradient().ToDense(), here[i].gradient().ToDense());
+    }
+  }
+}
+
 // The distance of two neighbours of `dtype`, f16 or bf16, at x.
 double Ulp(DType dtype, double x) {
   const int fraction = dtype == DType::kF16 ? 10 : 7;
@@ -289,8 +324,8 @@ TEST_P(EachOp, IsWithinUlpsOfF64InHalves) {
       ASSERT_EQ(inputs[i].gradient().dtype(), dtype);
       const auto to = inputs[i].grad().To(DType::kF64).ToVector<double>();
       const auto exact = wide[i].grad().ToVector<double>();
-      const double bound = 2 * Ulp(dtype, LargestOf(exact)) +
-                           1e-6 * std::max(1.0, largest);
+      const double bound =
+          2 * Ulp(dtype, LargestOf(exact)) + 1e-6 * std::max(1.0, largest);
       for (size_t k = 0; k < exact.size(); ++k) {
         EXPECT_NEAR(to[k], exact[k], bound)
             << Name(dtype) << ", gradient " << i << ", element " << k;

@@ -148,7 +148,7 @@ Variable Dropout::Compute(const Variable& x) {
   if (!is_training() || probability_ == 0) return x;
   const double kept = 1 - probability_;
   const Tensor mask =
-      Bernoulli(x.shape(), kept, random_).To(x.dtype()).To(x.value().device());
+      Bernoulli(x.shape(), kept, random_, x.value().device()).To(x.dtype());
   return x * Variable(Mul(mask, 1 / kept));
 }
 

@@ -2,9 +2,8 @@
 
 #include <cmath>
 #include <cstdint>
+#include <string>
 #include <variant>
-
-#include "absl/strings/str_cat.h"
 
 namespace weft::optimizer {
 namespace {
@@ -48,22 +47,63 @@ Numbers NumbersOf(const AdamWOptions& options, const StepContext& context) {
   return AdamNumbers(options, context, 1.0 - lr * options.weight_decay);
 }
 
-// No device has a kernel of the others.
-template <typename Options>
-Numbers NumbersOf(const Options& /*options*/, const StepContext& /*context*/) {
-  return {};
+Numbers NumbersOf(const AdagradOptions& options, const StepContext& context) {
+  const double slowed =
+      1.0 + static_cast<double>(context.step - 1) * options.lr_decay;
+  return {options.lr * context.lr_scale / slowed, options.weight_decay,
+          options.epsilon};
+}
+
+Numbers NumbersOf(const FtrlOptions& options, const StepContext& context) {
+  return {options.lr * context.lr_scale, options.beta, options.l1, options.l2};
+}
+
+Numbers NumbersOf(const RmspropOptions& options, const StepContext& context) {
+  return {options.lr * context.lr_scale,
+          options.alpha,
+          options.epsilon,
+          options.weight_decay,
+          options.momentum,
+          options.centered ? 1.0 : 0.0};
+}
+
+Numbers NumbersOf(const AdadeltaOptions& options, const StepContext& context) {
+  return {options.lr * context.lr_scale, options.rho, options.epsilon,
+          options.weight_decay};
+}
+
+Numbers NumbersOf(const LionOptions& options, const StepContext& context) {
+  const double lr = options.lr * context.lr_scale;
+  return {lr, 1.0 - lr * options.weight_decay, options.beta1, options.beta2};
+}
+
+Numbers NumbersOf(const LambOptions& options, const StepContext& context) {
+  const double t = static_cast<double>(context.step);
+  return {options.lr * context.lr_scale,
+          1.0 - std::pow(options.beta1, t),
+          std::sqrt(1.0 - std::pow(options.beta2, t)),
+          options.beta1,
+          options.beta2,
+          options.epsilon,
+          options.weight_decay};
+}
+
+Numbers NumbersOf(const RowwiseAdagradOptions& options,
+                  const StepContext& context) {
+  return {options.lr * context.lr_scale, options.weight_decay, options.epsilon};
 }
 
 }  // namespace
 
-KernelOperation KernelOperationOf(const RuleOptions& options, UpdateKind kind,
+KernelOperation KernelOperationOf(const RuleOptions& options,
+                                  const ClipOptions& clip,
                                   const StepContext& context) {
   KernelOperation operation;
-  operation.name =
-      absl::StrCat(RuleName(options), kind.is_sparse ? " of rows" : "",
-                   kind.is_clipped ? " with clipped gradients" : "");
+  operation.name = std::string(RuleName(options));
   operation.numbers =
       std::visit([&](const auto& o) { return NumbersOf(o, context); }, options);
+  operation.numbers[KernelOperation::kClipValue] = clip.value;
+  operation.numbers[KernelOperation::kClipNorm] = clip.norm;
   return operation;
 }
 

@@ -5,6 +5,7 @@
 #define WEFT_OPTIMIZER_KERNEL_OPERATION_H_
 
 #include <array>
+#include <cstddef>
 #include <string>
 
 #include "weft/optimizer/rules/rule_options.h"
@@ -14,21 +15,18 @@
 namespace weft::optimizer {
 
 struct KernelOperation {
+  // Where the limits of the gradient are among the numbers; 0: none.
+  static constexpr size_t kClipValue = 8;
+  static constexpr size_t kClipNorm = 9;
+
   std::string name;
   std::array<double, internal::Operation::kMaxNumbers> numbers = {};
 };
 
-// What an update depends on beside its rule, weights, slots and gradient.
-struct UpdateKind {
-  bool is_clipped = false;  // the rule sees gradients within limits
-  bool is_sparse = false;   // the gradient is indices and rows
-};
-
-// For sgd, adam and adamw with dense gradients that are not clipped: the rule's
-// name and its numbers at this step. For others a name that says what they are
-// ("lion", "sgd of rows", "adam with clipped gradients"), under which no device
-// may have a kernel of another update.
-KernelOperation KernelOperationOf(const RuleOptions& options, UpdateKind kind,
+// The rule's name, its numbers at this step, and the limits of the gradient.
+// Whether that is dense or rows, a kernel sees by its operands.
+KernelOperation KernelOperationOf(const RuleOptions& options,
+                                  const ClipOptions& clip,
                                   const StepContext& context);
 
 }  // namespace weft::optimizer

@@ -291,8 +291,7 @@ absl::Status Optimizer::Apply(GradientsOf gradients) {
         if (!gradient.defined() || IsFrozen(state.parameter)) continue;
         WEFT_RETURN_IF_ERROR(
             CheckGradient(group, state, gradient, Finite::kAny));
-        const bool is_clipped = group.clip.value != 0 || group.clip.norm != 0;
-        due.push_back({group.rule, &state, std::move(gradient), is_clipped});
+        due.push_back({group.rule, &state, std::move(gradient), group.clip});
       }
     }
     for (const Due& update : due) FollowWrites(*update.state);
@@ -335,15 +334,15 @@ void Optimizer::Update(const Due& due) const {
   const std::shared_ptr<const UpdateRule>& rule = due.rule;
   KernelOperation kernel;
   if (!value.device().is_cpu()) {
-    kernel = KernelOperationOf(rule->options(),
-                               {due.is_clipped, gradient.is_sparse()}, context);
+    kernel = KernelOperationOf(rule->options(), due.clip, context);
   }
   VisitFloating(value.dtype(), "Optimizer", [&](auto type) {
     using T = typename decltype(type)::Type;
     if (gradient.is_sparse()) {
       const SparseRows& sparse = gradient.sparse();
       Enqueue(kernel, value, state.slots,
-              {sparse.indices, internal::Wide(sparse.values)},
+              {sparse.indices.Contiguous(),
+               internal::Wide(sparse.values).Contiguous()},
               [rule, context, rows = sparse.rows](
                   const Tensor& weights, const std::vector<Tensor>& slots,
                   const std::vector<Tensor>& parts) {

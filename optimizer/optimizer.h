@@ -169,7 +169,7 @@ class Optimizer {
     std::shared_ptr<const UpdateRule> rule;
     ParameterState* state;
     Gradient gradient;
-    bool is_clipped;
+    ClipOptions clip;
   };
 
   static absl::Status CheckGradient(const Group& group,

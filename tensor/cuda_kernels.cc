@@ -6,9 +6,18 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "weft/tensor/cuda/bags.h"
 #include "weft/tensor/cuda/cublas.h"
+#include "weft/tensor/cuda/cudnn.h"
 #include "weft/tensor/cuda/functions.h"
+#include "weft/tensor/cuda/indexing.h"
 #include "weft/tensor/cuda/launchers.h"
+#include "weft/tensor/cuda/losses.h"
+#include "weft/tensor/cuda/norm.h"
+#include "weft/tensor/cuda/pool.h"
+#include "weft/tensor/cuda/random.h"
+#include "weft/tensor/cuda/scan.h"
+#include "weft/tensor/cuda/update.h"
 #include "weft/tensor/cuda_operands.h"
 
 namespace weft::internal {
@@ -32,83 +41,17 @@ struct Kernel {
 
 // Sorted by name.
 constexpr Kernel kKernels[] = {
-    {"Abs", &LaunchUnary<Abs>},
-    {"Add", &LaunchBinary<OfTwo<AddOp>>},
-    {"AddNumber", &LaunchUnary<WithNumber<AddOp>>},
-    {"AddNumber_", &LaunchUnary<WithNumber<AddOp>>},
-    {"Add_", &LaunchBinary<OfTwo<AddOp>>},
-    {"ArgMax", &LaunchArgMax},
-    {"ArgMin", &LaunchArgMin},
-    {"Axpy_", &LaunchBinary<Axpy>},
-    {"Clamp", &LaunchUnary<Clamp>},
-    {"Copy", &LaunchCopy},
-    {"Cos", &LaunchUnary<Cos>},
-    {"CrossEntropy", &LaunchCrossEntropy},
-    {"CrossEntropyBackward", &LaunchCrossEntropyBackward},
-    {"Div", &LaunchBinary<OfTwo<DivOp>>},
-    {"DivNumber", &LaunchUnary<WithNumber<DivOp>>},
-    {"Div_", &LaunchBinary<OfTwo<DivOp>>},
-    {"Equal", &LaunchBinary<OfTwo<EqualOp>>},
-    {"EqualNumber", &LaunchUnary<WithNumber<EqualOp>>},
-    {"Exp", &LaunchUnary<Exponential>},
-    {"Fill", &LaunchFill},
-    {"Gelu", &LaunchUnary<Gelu>},
-    {"GeluBackward", &LaunchBinary<GeluBackward>},
-    {"GeluTanh", &LaunchUnary<GeluTanh>},
-    {"GeluTanhBackward", &LaunchBinary<GeluTanhBackward>},
-    {"Greater", &LaunchBinary<OfTwo<GreaterOp>>},
-    {"GreaterEqual", &LaunchBinary<OfTwo<GreaterEqualOp>>},
-    {"GreaterEqualNumber", &LaunchUnary<WithNumber<GreaterEqualOp>>},
-    {"GreaterNumber", &LaunchUnary<WithNumber<GreaterOp>>},
-    {"Less", &LaunchBinary<OfTwo<LessOp>>},
-    {"LessEqual", &LaunchBinary<OfTwo<LessEqualOp>>},
-    {"LessNumber", &LaunchUnary<WithNumber<LessOp>>},
-    {"Linear", &LinearByCublas},
-    {"Log", &LaunchUnary<Log>},
-    {"Log1p", &LaunchUnary<Log1p>},
-    {"LogSoftmax", &LaunchLogSoftmax},
-    {"LogSoftmaxBackward", &LaunchLogSoftmaxBackward},
-    {"MatMul", &MatMulByCublas},
-    {"MatMulAdd_", &MatMulAddByCublas},
-    {"MatMulInto", &MatMulByCublas},
-    {"Max", &LaunchMax},
-    {"Maximum", &LaunchBinary<OfTwo<MaximumOp>>},
-    {"Min", &LaunchMin},
-    {"Minimum", &LaunchBinary<OfTwo<MinimumOp>>},
-    {"Mul", &LaunchBinary<OfTwo<MulOp>>},
-    {"MulNumber", &LaunchUnary<WithNumber<MulOp>>},
-    {"MulNumber_", &LaunchUnary<WithNumber<MulOp>>},
-    {"Mul_", &LaunchBinary<OfTwo<MulOp>>},
-    {"Neg", &LaunchUnary<Neg>},
-    {"NotEqual", &LaunchBinary<OfTwo<NotEqualOp>>},
-    {"NumberDiv", &LaunchUnary<OfNumberAnd<DivOp>>},
-    {"NumberSub", &LaunchUnary<OfNumberAnd<SubOp>>},
-    {"Pow", &LaunchUnary<Pow>},
-    {"Relu", &LaunchUnary<Relu>},
-    {"ReluBackward", &LaunchBinary<ReluBackward>},
-    {"Relu_", &LaunchUnary<Relu>},
-    {"Sigmoid", &LaunchUnary<Logistic>},
-    {"SigmoidBackward", &LaunchBinary<SigmoidBackward>},
-    {"Sign", &LaunchUnary<Sign>},
-    {"Silu", &LaunchUnary<Silu>},
-    {"SiluBackward", &LaunchBinary<SiluBackward>},
-    {"Sin", &LaunchUnary<Sin>},
-    {"Softmax", &LaunchSoftmax},
-    {"SoftmaxBackward", &LaunchSoftmaxBackward},
-    {"Softplus", &LaunchUnary<Softplus>},
-    {"Sqrt", &LaunchUnary<Sqrt>},
-    {"Square", &LaunchUnary<Square>},
-    {"SquaredNorm", &LaunchSquaredNorm},
-    {"Sub", &LaunchBinary<OfTwo<SubOp>>},
-    {"SubNumber", &LaunchUnary<WithNumber<SubOp>>},
-    {"Sub_", &LaunchBinary<OfTwo<SubOp>>},
-    {"Sum", &LaunchSum},
-    {"Tanh", &LaunchUnary<HyperbolicTangent>},
-    {"TanhBackward", &LaunchBinary<TanhBackward>},
-    {"Where", &LaunchWhere},
-    {"adam", &LaunchAdam},
-    {"adamw", &LaunchAdamW},
-    {"sgd", &LaunchSgd},
+#define WEFT_UNARY(name, ...) {name, &LaunchUnary<__VA_ARGS__>},
+#define WEFT_BINARY(name, ...) {name, &LaunchBinary<__VA_ARGS__>},
+#define WEFT_OP(name, Op, dtypes) {name, &LaunchOp<Op>},
+#define WEFT_FUNCTION(name, Launch, Function, dtypes) {name, &Launch},
+#define WEFT_LIBRARY(name, Function, library, dtypes) {name, &Function},
+#include "weft/tensor/cuda/operations.inc"
+#undef WEFT_UNARY
+#undef WEFT_BINARY
+#undef WEFT_OP
+#undef WEFT_FUNCTION
+#undef WEFT_LIBRARY
 };
 
 constexpr bool IsSorted() {
@@ -156,8 +99,12 @@ absl::Status LaunchCudaKernel(const Operation& operation,
   const Call call = CallOf(operation, tensors);
   if (kernel->launch != nullptr) {
     const char* const lack = kernel->launch(call, stream);
-    return lack == nullptr ? absl::OkStatus()
-                           : Lacking(operation, tensors, lack);
+    if (lack == nullptr) return absl::OkStatus();
+    if (absl::string_view(lack) == kNoMemory) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(operation.name, " on CUDA: ", lack));
+    }
+    return Lacking(operation, tensors, lack);
   }
   const absl::Status status = kernel->call(call, stream);
   if (status.code() == absl::StatusCode::kUnimplemented) {

@@ -15,7 +15,8 @@ namespace weft::internal {
 
 // Launches the kernel of `operation` on `stream`, a cudaStream_t.
 // kUnimplemented if there is none, or none for these dtypes or strides, with
-// its name and what it was asked for.
+// its name and what it was asked for. kResourceExhausted without memory for
+// what a kernel keeps while it runs.
 absl::Status LaunchCudaKernel(const Operation& operation,
                               absl::Span<const Tensor* const> tensors,
                               void* stream);

@@ -13,13 +13,15 @@
 
 #include <cstdint>
 
+#include "weft/tensor/cuda/host_device.h"
+
 namespace weft {
 
 namespace internal {
 
 // Without branches, so that loops over it vectorise.
 // Source: Giesen, "Float to half done quick", 2012 (rounding to even version).
-inline uint16_t Float16Bits(float value) {
+WEFT_HOST_DEVICE inline uint16_t Float16Bits(float value) {
   const uint32_t bits = __builtin_bit_cast(uint32_t, value);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
@@ -37,7 +39,7 @@ inline uint16_t Float16Bits(float value) {
   return static_cast<uint16_t>(sign | result);
 }
 
-inline float FloatOfFloat16(uint16_t half) {
+WEFT_HOST_DEVICE inline float FloatOfFloat16(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
   const uint32_t magnitude = half & 0x7FFFu;
   const uint32_t shifted = magnitude << 13;
@@ -45,13 +47,14 @@ inline float FloatOfFloat16(uint16_t half) {
   const uint32_t special = shifted + (224u << 23);  // Infinity and NaN.
   // A subnormal is its fraction in units of 2^-24.
   const uint32_t subnormal = __builtin_bit_cast(
-      uint32_t, static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
+      uint32_t, static_cast<float>(static_cast<int32_t>(magnitude)) *
+                    5.9604644775390625e-8f);
   const uint32_t finite = magnitude < 0x0400u ? subnormal : normal;
   const uint32_t result = magnitude >= 0x7C00u ? special : finite;
   return __builtin_bit_cast(float, sign | result);
 }
 
-inline uint16_t BFloat16Bits(float value) {
+WEFT_HOST_DEVICE inline uint16_t BFloat16Bits(float value) {
   const uint32_t bits = __builtin_bit_cast(uint32_t, value);
   const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
   const uint32_t quiet = (bits >> 16) | 0x0040u;
@@ -59,7 +62,7 @@ inline uint16_t BFloat16Bits(float value) {
                                                                   : rounded);
 }
 
-inline float FloatOfBFloat16(uint16_t half) {
+WEFT_HOST_DEVICE inline float FloatOfBFloat16(uint16_t half) {
   return __builtin_bit_cast(float, static_cast<uint32_t>(half) << 16);
 }
 

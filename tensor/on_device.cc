@@ -3,6 +3,7 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -138,6 +139,9 @@ void EnqueueOnDevice(const Operation& operation,
   }
   const Stream stream = CurrentStream(device);
   for (const Tensor* tensor : tensors) TellOfStream(*tensor->storage(), stream);
+  if (OperationObserver* const observer = OperationObserver::current()) {
+    host = observer->OnEnqueue(operation, tensors, std::move(host));
+  }
   if (device.kind() == Device::Kind::kSimulated) {
     std::vector<View> views;
     views.reserve(tensors.size());

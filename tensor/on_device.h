@@ -41,7 +41,7 @@ namespace weft::internal {
 // The name under which a device finds the operation, and the numbers that its
 // kernel needs beside the tensors.
 struct Operation {
-  static constexpr size_t kMaxNumbers = 6;
+  static constexpr size_t kMaxNumbers = 10;
 
   // NOLINTNEXTLINE(google-explicit-constructor): a name alone is enough.
   constexpr Operation(const char* operation_name) : name(operation_name) {}
@@ -59,6 +59,29 @@ struct Operation {
 
 // Throws INVALID_ARGUMENT that names both, if they lie on two devices.
 void CheckSameDevice(const Tensor& a, const Tensor& b, const char* where);
+
+// Sees the operations that a thread puts on devices.
+class OperationObserver {
+ public:
+  using HostFunction = absl::AnyInvocable<void(const Tensor*)>;
+
+  virtual ~OperationObserver() = default;
+  // Returns what a simulated device is to run in place of `host`, or `host`.
+  // What `operation.name` points to ends with the call.
+  virtual HostFunction OnEnqueue(const Operation& operation,
+                                 absl::Span<const Tensor* const> tensors,
+                                 HostFunction host) = 0;
+
+  // Sets the observer of this thread; null: none. It is borrowed. Returns the
+  // one before.
+  static OperationObserver* Set(OperationObserver* observer) {
+    return std::exchange(current_, observer);
+  }
+  static OperationObserver* current() { return current_; }
+
+ private:
+  static inline thread_local OperationObserver* current_ = nullptr;
+};
 
 // The part of OnDevice for tensors that are not on the CPU: `host` gets as many
 // tensors as there are in `tensors`. Throws the errors of the Runtime, and

@@ -8,22 +8,16 @@
 
 #include "absl/strings/string_view.h"
 #include "weft/base/error.h"
+#include "weft/tensor/cuda/philox.h"
+#include "weft/tensor/on_device.h"
 
 namespace weft {
 
 std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter,
                                    std::array<uint32_t, 2> key) {
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t a = uint64_t{0xD2511F53} * counter[0];
-    const uint64_t b = uint64_t{0xCD9E8D57} * counter[2];
-    counter = {static_cast<uint32_t>(b >> 32) ^ counter[1] ^ key[0],
-               static_cast<uint32_t>(b),
-               static_cast<uint32_t>(a >> 32) ^ counter[3] ^ key[1],
-               static_cast<uint32_t>(a)};
-    key[0] += 0x9E3779B9;
-    key[1] += 0xBB67AE85;
-  }
-  return counter;
+  const internal::PhiloxBlock block = internal::Philox(
+      {{counter[0], counter[1], counter[2], counter[3]}}, key[0], key[1]);
+  return {block.words[0], block.words[1], block.words[2], block.words[3]};
 }
 
 uint32_t Generator::NextU32() {
@@ -85,39 +79,81 @@ void Generator::Seek(uint64_t position) {
   position_ = position;
 }
 
+namespace {
+
+// What a kernel needs to draw what `generator` would: two numbers of the
+// distribution, and the bits of seed, stream and position.
+internal::Operation DrawnFrom(const char* name, const Generator& generator,
+                              double a, double b) {
+  return {name,
+          {a, b, __builtin_bit_cast(double, generator.seed()),
+           __builtin_bit_cast(double, generator.stream()),
+           __builtin_bit_cast(double, generator.position())}};
+}
+
+// Fills a tensor of `shape` on `device` by draw(generator) of each element,
+// which takes `words` 32-bit numbers.
+template <typename T, typename Draw>
+Tensor DrawEach(const Shape& shape, DType dtype, Device device,
+                const char* name, double a, double b, uint64_t words,
+                Generator& generator, Draw draw) {
+  const Tensor result = Tensor::Empty(shape, dtype, device);
+  if (device.is_cpu()) {
+    for (T& element : result.span<T>()) element = draw(generator);
+    return result;
+  }
+  internal::OnDevice(
+      DrawnFrom(name, generator, a, b),
+      [draw, seed = generator.seed(), stream = generator.stream(),
+       position = generator.position()](const Tensor& y) {
+        Generator own(seed, stream);
+        own.Seek(position);
+        for (T& element : y.span<T>()) element = draw(own);
+      },
+      result);
+  if (result.numel() > 0) {
+    generator.Seek(generator.position() +
+                   words * static_cast<uint64_t>(result.numel()));
+  }
+  return result;
+}
+
+}  // namespace
+
 Tensor Uniform(const Shape& shape, double low, double high,
-               Generator& generator, DType dtype) {
+               Generator& generator, DType dtype, Device device) {
   if (!(low <= high && std::isfinite(high - low))) {
     ThrowInvalidArgument("Uniform: low is ", low, ", high is ", high,
                          "; wanted low <= high and a finite difference");
   }
-  Tensor result = Tensor::Empty(shape, dtype);
-  VisitFloating(dtype, "Uniform", [&](auto type) {
+  return VisitFloating(dtype, "Uniform", [&](auto type) {
     using T = typename decltype(type)::Type;
-    for (T& element : result.span<T>()) {
-      const double value = low + (high - low) * generator.NextDouble();
-      element = static_cast<T>(value);
-      // Rounding may reach the open end.
-      if (element >= static_cast<T>(high)) element = static_cast<T>(low);
-    }
+    return DrawEach<T>(
+        shape, dtype, device, "Uniform", low, high, 2, generator,
+        [low, high](Generator& from) {
+          const T element =
+              static_cast<T>(low + (high - low) * from.NextDouble());
+          // Rounding may reach the open end.
+          return element >= static_cast<T>(high) ? static_cast<T>(low)
+                                                 : element;
+        });
   });
-  return result;
 }
 
 Tensor Normal(const Shape& shape, double mean, double deviation,
-              Generator& generator, DType dtype) {
+              Generator& generator, DType dtype, Device device) {
   if (!(deviation >= 0)) {
     ThrowInvalidArgument("Normal: deviation is ", deviation,
                          "; wanted at least 0");
   }
-  Tensor result = Tensor::Empty(shape, dtype);
-  VisitFloating(dtype, "Normal", [&](auto type) {
+  return VisitFloating(dtype, "Normal", [&](auto type) {
     using T = typename decltype(type)::Type;
-    for (T& element : result.span<T>()) {
-      element = static_cast<T>(mean + deviation * generator.NextNormal());
-    }
+    return DrawEach<T>(
+        shape, dtype, device, "Normal", mean, deviation, 4, generator,
+        [mean, deviation](Generator& from) {
+          return static_cast<T>(mean + deviation * from.NextNormal());
+        });
   });
-  return result;
 }
 
 Tensor Permutation(int64_t n, Generator& generator) {
@@ -268,16 +304,16 @@ Tensor Categorical(const Tensor& logits, Generator& generator) {
   return result.To(logits.device());
 }
 
-Tensor Bernoulli(const Shape& shape, double probability, Generator& generator) {
+Tensor Bernoulli(const Shape& shape, double probability, Generator& generator,
+                 Device device) {
   if (!(probability >= 0 && probability <= 1)) {
     ThrowInvalidArgument("Bernoulli: probability is ", probability,
                          "; wanted one in [0, 1]");
   }
-  Tensor result = Tensor::Empty(shape, DType::kBool);
-  for (bool& element : result.span<bool>()) {
-    element = generator.NextDouble() < probability;
-  }
-  return result;
+  return DrawEach<bool>(shape, DType::kBool, device, "Bernoulli", probability,
+                        0, 2, generator, [probability](Generator& from) {
+                          return from.NextDouble() < probability;
+                        });
 }
 
 }  // namespace weft

@@ -99,11 +99,16 @@ class Generator {
   std::array<uint32_t, 4> block_{};
 };
 
-// f32 or f64, of `shape`. Uniform in [low, high); Normal by Box and Muller.
+// f32 or f64, of `shape`. Uniform in [low, high); Normal by Box and Muller. On
+// every device what the CPU draws, and the generator is left where the CPU
+// leaves it; but Normal's logarithm and cosine there may be 2 units in the last
+// place from the CPU's.
 Tensor Uniform(const Shape& shape, double low, double high,
-               Generator& generator, DType dtype = DType::kF32);
+               Generator& generator, DType dtype = DType::kF32,
+               Device device = Device::Cpu());
 Tensor Normal(const Shape& shape, double mean, double deviation,
-              Generator& generator, DType dtype = DType::kF32);
+              Generator& generator, DType dtype = DType::kF32,
+              Device device = Device::Cpu());
 
 // i64 [n]: 0 ... n - 1 in random order, each order equally likely.
 Tensor Permutation(int64_t n, Generator& generator);
@@ -122,8 +127,9 @@ Tensor Multinomial(const Tensor& weights, int64_t samples,
 // probabilities softmax(logits): i64 [...]. -infinity: never.
 Tensor Categorical(const Tensor& logits, Generator& generator);
 
-// bool: true with `probability`.
-Tensor Bernoulli(const Shape& shape, double probability, Generator& generator);
+// bool: true with `probability`; on every device what the CPU draws.
+Tensor Bernoulli(const Shape& shape, double probability, Generator& generator,
+                 Device device = Device::Cpu());
 
 }  // namespace weft
 

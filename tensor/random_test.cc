@@ -448,5 +448,23 @@ TEST(OnDevice, DrawsAreThoseOfTheCpu) {
       });
 }
 
+TEST(Random, ADeviceDrawsWhatTheCpuDraws) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    testing::ExpectSameOnDevice(
+        "draws", {Tensor::Zeros({1})},
+        [dtype](absl::Span<const Tensor> in) -> std::vector<Tensor> {
+          const Device device = in[0].device();
+          Generator generator(5, 6);
+          (void)generator.NextU32();
+          const Tensor a = Uniform({31, 7}, -1, 3, generator, dtype, device);
+          const Tensor b = Normal({101}, 1, 2, generator, dtype, device);
+          const Tensor c = Bernoulli({1001}, 0.3, generator, device);
+          EXPECT_EQ(generator.position(), 1u + 2 * 217 + 4 * 101 + 2 * 1001);
+          return {a, b, c, Normal({0}, 0, 1, generator, dtype, device),
+                  Uniform({3}, 0, 1, generator, dtype, device)};
+        });
+  }
+}
+
 }  // namespace
 }  // namespace weft

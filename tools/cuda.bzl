@@ -11,7 +11,8 @@ def _cuda_repository_impl(ctx):
     nvcc = ctx.path(home + "/bin/nvcc")
     found = header.exists and lib.exists and nvcc.exists and ctx.os.environ.get("WEFT_CUDA", "1") != "0"
     ctx.file("WORKSPACE", 'workspace(name = "%s")\n' % ctx.name)
-    ctx.file("defs.bzl", "HAVE_CUDA = %s\nCUDA_HOME = %s\n" % (found, repr(home)))
+    has_cudnn = found and ctx.path(home + "/include/cudnn.h").exists
+    ctx.file("defs.bzl", "HAVE_CUDA = %s\nHAVE_CUDNN = %s\nCUDA_HOME = %s\n" % (found, has_cudnn, repr(home)))
     if not found:
         ctx.file("BUILD", 'package(default_visibility = ["//visibility:public"])\n\ncc_library(name = "cudart")\n')
         return

@@ -23,7 +23,7 @@ enum class Element : uint8_t {
 
 inline constexpr int kMaxTensorDims = 32;
 inline constexpr int kMaxOperands = 8;
-inline constexpr int kMaxNumbers = 6;
+inline constexpr int kMaxNumbers = 10;
 
 // A tensor.
 struct Operand {

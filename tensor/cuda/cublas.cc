@@ -2,7 +2,6 @@
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
 
 #include <map>
 #include <string>
@@ -12,13 +11,13 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
+#include "weft/tensor/cuda/attention.h"
 #include "weft/tensor/cuda/launchers.h"
+#include "weft/tensor/cuda/library.h"
 #include "weft/tensor/cuda/product.h"
 
 namespace weft::internal::cuda {
 namespace {
-
-constexpr const char* kLibrary = "libcublasLt.so.13";
 
 // The functions of the library that are called, by their own names.
 struct Functions {
@@ -36,26 +35,13 @@ struct Functions {
   decltype(&::cublasLtMatmulPreferenceSetAttribute) preference_set;
 };
 
-template <typename Function>
-absl::Status Find(void* library, const char* name, Function* function) {
-  *function = reinterpret_cast<Function>(dlsym(library, name));
-  if (*function != nullptr) return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat(kLibrary, " has no ", name, "; it is of another version"));
-}
-
 absl::StatusOr<Functions> Load() {
-  void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    return absl::UnimplementedError(
-        absl::StrCat("products on CUDA need ", kLibrary,
-                     " of the CUDA toolkit, which was "
-                     "not found: ",
-                     dlerror(), "; name its folder in LD_LIBRARY_PATH"));
-  }
+  WEFT_ASSIGN_OR_RETURN(
+      const Library library,
+      Library::Open("libcublasLt.so.13", "products", "the CUDA toolkit"));
   Functions f;
-  const auto find = [library](const char* name, auto* function) {
-    return Find(library, name, function);
+  const auto find = [&library](const char* name, auto* function) {
+    return library.Find(name, function);
   };
   WEFT_RETURN_IF_ERROR(find("cublasLtCreate", &f.create));
   WEFT_RETURN_IF_ERROR(find("cublasLtMatmul", &f.matmul));
@@ -153,7 +139,23 @@ struct Terms {
   bool accumulates = false;
 };
 
-int64_t SizeOf(Element element) { return element == Element::kF64 ? 8 : 4; }
+int64_t SizeOf(Element element) {
+  if (element == Element::kF64) return 8;
+  return element == Element::kF32 ? 4 : 2;
+}
+
+cudaDataType_t ProductTypeOf(Element element) {
+  switch (element) {
+    case Element::kF64:
+      return CUDA_R_64F;
+    case Element::kF16:
+      return CUDA_R_16F;
+    case Element::kBF16:
+      return CUDA_R_16BF;
+    default:
+      return CUDA_R_32F;
+  }
+}
 
 // The largest power of two that divides the address, at most 256, which is
 // what cuBLASLt takes for granted if it is not told.
@@ -207,15 +209,18 @@ class Multiplication {
   }
 
  private:
-  cudaDataType_t type() const {
+  cudaDataType_t type() const { return ProductTypeOf(t_.element); }
+  // In which products are added up, and of the factors of `out`.
+  cudaDataType_t scale_type() const {
     return t_.element == Element::kF64 ? CUDA_R_64F : CUDA_R_32F;
   }
 
   absl::Status Describe() {
     const auto compute =
         t_.element == Element::kF64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
-    WEFT_RETURN_IF_ERROR(CublasStatus(
-        f_.desc_create(desc_.out(), compute, type()), "MatmulDescCreate"));
+    WEFT_RETURN_IF_ERROR(
+        CublasStatus(f_.desc_create(desc_.out(), compute, scale_type()),
+                     "MatmulDescCreate"));
     WEFT_RETURN_IF_ERROR(SetTransposed(CUBLASLT_MATMUL_DESC_TRANSA, p_.first));
     WEFT_RETURN_IF_ERROR(SetTransposed(CUBLASLT_MATMUL_DESC_TRANSB, p_.second));
     if (t_.bias != nullptr) {
@@ -317,7 +322,6 @@ absl::Status Multiply(const Call& call, bool b_is_swapped, const Operand* bias,
   const Operand& out = call.operands[call.count - 1];
   const bool is_known = AreProductElements(call);
   if (!is_known) return Lacks(kNoDType);
-  if (!out.is_contiguous) return Lacks(kNotContiguous);
   if (out.numel == 0) return absl::OkStatus();
   Product product;
   WEFT_RETURN_IF_ERROR(Lacks(PlanProduct(a, b, b_is_swapped, out, &product)));
@@ -325,8 +329,8 @@ absl::Status Multiply(const Call& call, bool b_is_swapped, const Operand* bias,
   terms.element = out.element;
   terms.accumulates = accumulates;
   if (bias != nullptr) {
-    // cuBLASLt adds a bias to f32, and loads more than one element at a time.
-    if (terms.element == Element::kF32 && bias->is_contiguous &&
+    // cuBLASLt adds no bias to f64, and loads more than one element at a time.
+    if (terms.element != Element::kF64 && bias->is_contiguous &&
         AlignmentOf(bias->address) >= 16 && product.k > 0) {
       terms.bias = bias->data<const char>();
     } else {
@@ -353,7 +357,65 @@ absl::Status Multiply(const Call& call, bool b_is_swapped, const Operand* bias,
   return absl::OkStatus();
 }
 
+// What Attention of attention.h is made of.
+class AttentionSteps {
+ public:
+  explicit AttentionSteps(void* stream) : stream_(stream) {}
+
+  static bool HasLack(const absl::Status& status) { return !status.ok(); }
+
+  absl::Status Multiply(const Operand& a, const Operand& b,
+                        const Operand& out) const {
+    Call call = {};
+    call.count = 3;
+    call.operands[0] = a;
+    call.operands[1] = b;
+    call.operands[2] = out;
+    return cuda::Multiply(call, false, nullptr, false, stream_);
+  }
+  absl::Status ToWeights(const Call& call) const {
+    return Lacks(LaunchOp<AttentionWeights>(call, stream_));
+  }
+  absl::Status ToScores(const Call& call) const {
+    return Lacks(LaunchOp<AttentionWeightsBackward>(call, stream_));
+  }
+  template <typename Use>
+  absl::Status WithScores(const Operand& like, const Use& use) const {
+    if (like.numel == 0) return use(like);
+    const auto stream = static_cast<cudaStream_t>(stream_);
+    Operand scores = like;
+    const auto bytes = static_cast<size_t>(like.numel * SizeOf(like.element));
+    const cudaError_t error = cudaMallocAsync(&scores.address, bytes, stream);
+    if (error != cudaSuccess) {
+      (void)cudaGetLastError();  // It is told here.
+      return absl::ResourceExhaustedError(absl::StrCat(
+          bytes,
+          " bytes for the gradient of scores: ", cudaGetErrorString(error)));
+    }
+    const absl::Status status = use(scores);
+    (void)cudaFreeAsync(scores.address, stream);
+    return status;
+  }
+
+ private:
+  void* const stream_;
+};
+
 }  // namespace
+
+absl::Status CheckCublas() { return TheCublas().functions().status(); }
+
+absl::Status AttentionByCublas(const Call& call, void* stream) {
+  if (call.count != 6) return Lacks(kNoCount);
+  AttentionSteps steps(stream);
+  return Attention(call, steps);
+}
+
+absl::Status AttentionBackwardByCublas(const Call& call, void* stream) {
+  if (call.count != 8) return Lacks(kNoCount);
+  AttentionSteps steps(stream);
+  return AttentionBackward(call, steps);
+}
 
 absl::Status MatMulByCublas(const Call& call, void* stream) {
   if (call.count != 3) return Lacks(kNoCount);

@@ -10,11 +10,12 @@
 
 #include "weft/tensor/cuda/call.h"
 #include "weft/tensor/cuda/host_device.h"
+#include "weft/tensor/half.h"
 
 namespace weft::internal::cuda {
 
-// As Float16 and BFloat16 of tensor/half.h, whose conversions only the CPU can
-// call; the tests compare all bits.
+// The bits of Float16 and BFloat16 of tensor/half.h, which only the CPU can
+// make.
 struct Half {
   uint16_t bits;
 };
@@ -22,54 +23,17 @@ struct BrainHalf {
   uint16_t bits;
 };
 
-// Source: Giesen, "Float to half done quick", 2012 (rounding to even version).
 WEFT_HOST_DEVICE inline Half HalfOf(float value) {
-  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
-  const uint32_t sign = (bits >> 16) & 0x8000u;
-  const uint32_t magnitude = bits & 0x7FFFFFFFu;
-  uint32_t result;
-  if (magnitude > 0x7F800000u) {
-    result = 0x7E00u;
-  } else if (magnitude >= 0x477FF000u) {  // From 65520 on: infinity.
-    result = 0x7C00u;
-  } else if (magnitude < (113u << 23)) {
-    // Adding 0.5 lets the float adder round at the last place of a subnormal.
-    const float aligned = __builtin_bit_cast(float, magnitude) + 0.5f;
-    result = __builtin_bit_cast(uint32_t, aligned) - 0x3F000000u;
-  } else {
-    // 112 is the difference of the exponents' biases.
-    const uint32_t is_odd = (magnitude >> 13) & 1u;
-    result = (magnitude - (112u << 23) + 0xFFFu + is_odd) >> 13;
-  }
-  return {static_cast<uint16_t>(sign | result)};
+  return {Float16Bits(value)};
 }
-
 WEFT_HOST_DEVICE inline float FloatOf(Half half) {
-  const uint32_t sign = static_cast<uint32_t>(half.bits & 0x8000u) << 16;
-  const uint32_t magnitude = half.bits & 0x7FFFu;
-  uint32_t result;
-  if (magnitude >= 0x7C00u) {  // Infinity and NaN.
-    result = (magnitude << 13) + (224u << 23);
-  } else if (magnitude < 0x0400u) {
-    // A subnormal is its fraction in units of 2^-24.
-    result = __builtin_bit_cast(
-        uint32_t, static_cast<float>(magnitude) * 5.9604644775390625e-8f);
-  } else {
-    result = (magnitude << 13) + (112u << 23);
-  }
-  return __builtin_bit_cast(float, sign | result);
+  return FloatOfFloat16(half.bits);
 }
-
 WEFT_HOST_DEVICE inline BrainHalf BrainHalfOf(float value) {
-  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
-  const bool is_nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
-  const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
-  const uint32_t quiet = (bits >> 16) | 0x0040u;
-  return {static_cast<uint16_t>(is_nan ? quiet : rounded)};
+  return {BFloat16Bits(value)};
 }
-
 WEFT_HOST_DEVICE inline float FloatOf(BrainHalf half) {
-  return __builtin_bit_cast(float, static_cast<uint32_t>(half.bits) << 16);
+  return FloatOfBFloat16(half.bits);
 }
 
 template <typename T>
@@ -168,6 +132,8 @@ template <>
 inline constexpr Element kElementOf<int64_t> = Element::kI64;
 template <>
 inline constexpr Element kElementOf<bool> = Element::kBool;
+template <>
+inline constexpr Element kElementOf<uint8_t> = Element::kU8;
 
 inline bool AreAll(const Call& call, Element element) {
   for (int i = 0; i < call.count; ++i) {

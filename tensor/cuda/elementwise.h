@@ -41,13 +41,23 @@ struct BinaryBody {
   }
 };
 
-// visit(TypeOf<T>()) for the number type of `element`, or kNoDType.
+// visit(TypeOf<T>()) for the type of `element` if Fn has it, else kNoDType.
 template <typename Fn, typename Visit>
 const char* VisitTypesOf(Element element, const Visit& visit) {
-  if (element == Element::kF32) return visit(TypeOf<float>());
-  if (element == Element::kF64) return visit(TypeOf<double>());
+  if constexpr (Fn::kHasReals) {
+    if (element == Element::kF32) return visit(TypeOf<float>());
+    if (element == Element::kF64) return visit(TypeOf<double>());
+  }
   if constexpr (Fn::kHasIntegers) {
     if (element == Element::kI64) return visit(TypeOf<int64_t>());
+    if (element == Element::kU8) return visit(TypeOf<uint8_t>());
+  }
+  if constexpr (Fn::kHasAll) {
+    if (element == Element::kI32) return visit(TypeOf<int32_t>());
+    if (element == Element::kI8) return visit(TypeOf<int8_t>());
+  }
+  if constexpr (Fn::kHasAll || !Fn::kHasReals) {
+    if (element == Element::kBool) return visit(TypeOf<bool>());
   }
   return kNoDType;
 }

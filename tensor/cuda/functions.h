@@ -5,7 +5,9 @@
 //
 //   static T Of(T x, Numbers<T> n);        unary
 //   static T Of(T a, T b, Numbers<T> n);   binary
-//   static constexpr bool kHasIntegers;    also for i64, not only f32 and f64
+//   static constexpr bool kHasIntegers;    also for i64 and u8
+//   static constexpr bool kHasReals;       for f32 and f64; else for bool alone
+//   static constexpr bool kHasAll;         for all but f16 and bf16
 //
 // Their results, T or bool, are what is written.
 
@@ -28,10 +30,24 @@ struct Numbers {
 };
 
 struct OfNumbers {
+  static constexpr bool kHasReals = true;
   static constexpr bool kHasIntegers = true;
+  static constexpr bool kHasAll = false;
 };
 struct OfReals {
+  static constexpr bool kHasReals = true;
   static constexpr bool kHasIntegers = false;
+  static constexpr bool kHasAll = false;
+};
+struct OfBools {
+  static constexpr bool kHasReals = false;
+  static constexpr bool kHasIntegers = false;
+  static constexpr bool kHasAll = false;
+};
+struct OfAll {
+  static constexpr bool kHasReals = true;
+  static constexpr bool kHasIntegers = true;
+  static constexpr bool kHasAll = true;
 };
 
 template <typename T>
@@ -55,6 +71,8 @@ struct Abs : OfNumbers {
   WEFT_HOST_DEVICE static T Of(T x, Numbers<T> /*n*/) {
     if constexpr (std::is_floating_point_v<T>) {
       return std::fabs(x);
+    } else if constexpr (std::is_unsigned_v<T>) {
+      return x;
     } else {
       return x < T{0} ? Negative(x) : x;
     }
@@ -64,8 +82,12 @@ struct Abs : OfNumbers {
 struct Sign : OfNumbers {
   template <typename T>
   WEFT_HOST_DEVICE static T Of(T x, Numbers<T> /*n*/) {
-    const T sign = static_cast<T>(T(x > T{0}) - T(x < T{0}));
-    return x != x ? x : sign;
+    if constexpr (std::is_unsigned_v<T>) {
+      return x > T{0} ? T{1} : T{0};
+    } else {
+      const T sign = static_cast<T>(T(x > T{0}) - T(x < T{0}));
+      return x != x ? x : sign;
+    }
   }
 };
 
@@ -79,7 +101,11 @@ struct Square : OfNumbers {
 struct Relu : OfNumbers {
   template <typename T>
   WEFT_HOST_DEVICE static T Of(T x, Numbers<T> /*n*/) {
-    return x < T{0} ? T{0} : x;
+    if constexpr (std::is_unsigned_v<T>) {
+      return x;
+    } else {
+      return x < T{0} ? T{0} : x;
+    }
   }
 };
 
@@ -116,6 +142,29 @@ struct OfTwo : OfNumbers {
   WEFT_HOST_DEVICE static auto Of(T a, T b, Numbers<T> /*n*/) {
     return Op()(a, b);
   }
+};
+
+// Op of two elements of any dtype.
+template <typename Op>
+struct OfAnyTwo : OfAll {
+  template <typename T>
+  WEFT_HOST_DEVICE static bool Of(T a, T b, Numbers<T> /*n*/) {
+    return Op()(a, b);
+  }
+};
+
+struct LogicalAnd : OfBools {
+  WEFT_HOST_DEVICE static bool Of(bool a, bool b, Numbers<bool> /*n*/) {
+    return a && b;
+  }
+};
+struct LogicalOr : OfBools {
+  WEFT_HOST_DEVICE static bool Of(bool a, bool b, Numbers<bool> /*n*/) {
+    return a || b;
+  }
+};
+struct LogicalNot : OfBools {
+  WEFT_HOST_DEVICE static bool Of(bool x, Numbers<bool> /*n*/) { return !x; }
 };
 
 struct EqualOp {

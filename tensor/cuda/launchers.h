@@ -1,6 +1,6 @@
 // The launchers of the kernels of this folder, each explicitly instantiated in
 // a .cu file. The operands and numbers of each are told where it is written:
-// copy.h, elementwise.h, rows.h, update.h.
+// the headers of its file.
 
 #ifndef WEFT_TENSOR_CUDA_LAUNCHERS_H_
 #define WEFT_TENSOR_CUDA_LAUNCHERS_H_
@@ -34,10 +34,9 @@ const char* LaunchLogSoftmaxBackward(const Call& call, void* stream);
 const char* LaunchCrossEntropy(const Call& call, void* stream);
 const char* LaunchCrossEntropyBackward(const Call& call, void* stream);
 
-// update.cu
-const char* LaunchSgd(const Call& call, void* stream);
-const char* LaunchAdam(const Call& call, void* stream);
-const char* LaunchAdamW(const Call& call, void* stream);
+// The other files: Op is one that the file lists.
+template <typename Op>
+const char* LaunchOp(const Call& call, void* stream);
 
 }  // namespace weft::internal::cuda
 

@@ -88,7 +88,9 @@ class OnStream {
     void* memory = nullptr;
     const cudaError_t error = cudaMallocAsync(
         &memory, static_cast<size_t>(elements) * sizeof(T), stream_);
-    return error == cudaSuccess ? static_cast<T*>(memory) : nullptr;
+    if (error == cudaSuccess) return static_cast<T*>(memory);
+    (void)cudaGetLastError();  // The launcher tells it.
+    return nullptr;
   }
   void Free(void* memory) { (void)cudaFreeAsync(memory, stream_); }
 

@@ -75,7 +75,7 @@ inline Layout LeadOf(const Operand& x) {
 
 // out = a b, [..., m, n] = [..., m, k] [..., k, n], the leading dimensions of
 // `a` and `b` broadcast to those of `out`; `b_is_swapped`: b is [..., n, k].
-// Null, or what is lacking. REQUIRES: `out` is contiguous and has elements.
+// Null, or what is lacking. `out` has whole rows. REQUIRES: it has elements.
 inline const char* PlanProduct(const Operand& a, const Operand& b,
                                bool b_is_swapped, const Operand& out,
                                Product* product) {
@@ -123,13 +123,14 @@ inline const char* PlanProduct(const Operand& a, const Operand& b,
   return nullptr;
 }
 
-// Whether all operands are f32, or all f64.
+// Whether all operands are of one real dtype.
 inline bool AreProductElements(const Call& call) {
   const Element element = call.operands[0].element;
   for (int i = 1; i < call.count; ++i) {
     if (call.operands[i].element != element) return false;
   }
-  return element == Element::kF32 || element == Element::kF64;
+  return element == Element::kF32 || element == Element::kF64 ||
+         element == Element::kF16 || element == Element::kBF16;
 }
 
 }  // namespace weft::internal::cuda

@@ -98,12 +98,13 @@ inline bool LiesAcross(const FoldIndex& index) {
              Distance(index.terms.strides[0][0]);
 }
 
-// visit(TypeOf<T>()) for f32, f64 and i64, else kNoDType.
+// visit(TypeOf<T>()) for f32, f64, i64 and u8, else kNoDType.
 template <typename Visit>
 const char* VisitNumber(Element element, const Visit& visit) {
   if (element == Element::kF32) return visit(TypeOf<float>());
   if (element == Element::kF64) return visit(TypeOf<double>());
   if (element == Element::kI64) return visit(TypeOf<int64_t>());
+  if (element == Element::kU8) return visit(TypeOf<uint8_t>());
   return kNoDType;
 }
 

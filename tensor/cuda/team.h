@@ -61,6 +61,31 @@ class Team {
     return result;
   }
 
+  template <typename T>
+  struct Prefixes {
+    T upto;  // the fold of all lanes before this one, and of its own
+    T all;
+  };
+  // As Fold, of the lanes in their order.
+  template <typename T, typename Op>
+  WEFT_HOST_DEVICE Prefixes<T> Prefix(T value, Op op) const {
+    static_assert(sizeof(T) <= kSlotBytes);
+    T* const slots = static_cast<T*>(slots_) + column_;
+    T* const own = slots + lane_ * columns_;
+    *own = value;
+    barrier_();
+    for (int step = 1; step < width_; step *= 2) {
+      const bool has_before = lane_ >= step;
+      const T before = has_before ? own[-step * columns_] : value;
+      barrier_();
+      if (has_before) *own = op(before, *own);
+      barrier_();
+    }
+    const Prefixes<T> result = {*own, slots[(width_ - 1) * columns_]};
+    barrier_();  // Before the next one writes.
+    return result;
+  }
+
  private:
   int lane_;
   int width_;

@@ -27,6 +27,7 @@ template const char* LaunchUnary<WithNumber<LessOp>>(const Call&, void*);
 template const char* LaunchUnary<WithNumber<GreaterOp>>(const Call&, void*);
 template const char* LaunchUnary<WithNumber<GreaterEqualOp>>(const Call&,
                                                              void*);
+template const char* LaunchUnary<LogicalNot>(const Call&, void*);
 template const char* LaunchUnary<Exponential>(const Call&, void*);
 template const char* LaunchUnary<Log>(const Call&, void*);
 template const char* LaunchUnary<Log1p>(const Call&, void*);

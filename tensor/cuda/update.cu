@@ -4,19 +4,21 @@
 
 namespace weft::internal::cuda {
 
-const char* LaunchSgd(const Call& call, void* stream) {
+template <typename Op>
+const char* LaunchOp(const Call& call, void* stream) {
   OnStream executor(stream);
-  return Sgd(call, executor);
+  return Op::Run(call, executor);
 }
 
-const char* LaunchAdam(const Call& call, void* stream) {
-  OnStream executor(stream);
-  return Adam<false>(call, executor);
-}
-
-const char* LaunchAdamW(const Call& call, void* stream) {
-  OnStream executor(stream);
-  return Adam<true>(call, executor);
-}
+template const char* LaunchOp<Update<Adadelta>>(const Call&, void*);
+template const char* LaunchOp<Update<Adagrad>>(const Call&, void*);
+template const char* LaunchOp<Update<Adam>>(const Call&, void*);
+template const char* LaunchOp<Update<AdamW>>(const Call&, void*);
+template const char* LaunchOp<Update<Ftrl>>(const Call&, void*);
+template const char* LaunchOp<Update<Lamb>>(const Call&, void*);
+template const char* LaunchOp<Update<Lion>>(const Call&, void*);
+template const char* LaunchOp<Update<Rmsprop>>(const Call&, void*);
+template const char* LaunchOp<Update<RowwiseAdagrad>>(const Call&, void*);
+template const char* LaunchOp<Update<Sgd>>(const Call&, void*);
 
 }  // namespace weft::internal::cuda

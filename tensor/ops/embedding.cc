@@ -370,7 +370,8 @@ SparseRows EmbeddingBagBackward(const Tensor& grad, const Tensor& indices,
   VisitFloating(grad.dtype(), kWhere, [&](auto type) {
     using T = typename decltype(type)::Type;
     CheckScales(bags.scales, DTypeOf<T>, kWhere);
-    OnBags({kWhere, {IsMean(mode)}}, grad.Contiguous(), bags, values,
+    OnBags({kWhere, {IsMean(mode), static_cast<double>(rows)}},
+           grad.Contiguous(), bags, values,
            [mode, rows](const Tensor& grad, const Bags& bags, const Tensor& y) {
              CheckBagValues(bags, rows, kWhere);
              SpreadBags<T>(grad, bags, mode, y);

@@ -51,13 +51,21 @@ void CheckOperands(const Tensor& a, const Tensor& b, const char* where) {
   }
 }
 
-// Whether the operands, of a's dtype, are multiplied in f32. oneDNN multiplies
-// bf16 as it is where the CPU can; what it gives has been rounded once, too.
-bool IsWidened(const Tensor& a) {
-  if (a.dtype() != DType::kBF16) return IsHalf(a);
-  return a.device().kind() == Device::Kind::kCuda ||
-         !internal::MultipliesBFloat16();
+bool IsOnCuda(const Tensor& x) {
+  return x.device().kind() == Device::Kind::kCuda;
 }
+
+// Whether the operands, of a's dtype, are multiplied in f32. oneDNN multiplies
+// bf16 as it is where the CPU can, cuBLASLt f16 and bf16; what they give has
+// been rounded once, too.
+bool IsWidened(const Tensor& a) {
+  if (IsOnCuda(a)) return false;
+  if (a.dtype() != DType::kBF16) return IsHalf(a);
+  return !internal::MultipliesBFloat16();
+}
+
+// As a device can read it; on the others it is copied late, if at all.
+Tensor Operand(const Tensor& x) { return IsOnCuda(x) ? Readable(x) : x; }
 
 template <typename Visitor>
 void VisitProduct(DType dtype, const char* where, Visitor visit) {
@@ -115,7 +123,7 @@ void WriteProduct(const Tensor& out, const Tensor& a, const Tensor& b,
                            const Tensor& out) {
         MultiplyMatrices(a, b, out, accumulates, where);
       },
-      internal::Apart(a, out), internal::Apart(b, out), out);
+      Operand(internal::Apart(a, out)), Operand(internal::Apart(b, out)), out);
   out.BumpVersion();
 }
 
@@ -201,7 +209,7 @@ Tensor MatMul(const Tensor& a, const Tensor& b) {
   shape.push_back(b.size(-1));
   Tensor result = Tensor::Empty(shape, a.dtype(), a.device());
   if (result.numel() == 0) return result;  // However many batches.
-  OnDevice("MatMul", MultiplyBatches, a, b, result);
+  OnDevice("MatMul", MultiplyBatches, Operand(a), Operand(b), result);
   return result;
 }
 
@@ -222,21 +230,22 @@ Tensor Linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   shape.back() = weight.size(0);
   Tensor result = Tensor::Empty(shape, x.dtype(), x.device());
   if (result.numel() == 0) return result;
-  const Tensor rows = x.Reshape({result.numel() / shape.back(), x.size(-1)});
+  const Tensor rows =
+      Operand(x.Reshape({result.numel() / shape.back(), x.size(-1)}));
   const Tensor y = result.View({-1, shape.back()});
   const auto multiply = [](const Tensor& x, const Tensor& weight,
                            const Tensor& bias, const Tensor& y) {
     MultiplyMatrices(x, weight.Transpose(0, 1), y, false, "Linear", bias);
   };
   if (bias.defined()) {
-    OnDevice("Linear", multiply, rows, weight, bias, y);
+    OnDevice("Linear", multiply, rows, Operand(weight), bias, y);
   } else {
     OnDevice(
         "Linear",
         [multiply](const Tensor& x, const Tensor& weight, const Tensor& y) {
           multiply(x, weight, {}, y);
         },
-        rows, weight, y);
+        rows, Operand(weight), y);
   }
   return result;
 }

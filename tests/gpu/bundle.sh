@@ -4,7 +4,8 @@
 # Needs the CUDA toolkit here, and no GPU; the machine that runs it needs an NVIDIA driver, and neither Bazel nor gRPC
 # nor CUDA: carry the folder there and start its run.sh. It takes less than three minutes, and ends with
 # "N passed, N failed, N skipped". Products of matrices are skipped there without libcublasLt.so.13 (half a GiB, of the
-# CUDA toolkit or the package nvidia-cublas), in LD_LIBRARY_PATH or /usr/local/cuda/lib64.
+# CUDA toolkit or the package nvidia-cublas), in LD_LIBRARY_PATH or /usr/local/cuda/lib64, and convolutions without
+# libcudnn.so.9 (of cuDNN or the package nvidia-cudnn).
 set -euo pipefail
 [ $# = 1 ] || { echo "usage: $0 DIRECTORY" >&2; exit 2; }
 to=$(realpath -m "$1")
