@@ -79,7 +79,7 @@ struct Slot {
   Shape shape;
   DType dtype;
   Device device = {};  // where its gradient is wanted
-  // Of `device`; null for the CPU.
+  // The context of `device`; null for the CPU.
   std::shared_ptr<device::Context> keeps_device = nullptr;
 };
 

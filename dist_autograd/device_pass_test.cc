@@ -46,7 +46,7 @@ WEFT_RPC_METHOD(Weights, Gradient);
 Variable Cube(const Variable& x) { return Mul(Mul(x, x), x); }
 WEFT_RPC(Cube);
 
-// Of what it got, moved to the CPU and back by hand.
+// Adds two values that it got in one message.
 Variable SumOfBoth(const Variable& x, const Variable& y) { return Add(x, y); }
 WEFT_RPC(SumOfBoth);
 

@@ -45,20 +45,22 @@ struct BackendOffer {
   std::string gpu;      // which of that host's; cpu: none
   std::string why_not;  // it cannot use NCCL; empty: it can
 };
-// Of this rank. `host`: what Options::host_id says; empty: the machine's.
+// This rank's offer. `host`: what Options::host_id says; empty: the machine's
+// id.
 BackendOffer OfferOf(const GroupBackend& backend, absl::string_view host);
-// As it travels: a few words and the reason, without line ends.
+// The offer as it is sent: a few words and the reason, without line ends.
 std::string Encode(const BackendOffer& offer);
-// kInvalidArgument: no offer.
+// kInvalidArgument: `text` is no offer.
 absl::StatusOr<BackendOffer> DecodeOffer(absl::string_view text);
 
 struct BackendChoice {
   std::string name;  // host or nccl
   std::string why;   // for the log; empty where there was no choice
 };
-// Of all ranks, the same on each. `names`: theirs. `is_insecure`: traffic
-// between hosts may be open. kInvalidArgument: not all want the same;
-// kFailedPrecondition: nccl is wanted and cannot be: names who and why.
+// Chooses by the offers of all ranks; the choice is the same on each. `names`:
+// the names of the ranks. `is_insecure`: traffic between hosts may be open.
+// kInvalidArgument: not all want the same; kFailedPrecondition: nccl is wanted
+// and cannot be used; the message names the rank and the reason.
 absl::StatusOr<BackendChoice> ChooseBackend(
     const std::vector<BackendOffer>& offers,
     const std::vector<std::string>& names, bool is_insecure);
