@@ -84,9 +84,10 @@ absl::StatusOr<Result> Train(weft::train::Job& job, const Settings& settings) {
   ps::Client client(ClientOf(worker));
   std::optional<TableCheckpoints> checkpoints;
   if (rank == 0 && !job.options().checkpoint_dir.empty()) {
-    WEFT_ASSIGN_OR_RETURN(checkpoints,
-                          TableCheckpoints::Open(job.options().checkpoint_dir,
-                                                 job.options().keep, client));
+    WEFT_ASSIGN_OR_RETURN(
+        checkpoints,
+        TableCheckpoints::Open(job.options().checkpoint_dir, job.options().keep,
+                               job.options().settings.fixed, client));
   }
   {
     // Nobody opens a table before it is restored.
@@ -163,9 +164,13 @@ absl::Status Run(int argc, char** argv) {
             absl::StrCat("--tables=", settings.tables, ": wanted 1 to 26")),
         weft::worker::ExitCode::kUsage);
   }
-  training.settings.fixed = {{"--tables", absl::StrCat(settings.tables)},
-                             {"--rows", absl::StrCat(settings.clicks.rows)},
-                             {"--criteo", settings.clicks.criteo}};
+  training.settings.fixed = {
+      {"--tables", absl::StrCat(settings.tables)},
+      {"--factors", absl::StrCat(settings.clicks.has_factors)}};
+  training.settings.common = {
+      {"--rows", absl::StrCat(settings.clicks.rows)},
+      {"--criteo", settings.clicks.criteo},
+      {"--skip-bad-lines", absl::StrCat(settings.clicks.skip_bad_lines)}};
   return weft::train::Run(
       worker, training,
       [&](weft::train::Job& job) { return Train(job, settings); }, Print);

@@ -14,13 +14,20 @@ rows=768000 criteo='' kill_every=5 snapshot_every=10 trainers=2
 for arg in "$@"; do
   case "$arg" in
     --rows=*) rows=${arg#*=} ;;
-    --criteo=*) criteo=--criteo=$(realpath "${arg#*=}") ;;
+    --criteo=*) criteo="'--criteo=$(realpath -e "${arg#*=}")'" ;;
     --kill-every=*) kill_every=${arg#*=} ;;
     --snapshot-every=*) snapshot_every=${arg#*=} ;;
     --trainers=*) trainers=${arg#*=} ;;
     *) echo "run.sh: unknown argument '$arg'; known: --rows=, --criteo=, --kill-every=, --snapshot-every=, --trainers=" >&2
        exit 2 ;;
   esac
+done
+
+for value in "--rows=$rows" "--trainers=$trainers"; do
+  [[ $value =~ ^[^=]*=[0-9]*[1-9][0-9]*$ ]] || { echo "run.sh: $value: wanted a whole number above 0" >&2; exit 2; }
+done
+for value in "--kill-every=$kill_every" "--snapshot-every=$snapshot_every"; do
+  [[ $value =~ ^[^=]*=[0-9]+(\.[0-9]+)?$ && $value =~ [1-9] ]] || { echo "run.sh: $value: wanted seconds, above 0" >&2; exit 2; }
 done
 
 bazel build --noshow_progress //launch:weft //launch:parameter_server //examples/ctr:recommender //examples/ctr:reader
@@ -133,6 +140,10 @@ for name in killed undisturbed; do
 done
 echo "servers killed: $(wc -l <"$work/kills"); snapshots while training: $(grep -c '"\?snapshot: ckpt' "$work/killed/log" ||
   true); read: $(cat "$work/read")"
+if [ ! -s "$work/kills" ]; then
+  echo 'run.sh: the training was over before a server was killed: give it more --rows, or a shorter --kill-every' >&2
+  exit 1
+fi
 if [ "$(awk '{print $3, $NF}' "$work/killed/line")" != "$(awk '{print $3, $NF}' "$work/undisturbed/line")" ]; then
   echo 'run.sh: wanted the same state and AUC in both runs' >&2
   exit 1

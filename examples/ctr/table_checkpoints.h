@@ -19,9 +19,12 @@ namespace example {
 // Thread-safety: one thread at a time.
 class TableCheckpoints {
  public:
+  using Settings = weft::train::Settings::Values;
+
+  // Each checkpoint keeps `fixed`, which a run that goes on from it must have.
   // `client` must outlive it.
   static absl::StatusOr<TableCheckpoints> Open(const std::string& path,
-                                               int keep,
+                                               int keep, Settings fixed,
                                                weft::ps::Client& client) {
     WEFT_RETURN_IF_ERROR(client.CheckCheckpointDirectory(path));
     weft::checkpoint::CheckpointDirectory::Options options;
@@ -29,11 +32,12 @@ class TableCheckpoints {
     options.keep_last = keep;
     WEFT_ASSIGN_OR_RETURN(auto directory,
                           weft::checkpoint::CheckpointDirectory::Open(options));
-    return TableCheckpoints(std::move(directory), client);
+    return TableCheckpoints(std::move(directory), std::move(fixed), client);
   }
 
-  // Restores the newest that is whole; without one does nothing. Before tables
-  // are opened.
+  // Restores the newest that is whole; without any checkpoint does nothing.
+  // Before tables are opened. kFailedPrecondition if it was saved with other
+  // settings; kDataLoss if all are damaged.
   absl::Status Restore() {
     WEFT_ASSIGN_OR_RETURN(const auto names, directory_->List());
     for (auto name = names.rbegin(); name != names.rend(); ++name) {
@@ -43,10 +47,13 @@ class TableCheckpoints {
                      is_whole.ToString().c_str());
         continue;
       }
+      WEFT_RETURN_IF_ERROR(CheckSettings(*name));
       std::fprintf(stderr, "resuming from %s\n", name->c_str());
       return client_->Restore(directory_->path(), *name);
     }
-    return absl::OkStatus();
+    if (names.empty()) return absl::OkStatus();
+    return absl::DataLossError(absl::StrCat(
+        "all checkpoints of ", directory_->path(), " are damaged"));
   }
 
   // Between two rounds, before the caller gives its part of `round`: commits
@@ -73,17 +80,31 @@ class TableCheckpoints {
     WEFT_ASSIGN_OR_RETURN(const std::string attempt, directory_->Begin(round));
     WEFT_ASSIGN_OR_RETURN(auto files,
                           client_->Save(directory_->path(), attempt, round));
-    return directory_->Commit(attempt, std::move(files), {});
+    return directory_->Commit(attempt, std::move(files), Metadata());
   }
 
  private:
   static constexpr absl::Duration kTimeout = absl::Minutes(2);
+  static constexpr char kSettings[] = "settings";
   using Files = std::vector<weft::checkpoint::FileRecord>;
 
   TableCheckpoints(
       std::unique_ptr<weft::checkpoint::CheckpointDirectory> directory,
-      weft::ps::Client& client)
-      : directory_(std::move(directory)), client_(&client) {}
+      Settings fixed, weft::ps::Client& client)
+      : directory_(std::move(directory)),
+        fixed_(std::move(fixed)),
+        client_(&client) {}
+
+  weft::checkpoint::Metadata Metadata() const {
+    return {{kSettings, weft::train::FormatSettings(fixed_)}};
+  }
+  absl::Status CheckSettings(const std::string& name) {
+    WEFT_ASSIGN_OR_RETURN(const auto manifest, directory_->ReadManifest(name));
+    const auto saved = manifest.metadata.find(kSettings);
+    if (saved == manifest.metadata.end()) return absl::OkStatus();
+    return weft::train::CompareSettings(
+        "this run", fixed_, name, weft::train::ParseSettings(saved->second));
+  }
 
   absl::StatusOr<weft::Future<Files>> Begin(int64_t round) {
     WEFT_ASSIGN_OR_RETURN(attempt_, directory_->Begin(round));
@@ -92,7 +113,7 @@ class TableCheckpoints {
   void End(absl::StatusOr<Files> files) {
     files_.reset();
     const absl::StatusOr<std::string> name =
-        files.ok() ? directory_->Commit(attempt_, *std::move(files), {})
+        files.ok() ? directory_->Commit(attempt_, *std::move(files), Metadata())
                    : files.status();
     std::fprintf(stderr, "snapshot: %s\n",
                  name.ok() ? name->c_str() : name.status().ToString().c_str());
@@ -102,6 +123,7 @@ class TableCheckpoints {
   }
 
   std::unique_ptr<weft::checkpoint::CheckpointDirectory> directory_;
+  Settings fixed_;
   weft::ps::Client* client_;
   absl::Time last_ = absl::Now();
   std::string attempt_;
