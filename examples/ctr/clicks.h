@@ -35,6 +35,22 @@ struct ClickOptions {
     flags.Add("skip-bad-lines", &skip_bad_lines,
               "leave out lines that are not of that form");
   }
+
+  // With ExitCode kUsage if a value cannot be.
+  absl::Status Check() const {
+    std::string wrong;
+    if (rows < 0 || test_rows < 1) {
+      wrong = absl::StrCat("--rows=", rows, ", --test-rows=", test_rows,
+                           ": wanted 0 or more, and 1 or more");
+    } else if (rows == 0 && criteo.empty()) {
+      wrong =
+          "--rows=0: W-CTR-v1 has no end; wanted --rows=N, or --criteo=FILE";
+    } else {
+      return absl::OkStatus();
+    }
+    return weft::worker::WithExitCode(absl::InvalidArgumentError(wrong),
+                                      weft::worker::ExitCode::kUsage);
+  }
 };
 
 struct Clicks {
@@ -52,16 +68,8 @@ struct Clicks {
 
   static absl::StatusOr<Clicks> Open(const ClickOptions& options) {
     namespace input = weft::input;
-    if (options.rows < 0 || options.test_rows < 1) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--rows=", options.rows, ", --test-rows=", options.test_rows,
-          ": wanted 0 or more, and 1 or more"));
-    }
+    WEFT_RETURN_IF_ERROR(options.Check());
     if (!options.criteo.empty()) return OpenFile(options);
-    if (options.rows == 0) {
-      return absl::InvalidArgumentError(
-          "--rows=0: W-CTR-v1 has no end; wanted --rows=N, or --criteo=FILE");
-    }
     input::WCtrDataset::Options all;
     all.size = input::w_ctr::kFirstTestRow + options.test_rows;
     if (options.has_factors) {

@@ -158,6 +158,7 @@ absl::Status Run(int argc, char** argv) {
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
   WEFT_RETURN_IF_ERROR(worker.Resolve());
   WEFT_RETURN_IF_ERROR(training.Resolve(worker));
+  WEFT_RETURN_IF_ERROR(settings.clicks.Check());
   if (settings.tables < 1 || settings.tables > Dlrm::kFields) {
     return weft::worker::WithExitCode(
         absl::InvalidArgumentError(

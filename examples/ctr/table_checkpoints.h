@@ -102,8 +102,18 @@ class TableCheckpoints {
     WEFT_ASSIGN_OR_RETURN(const auto manifest, directory_->ReadManifest(name));
     const auto saved = manifest.metadata.find(kSettings);
     if (saved == manifest.metadata.end()) return absl::OkStatus();
-    return weft::train::CompareSettings(
-        "this run", fixed_, name, weft::train::ParseSettings(saved->second));
+    for (const auto& [flag, value] :
+         weft::train::ParseSettings(saved->second)) {
+      const auto own = fixed_.find(flag);
+      if (own != fixed_.end() && own->second == value) continue;
+      return weft::worker::WithExitCode(
+          absl::FailedPreconditionError(absl::StrCat(
+              name, " was saved with ", flag, "=", value, ", and this run has ",
+              flag, "=", own == fixed_.end() ? "" : own->second,
+              "; go on with the same, or train into another directory")),
+          weft::worker::ExitCode::kConfig);
+    }
+    return absl::OkStatus();
   }
 
   absl::StatusOr<weft::Future<Files>> Begin(int64_t round) {
