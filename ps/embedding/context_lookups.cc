@@ -9,6 +9,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/dist_autograd/context.h"
 #include "weft/dist_autograd/participant.h"
+#include "weft/ps/embedding/end_step.h"
 #include "weft/ps/embedding/look_up_record.h"
 #include "weft/ps/embedding/pull_rows.h"
 #include "weft/ps/many.h"
@@ -70,7 +71,11 @@ class ContextLookups::Part final : public dist_autograd::Participant {
     }
     {
       MutexLock tables(tables_->mu);
-      committed_ = PushMany(std::move(pushes));
+      std::vector<Future<void>> sent = {PushMany(std::move(pushes))};
+      for (const Push& push : found->pushes) {
+        sent.push_back(EndStep(*push.table));
+      }
+      committed_ = WhenAllOk(std::move(sent));
     }
     End(absl::FailedPreconditionError(
         "it was looked up before the step of its context, which pushed its "

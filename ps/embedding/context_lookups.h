@@ -13,7 +13,8 @@
 // not pushed. A step that is repeated pushes nothing a second time.
 //
 // With SYNC tables each step of a context is one round of the tables that were
-// looked up in it here, so contexts of one worker step one after another.
+// looked up in it here, so contexts of one worker step one after another. With
+// TableSpec.staleness it ends a step of them (SparseTable::Tick).
 //
 // Passes have no store but their context: a pass of weft::Backward, without the
 // scope, leaves nothing here.

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/status_macros.h"
+#include "weft/ps/embedding/end_step.h"
 #include "weft/ps/embedding/pull_rows.h"
 #include "weft/ps/many.h"
 
@@ -20,9 +21,10 @@ bool IsSync(const SparseTable& table) {
 // Whether a row changes by a push that names it and by nothing else, and this
 // worker knows of each that counts: with rounds there is no other worker, and
 // without rounds nobody waits for others. Rows of a table with RowLife also go
-// by pushes of others.
+// by pushes of others, and those of one with a staleness must be as of the
+// clock at which they are looked up.
 bool KnowsWhatChanges(const SparseTable& table) {
-  if (table.spec().has_life()) return false;
+  if (table.spec().has_life() || table.spec().has_staleness()) return false;
   return !IsSync(table) || table.spec().shards() <= 1;
 }
 
@@ -273,8 +275,10 @@ Future<void> Lookups::Send(std::vector<Push> pushes) {
   const std::vector<Asked> asked = AskedAfter(pushes, ahead_);
   // A server answers once all of a message is done, and a pull of a SYNC table
   // waits for its round: it follows in a message of its own. One of an ASYNC
-  // table sees its push only if it comes with it.
+  // table sees its push only if it comes with it, and then ends the step of a
+  // table with a staleness by itself.
   std::vector<Asked> later;
+  std::vector<SparseTable*> ends;
   std::vector<TableOperation> operations;
   std::vector<const Asked*> with;  // by operation
   for (Push& push : pushes) {
@@ -285,10 +289,12 @@ Future<void> Lookups::Send(std::vector<Push> pushes) {
     const bool pushes_rows = push.keys.numel() > 0;
     const bool pulls = it != asked.end() && !is_sync;
     if (it != asked.end() && is_sync) later.push_back(*it);
+    const bool is_stale = push.table->spec().has_staleness();
+    if (is_stale && !pulls) ends.push_back(push.table);
     if (!is_sync && !pushes_rows && !pulls) continue;
     if (!pulls) {
       operations.push_back(PushOf{push.table, push.keys, push.gradients});
-    } else if (pushes_rows) {
+    } else if (pushes_rows || is_stale) {
       operations.push_back(
           PushPullOf{push.table, push.keys, push.gradients, it->keys()});
     } else {
@@ -303,6 +309,7 @@ Future<void> Lookups::Send(std::vector<Push> pushes) {
     if (with[i] != nullptr) with[i]->Give(results[i]);
     sent.push_back(results[i].Then([](const Tensor&) {}));
   }
+  for (SparseTable* const table : ends) sent.push_back(EndStep(*table));
   Ask(later);
   sent_ = WhenAllOk(std::move(sent));
   return *sent_;

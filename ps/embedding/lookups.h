@@ -21,8 +21,9 @@
 // one. A reader without a part in the rounds may see one table after a pass and
 // another one before it. ASYNC: the rows of a partition change together;
 // another worker may see one partition after a pass and another one before it.
-// Nobody ever sees anything of a pass that is aborted, or that Commit refuses
-// before it sends anything.
+// With TableSpec.staleness each Commit ends a step (SparseTable::Tick) of the
+// same tables. Nobody ever sees anything of a pass that is aborted, or that
+// Commit refuses before it sends anything.
 //
 // Prefetch asks for the rows of a later pass, so that they are there, or on
 // their way, when that pass looks them up. It changes no bit of a SYNC table's
@@ -122,8 +123,8 @@ class Lookups {
   Future<void> CommitAsync();
   absl::Status Commit();
   // In place of a pass, on a worker that has no data for it: an empty part of
-  // the round of each SYNC table. kFailedPrecondition if there was a look-up:
-  // Abort it first.
+  // the round of each SYNC table, and the end of a step of each with a
+  // staleness. kFailedPrecondition if there was a look-up: Abort it first.
   absl::Status CommitNothing();
 
   // Drops the look-ups since the last Commit, with their gradients. A backward
