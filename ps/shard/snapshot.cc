@@ -278,12 +278,13 @@ absl::Status Merge(const std::string& file, LoadedTable part,
                                       "file of the checkpoint"));
   }
   // With a quorum servers close a round each for itself. All go on at the last
-  // one: nobody would give parts of those before.
+  // one: nobody would give parts of those before. An ASYNC table goes on at the
+  // most pushes that a server had applied.
   const bool is_sync =
       part.spec.mode() == v1::TableSpec::SYNC && !part.spec.has_quorum();
-  whole.image.version = part.spec.has_quorum()
-                            ? std::max(whole.image.version, part.image.version)
-                            : whole.image.version;
+  if (!is_sync) {
+    whole.image.version = std::max(whole.image.version, part.image.version);
+  }
   if (is_sync && whole.image.version != part.image.version) {
     return Damaged(file, absl::StrCat("table '", name, "' is at version ",
                                       part.image.version, ", elsewhere at ",
