@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -14,9 +16,24 @@ namespace {
 
 absl::Status Wrong(absl::string_view rule, absl::string_view why) {
   return absl::InvalidArgumentError(
-      absl::StrCat("access to tables: ", why, " in '", rule,
+      absl::StrCat("access to tables: ", why, " in '", absl::CHexEscape(rule),
                    "'; wanted TABLE=ROLE:rw,ROLE:r with TABLE a name or the "
                    "beginning of names with * at its end"));
+}
+
+// As TableLayout has names of tables; a prefix may be empty.
+bool IsTableName(absl::string_view name) {
+  return name.size() <= 256 &&
+         std::all_of(name.begin(), name.end(), [](unsigned char c) {
+           return absl::ascii_isalnum(c) || absl::StrContains("._/-", c);
+         });
+}
+
+bool IsRole(absl::string_view role) {
+  return !role.empty() &&
+         std::all_of(role.begin(), role.end(), [](unsigned char c) {
+           return absl::ascii_isalnum(c) || absl::StrContains("_-", c);
+         });
 }
 
 }  // namespace
@@ -32,12 +49,20 @@ absl::StatusOr<TableAccess::Rule> TableAccess::ParseRule(
   rule.is_prefix = absl::ConsumeSuffix(&name, "*");
   if (name.empty() && !rule.is_prefix) return Wrong(text, "no table");
   if (absl::StrContains(name, '*')) return Wrong(text, "* amid a name");
+  if (!IsTableName(name)) {
+    return Wrong(text,
+                 "a name that no table has (1 to 256 of [A-Za-z0-9._/-])");
+  }
   rule.name = std::string(name);
   for (absl::string_view one : absl::StrSplit(sides[1], ',')) {
     const std::vector<absl::string_view> parts =
         absl::StrSplit(one, absl::MaxSplits(':', 1));
     if (parts.size() != 2 || parts[0].empty()) {
       return Wrong(text, absl::StrCat("no ROLE:RIGHTS, found '", one, "',"));
+    }
+    if (!IsRole(parts[0])) {
+      return Wrong(text, absl::StrCat("'", absl::CHexEscape(parts[0]),
+                                      "', which is no role,"));
     }
     Allowed allowed;
     allowed.role = std::string(parts[0]);
