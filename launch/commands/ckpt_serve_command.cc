@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -95,8 +96,13 @@ absl::StatusOr<Sources> ReadFlags(int argc, char** argv,
   Sources sources;
   sources.files = flags.positional();
   if (!follow.empty()) {
-    sources.followed.push_back(
-        {follow, absl::StrSplit(tables, ',', absl::SkipEmpty())});
+    const std::vector<std::string> names =
+        absl::StrSplit(tables, ',', absl::SkipEmpty());
+    const std::set<std::string> once(names.begin(), names.end());
+    if (once.size() < names.size()) {
+      return Usage(absl::StrCat("each table once, found --tables=", tables));
+    }
+    sources.followed.push_back({follow, names});
   }
   return sources;
 }
@@ -126,10 +132,12 @@ absl::StatusOr<int> CkptServeCommand(int argc, char** argv) {
   WEFT_ASSIGN_OR_RETURN(const Sources sources, ReadFlags(argc, argv, options));
   auto opened = ps::ServedExports::Open(sources.files, sources.followed);
   if (!opened.ok()) {
-    return worker::WithExitCode(opened.status(),
-                                absl::IsNotFound(opened.status())
-                                    ? worker::ExitCode::kConfig
-                                    : worker::ExitCode::kBadCheckpoint);
+    // Nothing is there, or a file in place of a directory; else it is damaged.
+    const bool is_elsewhere = absl::IsNotFound(opened.status()) ||
+                              absl::IsFailedPrecondition(opened.status());
+    return worker::WithExitCode(
+        opened.status(), is_elsewhere ? worker::ExitCode::kConfig
+                                      : worker::ExitCode::kBadCheckpoint);
   }
   const std::shared_ptr<ps::ServedExports> exports = *std::move(opened);
   // Blocked before any thread is there, which inherit it.
