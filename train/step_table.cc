@@ -9,6 +9,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/rendezvous/membership.h"
 #include "weft/rendezvous/view.h"
+#include "weft/tensor/shape.h"
 #include "weft/train/saving/servers_use.h"
 #include "weft/worker/exit_code.h"
 
@@ -40,27 +41,47 @@ ps::ClientOptions OptionsOf(worker::Worker& worker, absl::Duration timeout) {
   return options;
 }
 
-// Keys and gradients of a part, which came from another rank.
+// Before the keys and gradients of a part: how many rows, and their length.
+struct PartHead {
+  int64_t rows = 0;
+  int64_t dim = 0;
+};
+
+// Keys and gradients of a part, which came from another rank; none of an empty
+// one.
 absl::StatusOr<std::pair<Tensor, Tensor>> ReadPart(absl::string_view part,
+                                                   const std::string& table,
                                                    int64_t dim) {
-  const size_t row = sizeof(int64_t) + static_cast<size_t>(dim) * sizeof(float);
-  if (part.size() % row != 0) {
-    return absl::InternalError(absl::StrCat(
-        "a part of a step for a table of dim ", dim, ": wanted rows of ", row,
-        " bytes, found ", part.size(), " bytes; make it by StepTable::PartOf"));
+  PartHead head{0, dim};
+  const auto row = static_cast<int64_t>(sizeof(int64_t)) +
+                   dim * static_cast<int64_t>(sizeof(float));
+  const auto body =
+      static_cast<int64_t>(part.size()) - static_cast<int64_t>(sizeof(head));
+  if (body >= 0) std::memcpy(&head, part.data(), sizeof(head));
+  const bool is_part =
+      part.empty() || (body >= 0 && body % row == 0 && head.rows == body / row);
+  if (head.dim != dim || !is_part) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "StepTable '", table,
+        "': wanted a part of StepTable::PartOf with rows "
+        "of dim ",
+        dim, ", found ", part.size(), " bytes",
+        is_part || body >= 0 ? absl::StrCat(" that begin with ", head.rows,
+                                            " rows of dim ", head.dim)
+                             : ""));
   }
-  const int64_t rows = static_cast<int64_t>(part.size() / row);
-  std::vector<int64_t> keys(static_cast<size_t>(rows));
-  std::vector<float> gradients(static_cast<size_t>(rows * dim));
-  const size_t key_bytes = keys.size() * sizeof(int64_t);
-  if (rows > 0) {
-    std::memcpy(keys.data(), part.data(), key_bytes);
-    std::memcpy(gradients.data(), part.data() + key_bytes,
+  std::vector<int64_t> keys(static_cast<size_t>(head.rows));
+  std::vector<float> gradients(static_cast<size_t>(head.rows * dim));
+  if (head.rows > 0) {
+    const char* const rows = part.data() + sizeof(head);
+    const size_t key_bytes = keys.size() * sizeof(int64_t);
+    std::memcpy(keys.data(), rows, key_bytes);
+    std::memcpy(gradients.data(), rows + key_bytes,
                 gradients.size() * sizeof(float));
   }
   return std::make_pair(
       Tensor::FromVector<int64_t>(keys),
-      Tensor::FromVector<float>(gradients).Reshape({rows, dim}));
+      Tensor::FromVector<float>(gradients).Reshape({head.rows, dim}));
 }
 
 // "i64 [3]".
@@ -81,6 +102,12 @@ StepTable::StepTable(worker::Worker& worker, ps::v1::TableSpec spec,
 absl::StatusOr<std::unique_ptr<StepTable>> StepTable::Open(
     worker::Worker& worker, ps::v1::TableSpec spec, absl::Duration timeout) {
   const worker::Options& options = worker.options();
+  if (spec.kind() == ps::v1::TableSpec::DENSE) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("StepTable '", spec.name(),
+                     "': wanted a sparse table, found a dense "
+                     "one; what all ranks have belongs to the model"));
+  }
   if (options.servers < 2 || options.replicas < 2) {
     return worker::WithExitCode(
         absl::FailedPreconditionError(absl::StrCat(
@@ -141,8 +168,10 @@ absl::StatusOr<std::string> StepTable::PartOf(const Tensor& keys,
   }
   const Tensor flat_keys = keys.To(Device::Cpu()).Contiguous();
   const Tensor flat = gradients.To(Device::Cpu()).Contiguous();
-  std::string part(reinterpret_cast<const char*>(flat_keys.data<int64_t>()),
-                   static_cast<size_t>(flat_keys.numel()) * sizeof(int64_t));
+  const PartHead head{keys.numel(), dim};
+  std::string part(reinterpret_cast<const char*>(&head), sizeof(head));
+  part.append(reinterpret_cast<const char*>(flat_keys.data<int64_t>()),
+              static_cast<size_t>(flat_keys.numel()) * sizeof(int64_t));
   part.append(reinterpret_cast<const char*>(flat.data<float>()),
               static_cast<size_t>(flat.numel()) * sizeof(float));
   return part;
@@ -190,7 +219,7 @@ absl::Status StepTable::BeginRound(int64_t round) {
 }
 
 absl::Status StepTable::Push(int64_t round, int shard, absl::string_view part) {
-  WEFT_ASSIGN_OR_RETURN(auto rows, ReadPart(part, table_->dim()));
+  WEFT_ASSIGN_OR_RETURN(auto rows, ReadPart(part, spec_.name(), table_->dim()));
   pushed_.erase(
       std::remove_if(pushed_.begin(), pushed_.end(),
                      [&](const Pushed& one) { return one.part.round < round; }),

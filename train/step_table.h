@@ -52,7 +52,7 @@ class StepTable {
  public:
   // `spec`: SPARSE, with `shards` the virtual shards of the training; SYNC and
   // Orphans WAIT are set here. Waits until the servers of the job have joined.
-  //   kInvalidArgument     as ps::Client::Sparse
+  //   kInvalidArgument     as ps::Client::Sparse, or the table is dense
   //   kFailedPrecondition  the job has one replica, or no servers
   //   kDeadlineExceeded    servers are not there
   // `worker` must outlive it.
