@@ -206,7 +206,7 @@ class Program {
 // restored between".
 TEST_F(Deltas, AnyProgramSavesToTheByteWhatAFullCheckpointHas) {
   int64_t deltas = 0;
-  for (uint64_t seed = 0; seed < 20; ++seed) {
+  for (uint64_t seed = 0; seed < 12; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     const std::string root = dir_.Path(absl::StrCat("one", seed));
     fs::create_directories(root);
