@@ -285,7 +285,7 @@ void PairWorld::Connect(int i) {
   link.to_caller.clear();
   link.has_begun = link.caller_open = link.callee_open = true;
   Tell(i, CalleeSession::Event(CalleeSession::Connected{}));
-  Tell(i, CallerSession::Connected{Limits(), nullptr, ""});
+  Tell(i, CallerSession::Connected{Limits(), std::nullopt, ""});
 }
 
 void PairWorld::CloseCallerEnd(int i) {

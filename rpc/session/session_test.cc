@@ -47,7 +47,7 @@ TEST(CallerSession, WaitsForCreditAndSendsInOrder) {
   Caller caller;
   Limits limits;
   limits.calls = 1;
-  caller.Tell(CallerSession::Connected{limits, nullptr, ""});
+  caller.Tell(CallerSession::Connected{limits, std::nullopt, ""});
   auto sent = Only<CallerSession::SendRequest>(
       caller.Tell(CallerSession::Start{MakeRequest()}));
   ASSERT_EQ(sent.size(), 1u);
@@ -82,7 +82,7 @@ struct BriefCaller : Caller {
   BriefCaller() {
     Limits limits;
     limits.bytes = 5000;
-    Tell(CallerSession::Connected{limits, nullptr, ""});
+    Tell(CallerSession::Connected{limits, std::nullopt, ""});
   }
   std::vector<uint64_t> Start(size_t bytes) {
     return IdsSent(Tell(CallerSession::Start{MakeRequest(/*depth=*/0, bytes)}));
@@ -94,7 +94,7 @@ TEST(CallerSession, SomeCreditIsKeptForCallsThatAreNotStreams) {
   Limits limits;
   limits.calls = 16;
   ASSERT_EQ(limits.most_streams(), 14);
-  caller.Tell(CallerSession::Connected{limits, nullptr, ""});
+  caller.Tell(CallerSession::Connected{limits, std::nullopt, ""});
   const auto start = [&caller](bool is_stream) {
     const auto request = MakeRequest();
     request->is_stream = is_stream;
@@ -145,7 +145,7 @@ TEST(CallerSession,
   Caller caller;
   Limits limits;
   limits.calls = 1;
-  caller.Tell(CallerSession::Connected{limits, nullptr, ""});
+  caller.Tell(CallerSession::Connected{limits, std::nullopt, ""});
   caller.Tell(CallerSession::Start{MakeRequest()});
   caller.Tell(CallerSession::Start{MakeRequest()});
   caller.Tell(CallerSession::Disconnected{});
@@ -159,7 +159,7 @@ TEST(CallerSession,
   EXPECT_EQ(caller.session.generation(), 2u);
   EXPECT_FALSE(caller.session.resumes());
   EXPECT_THAT(
-      IdsSent(caller.Tell(CallerSession::Connected{limits, nullptr, ""})),
+      IdsSent(caller.Tell(CallerSession::Connected{limits, std::nullopt, ""})),
       ElementsAre(2));
 }
 
@@ -170,7 +170,7 @@ TEST(CallerSession, EachConnectionIsOfAnotherLifeUntilOneIsWelcomed) {
   EXPECT_EQ(caller.session.generation(), 2u);
   caller.Tell(CallerSession::Unreachable{absl::UnavailableError("for long")});
   EXPECT_EQ(caller.session.generation(), 3u);
-  caller.Tell(CallerSession::Connected{Limits(), nullptr, ""});
+  caller.Tell(CallerSession::Connected{Limits(), std::nullopt, ""});
   caller.Tell(CallerSession::Disconnected{});
   EXPECT_EQ(caller.session.generation(), 3u);
   EXPECT_TRUE(caller.session.resumes());
@@ -178,7 +178,7 @@ TEST(CallerSession, EachConnectionIsOfAnotherLifeUntilOneIsWelcomed) {
 
 TEST(CallerSession, AcksTravelBeforeTheRequestTheyMakeRoomFor) {
   Caller caller;
-  caller.Tell(CallerSession::Connected{Limits(), nullptr, ""});
+  caller.Tell(CallerSession::Connected{Limits(), std::nullopt, ""});
   caller.Tell(CallerSession::Start{MakeRequest()});
   auto reply = std::make_shared<Reply>();
   reply->id = 1;
@@ -196,7 +196,7 @@ TEST(CallerSession, NestedCallsNeedNoCreditButHaveALimitOfTheirOwn) {
   Limits limits;
   limits.calls = 0;
   limits.nested_calls = 1;
-  caller.Tell(CallerSession::Connected{limits, nullptr, ""});
+  caller.Tell(CallerSession::Connected{limits, std::nullopt, ""});
   EXPECT_EQ(Only<CallerSession::SendRequest>(
                 caller.Tell(CallerSession::Start{MakeRequest(/*depth=*/1)}))
                 .size(),
@@ -214,7 +214,7 @@ TEST(CallerSession, NestedCallsHaveALimitOfBytesOfTheirOwn) {
   Caller caller;
   Limits limits;
   limits.bytes = 2000;
-  caller.Tell(CallerSession::Connected{limits, nullptr, ""});
+  caller.Tell(CallerSession::Connected{limits, std::nullopt, ""});
   EXPECT_EQ(Only<CallerSession::SendRequest>(
                 caller.Tell(CallerSession::Start{MakeRequest(1, 1000)}))
                 .size(),
@@ -233,7 +233,7 @@ TEST(CallerSession, RefusesACallThatCanNeverBeAdmitted) {
   limits.bytes = 1000;
   caller.Tell(CallerSession::Start{MakeRequest(0, 2000)});
   const auto ended = Only<CallerSession::Complete>(
-      caller.Tell(CallerSession::Connected{limits, nullptr, ""}));
+      caller.Tell(CallerSession::Connected{limits, std::nullopt, ""}));
   // Depth 0 waits in the queue, so it is looked at when credit comes.
   ASSERT_EQ(ended.size(), 1u);
   EXPECT_THAT(ended[0].status, StatusIs(absl::StatusCode::kResourceExhausted,
@@ -251,7 +251,7 @@ TEST(CallerSession, WhereMoreIsAdmittedALargerCallIsSent) {  // F40
     if (is_raised) limits.bytes = int64_t{8} << 30;
     caller.Tell(CallerSession::Start{request});
     const auto actions =
-        caller.Tell(CallerSession::Connected{limits, nullptr, ""});
+        caller.Tell(CallerSession::Connected{limits, std::nullopt, ""});
     EXPECT_EQ(Only<CallerSession::SendRequest>(actions).size(), is_raised);
     EXPECT_EQ(Only<CallerSession::Complete>(actions).size(), !is_raised);
   }
@@ -270,7 +270,7 @@ TEST(CallerSession, ACallThatIsNotToWaitFailsWithoutCredit) {
   EXPECT_TRUE(start().empty());  // nobody knows the limits yet
   EXPECT_TRUE(start().empty());
   const auto ended = Only<CallerSession::Complete>(
-      caller.Tell(CallerSession::Connected{limits, nullptr, ""}));
+      caller.Tell(CallerSession::Connected{limits, std::nullopt, ""}));
   ASSERT_EQ(ended.size(), 1u);
   EXPECT_EQ(ended[0].id, 2u);
   const auto third = start();
@@ -312,14 +312,14 @@ TEST(CallerSession, BorrowedElementsThatChangedAreNotSent) {
   caller.Tell(CallerSession::Start{request});
   caller.Tell(CallerSession::Start{waiting});
   EXPECT_EQ(Only<CallerSession::SendRequest>(
-                caller.Tell(CallerSession::Connected{limits, nullptr, ""}))
+                caller.Tell(CallerSession::Connected{limits, std::nullopt, ""}))
                 .size(),
             1u);
   x.Fill(1);
   y.Fill(1);
   caller.Tell(CallerSession::Event(CallerSession::Disconnected{}));
   const auto actions =
-      caller.Tell(CallerSession::Connected{limits, nullptr, ""});
+      caller.Tell(CallerSession::Connected{limits, std::nullopt, ""});
   EXPECT_TRUE(Only<CallerSession::SendRequest>(actions).empty());
   const auto ended = Only<CallerSession::Complete>(actions);
   ASSERT_EQ(ended.size(), 2u);
@@ -333,7 +333,7 @@ TEST(CallerSession, ACallThatIsNotToWaitFailsWithoutCreditOfBytes) {
   Caller caller;
   Limits limits;
   limits.bytes = 2000;
-  caller.Tell(CallerSession::Connected{limits, nullptr, ""});
+  caller.Tell(CallerSession::Connected{limits, std::nullopt, ""});
   caller.Tell(CallerSession::Start{MakeRequest(0, 1000)});
   auto request = MakeRequest(0, 1000);  // and what it says of itself
   request->waits_for_credit = false;
@@ -369,7 +369,7 @@ TEST(CallerSession, SaysInWhichPhaseTheDeadlinePassed) {
   Limits one;
   one.calls = 1;
   const CallerSession::Event connected =
-      CallerSession::Connected{one, nullptr, ""};
+      CallerSession::Connected{one, std::nullopt, ""};
   const auto start = [] {
     return CallerSession::Event(CallerSession::Start{MakeRequest()});
   };
@@ -390,7 +390,7 @@ TEST(CallerSession, SaysInWhichPhaseTheDeadlinePassed) {
 
 TEST(CallerSession, IdleAcknowledgesOnceAndSleeps) {
   Caller caller;
-  caller.Tell(CallerSession::Connected{Limits(), nullptr, ""});
+  caller.Tell(CallerSession::Connected{Limits(), std::nullopt, ""});
   caller.Tell(CallerSession::Start{MakeRequest()});
   auto reply = std::make_shared<Reply>();
   reply->id = 1;
@@ -406,13 +406,13 @@ TEST(CallerSession, IdleAcknowledgesOnceAndSleeps) {
 TEST(CallerSession, AWelcomeAfterThePeerHasGoneChangesNothing) {
   Caller caller;
   caller.Tell(CallerSession::PeerGone{absl::UnavailableError("its end")});
-  caller.Tell(CallerSession::Connected{Limits(), nullptr, ""});
+  caller.Tell(CallerSession::Connected{Limits(), std::nullopt, ""});
   EXPECT_FALSE(caller.session.is_connected());
 }
 
 TEST(CallerSession, AReplyAfterTheDeadlineIsNoResult) {
   Caller caller;
-  caller.Tell(CallerSession::Connected{Limits(), nullptr, ""});
+  caller.Tell(CallerSession::Connected{Limits(), std::nullopt, ""});
   caller.Tell(CallerSession::Start{MakeRequest()});
   caller.now = Instant() + absl::Seconds(60);  // the tick is late
   auto reply = std::make_shared<Reply>();
@@ -428,7 +428,7 @@ TEST(CallerSession, AReplyAfterTheDeadlineIsNoResult) {
 
 TEST(CallerSession, EndingSessionClosesItsConnectionWithTheLastCall) {
   Caller caller;
-  caller.Tell(CallerSession::Connected{Limits(), nullptr, ""});
+  caller.Tell(CallerSession::Connected{Limits(), std::nullopt, ""});
   caller.Tell(CallerSession::Start{MakeRequest()});
   const absl::Status why = absl::FailedPreconditionError("shut down");
   EXPECT_TRUE(Only<CallerSession::CloseConnection>(
@@ -448,7 +448,7 @@ TEST(CallerSession, EndingSessionClosesItsConnectionWithTheLastCall) {
 
 TEST(CallerSession, AnAckOfAttachmentsIsRepeatedUntilItIsConfirmed) {
   Caller caller;
-  caller.Tell(CallerSession::Connected{Limits(), nullptr, ""});
+  caller.Tell(CallerSession::Connected{Limits(), std::nullopt, ""});
   caller.Tell(CallerSession::Start{MakeRequest()});
   auto reply = std::make_shared<Reply>();
   reply->id = 1;
@@ -464,7 +464,7 @@ TEST(CallerSession, AnAckOfAttachmentsIsRepeatedUntilItIsConfirmed) {
     EXPECT_TRUE(caller.session.awaits_outcomes());
     caller.Tell(CallerSession::Disconnected{});
     const auto acks = Only<CallerSession::SendAck>(
-        caller.Tell(CallerSession::Connected{Limits(), nullptr, ""}));
+        caller.Tell(CallerSession::Connected{Limits(), std::nullopt, ""}));
     ASSERT_EQ(acks.size(), 1u);
     EXPECT_THAT(acks[0].ack.confirm, ElementsAre(Interval{1, 1}));
   }
