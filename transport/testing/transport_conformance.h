@@ -205,6 +205,8 @@ TEST_P(TransportConformance, ConnectionThatItsAcceptorLetsGoOfIsClosed) {
   const auto connection = Connect(here);
   EXPECT_FALSE(here->closed().Wait(kSoon).ok());
   EXPECT_FALSE(there->closed().Wait(kSoon).ok());
+  EXPECT_EQ(here->closings(), 1);
+  EXPECT_EQ(there->closings(), 1);
 }
 
 TEST_P(TransportConformance, DestroyedConnectionIsClosed) {
