@@ -27,10 +27,23 @@ std::vector<std::string> Seeds() {
 }
 
 std::vector<std::string> Words() {
-  return {"{",   "}",          "[",    "]",         "\"step\":",
-          "-1",  "1e999",      "null", "\"\"",      "\"version\":2",
-          "../", "[[[[[[[[[[", "\xff", "\"files\":",
-          "\"parent\":", "\"links\":", "\"delta\":true"};
+  return {"{",
+          "}",
+          "[",
+          "]",
+          "\"step\":",
+          "-1",
+          "1e999",
+          "null",
+          "\"\"",
+          "\"version\":2",
+          "../",
+          "[[[[[[[[[[",
+          "\xff",
+          "\"files\":",
+          "\"parent\":",
+          "\"links\":",
+          "\"delta\":true"};
 }
 
 void Run(absl::string_view input) {
