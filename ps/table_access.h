@@ -27,10 +27,10 @@ class TableAccess {
 
   // "users*=trainer:rw,admin:r;*=trainer:rw": rules of tables, the name of one
   // or, with * at the end, the beginning of names; of each the roles with their
-  // rights, r and w, and no blanks. Only the first rule that fits a table's name
-  // counts: a role that it does not name has no rights. Where no rule fits, no
-  // role has any. Empty: TableAccess(). kInvalidArgument says what is wrong
-  // where.
+  // rights, r and w, and no blanks. Only the first rule that fits a table's
+  // name counts: a role that it does not name has no rights. Where no rule
+  // fits, no role has any. Empty: TableAccess(). kInvalidArgument says what is
+  // wrong where.
   static absl::StatusOr<TableAccess> Parse(absl::string_view text);
 
   bool is_open() const { return rules_.empty(); }

@@ -79,7 +79,9 @@ class ClientStream final : public Stream,
   ~ClientStream() override;
 
   // Its owner has destroyed the stream.
-  void OnHandleDestroyed() { Close(absl::CancelledError("the stream was destroyed")); }
+  void OnHandleDestroyed() {
+    Close(absl::CancelledError("the stream was destroyed"));
+  }
 
   bool Write(Slices message) override;
   bool RunAfterBurst(absl::AnyInvocable<void() &&> fn) override {
