@@ -22,6 +22,7 @@
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
+#include "weft/worker/group_backend.h"
 #include "weft/worker/options.h"
 #include "weft/worker/worker.h"
 
@@ -319,14 +320,18 @@ TEST_F(TrainerProgramTest, SignalWhileTheTrainersMeetLeavesNoSocketBehind) {
                    absl::StrCat((*other)->self().incarnation, same), kLong)
               .status(),
           IsOk());
-      const auto cards =
-          members.AllGather("join_group/trainer/world",
-                            absl::StrCat((*other)->self().key.id, " ",
-                                         (*other)->self().key.epoch, " nonce"),
-                            {"trainer0", "trainer1"}, kLong);
+      worker::GroupBackend backend;
+      backend.name = "auto";  // --backend
+      const auto cards = members.AllGather(
+          "join_group/trainer/world",
+          absl::StrCat((*other)->self().key.id, " ", (*other)->self().key.epoch,
+                       " nonce ", Encode(worker::OfferOf(backend, ""))),
+          {"trainer0", "trainer1"}, kLong);
       ASSERT_THAT(cards, IsOk()) << trainer->output();
-      const std::string& card = cards->at("trainer0");
-      const std::string nonce = card.substr(card.rfind(' ') + 1);
+      const std::vector<std::string> card =
+          absl::StrSplit(cards->at("trainer0"), ' ');
+      ASSERT_GE(card.size(), 3);
+      const std::string& nonce = card[2];
       ASSERT_THAT(members.store()
                       .Wait(absl::StrCat("collectives/trainer/world#", nonce,
                                          "/place/0"),
