@@ -338,7 +338,13 @@ absl::Status Client::Restore(const std::string& path, const std::string& name) {
     for (const rpc::Target& server : servers) {
       calls.push_back(rpc::CallAsync(server, &ps::Restore, path, name));
     }
-    return WhenAllOk(std::move(calls));
+    // All, also after an error: a server that went on would replace its tables
+    // when this has ended.
+    return WhenAll(std::move(calls))
+        .Then([](const std::vector<absl::Status>& all) -> absl::Status {
+          for (const absl::Status& one : all) WEFT_RETURN_IF_ERROR(one);
+          return absl::OkStatus();
+        });
   }));
   servers_ = std::move(restored);
   return absl::OkStatus();
