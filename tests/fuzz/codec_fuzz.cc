@@ -2,6 +2,7 @@
 // accepted is encoded and decoded again.
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -10,8 +11,11 @@
 #include <variant>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "weft/device/testing/simulated_context.h"
 #include "weft/proto/rpc.pb.h"
 #include "weft/rpc/codec/codec.h"
+#include "weft/rpc/codec/device_tensors.h"
 #include "weft/rpc/codec/tensor_codec.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 
@@ -47,6 +51,46 @@ void Decode(absl::string_view bytes, size_t cut, bool is_private) {
   // What the caller gives away is encoded by other code than what it keeps.
   const Bytes kept = Flatten(Encoded(copy));
   Hold(Flatten(Encoded(std::move(copy))).view() == kept.view());
+}
+
+// Where tensors of a request arrive.
+struct Devices {
+  device::testing::SimulatedDevices simulated{/*seed=*/1};
+  std::shared_ptr<rpc::DeviceTensors> tensors =
+      *rpc::DeviceTensors::Create("w1", {{Device(simulated.context(), 0)}, {}});
+  std::shared_ptr<const rpc::DeviceStreams> streams = tensors->CurrentStreams();
+};
+
+void DecodeOnDevice(absl::string_view bytes, size_t cut, bool has_none) {
+  static auto* const devices = new Devices();
+  Received received{
+      {Bytes::Copy(bytes.substr(0, cut)), Bytes::Copy(bytes.substr(cut))},
+      /*is_private=*/false};
+  received.context.message = rpc::CodecContext::Message::kRequest;
+  received.context.devices = has_none ? nullptr : devices->tensors.get();
+  received.context.peer_name = "w0";
+  received.context.streams = &devices->streams->streams;
+  Decoder decoder(received);
+  Tensor value;
+  if (!decoder.Read(value).ok() || !decoder.AtEnd().ok()) return;
+  if (!value.defined()) return;
+  Hold(value.To(Device::Cpu()).numel() == value.numel());
+}
+
+// Tensors for device 0 of the simulated ones, and for one that is not there.
+std::vector<std::string> SeedsOnDevice() {
+  using std::string_literals::operator""s;
+  std::vector<std::string> seeds;
+  for (const Tensor& tensor :
+       {Tensor::FromVector<float>({1, 2}, {2, 1}), Tensor::Zeros({0, 3}),
+        Tensor::Ones({3}, DType::kBool), Tensor::Zeros({40, 32})}) {
+    const Bytes bytes = Flatten(Encoded(tensor));
+    for (const std::string& device :
+         {"\xfe\x01\x02\x00"s, "\xfe\x01\x01\x05"s}) {
+      seeds.push_back(absl::StrCat(device, bytes.view()));
+    }
+  }
+  return seeds;
 }
 
 // A type of the table below: how its seeds are made and its bytes read.
@@ -107,7 +151,8 @@ const std::vector<Case>& Cases() {
       Of<Tensor>({Tensor(), Tensor::FromVector<float>({1, 2}, {2, 1}),
                   Tensor::Ones({3}, DType::kBool),
                   Tensor::Zeros({40, 32}, DType::kF32)}),
-      Of<std::optional<Tensor>>({Tensor::FromVector<int64_t>({4})})};
+      Of<std::optional<Tensor>>({Tensor::FromVector<int64_t>({4})}),
+      {&SeedsOnDevice, &DecodeOnDevice}};
   return *cases;
 }
 
