@@ -79,16 +79,21 @@ void Generator::Seek(uint64_t position) {
   position_ = position;
 }
 
+uint64_t Generator::Skip(uint64_t count) {
+  Observe();
+  return std::exchange(position_, position_ + count);
+}
+
 namespace {
 
 // What a kernel needs to draw what `generator` would: two numbers of the
 // distribution, and the bits of seed, stream and position.
 internal::Operation DrawnFrom(const char* name, const Generator& generator,
-                              double a, double b) {
+                              uint64_t position, double a, double b) {
   return {name,
           {a, b, __builtin_bit_cast(double, generator.seed()),
            __builtin_bit_cast(double, generator.stream()),
-           __builtin_bit_cast(double, generator.position())}};
+           __builtin_bit_cast(double, position)}};
 }
 
 // Fills a tensor of `shape` on `device` by draw(generator) of each element,
@@ -102,19 +107,19 @@ Tensor DrawEach(const Shape& shape, DType dtype, Device device,
     for (T& element : result.span<T>()) element = draw(generator);
     return result;
   }
+  if (result.numel() == 0) return result;
+  // First of all: an observer may set the generator back here.
+  const uint64_t position =
+      generator.Skip(words * static_cast<uint64_t>(result.numel()));
   internal::OnDevice(
-      DrawnFrom(name, generator, a, b),
+      DrawnFrom(name, generator, position, a, b),
       [draw, seed = generator.seed(), stream = generator.stream(),
-       position = generator.position()](const Tensor& y) {
+       position](const Tensor& y) {
         Generator own(seed, stream);
         own.Seek(position);
         for (T& element : y.span<T>()) element = draw(own);
       },
       result);
-  if (result.numel() > 0) {
-    generator.Seek(generator.position() +
-                   words * static_cast<uint64_t>(result.numel()));
-  }
   return result;
 }
 

@@ -84,6 +84,9 @@ class Generator {
   uint64_t stream() const { return stream_; }
   uint64_t position() const { return position_; }  // In 32-bit numbers.
   void Seek(uint64_t position);
+  // Leaves out the next `count` numbers, which are drawn elsewhere. Returns the
+  // position of the first of them.
+  uint64_t Skip(uint64_t count);
 
  private:
   void Observe() {
