@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/string_view.h"
 #include "weft/base/error.h"
 #include "weft/tensor/cuda/philox.h"
@@ -115,6 +116,12 @@ Tensor DrawEach(const Shape& shape, DType dtype, Device device,
       DrawnFrom(name, generator, position, a, b),
       [draw, seed = generator.seed(), stream = generator.stream(),
        position](const Tensor& y) {
+        // It draws for `generator`, whose observer knows. The thread may be the
+        // caller's.
+        GeneratorObserver* const observer = GeneratorObserver::Set(nullptr);
+        const absl::Cleanup restore = [observer] {
+          GeneratorObserver::Set(observer);
+        };
         Generator own(seed, stream);
         own.Seek(position);
         for (T& element : y.span<T>()) element = draw(own);
