@@ -94,8 +94,7 @@ std::string TextOf(const Tensor& tensor) {
 
 StepTable::StepTable(worker::Worker& worker, ps::v1::TableSpec spec,
                      absl::Duration timeout)
-    : worker_(worker),
-      spec_(std::move(spec)),
+    : spec_(std::move(spec)),
       timeout_(timeout),
       client_(OptionsOf(worker, timeout)) {}
 

@@ -91,7 +91,6 @@ class StepTable {
   absl::Status AwaitStable(absl::Duration wait);
   absl::Status Reopen();
 
-  worker::Worker& worker_;
   const ps::v1::TableSpec spec_;
   const absl::Duration timeout_;
   ps::Client client_;
