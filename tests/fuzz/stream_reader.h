@@ -40,7 +40,7 @@ class StreamReader final : public net::Stream {
 template <typename Answer>
 void TellStream(net::Endpoint::StreamAcceptor& acceptor,
                 absl::string_view input) {
-  const auto observer = acceptor(std::make_shared<StreamReader<Answer>>());
+  const auto observer = acceptor(std::make_unique<StreamReader<Answer>>());
   Hold(observer.ok());
   (*observer)->OnMessage({Bytes::Copy(input)});
   (*observer)->OnWritten();
