@@ -176,7 +176,7 @@ class OutgoingCall {
  public:
   OutgoingCall(const OutgoingCall&) = delete;
   OutgoingCall& operator=(const OutgoingCall&) = delete;
-  virtual ~OutgoingCall() = default;
+  virtual ~OutgoingCall();
 
   // Returns the status with which the call ends; OnEnd may run later. If it has
   // ended, or is about to be sent, that status is unknown: it may have run.
@@ -184,7 +184,7 @@ class OutgoingCall {
   absl::Status GiveUp(const absl::Status& why) const;
 
  protected:
-  OutgoingCall() = default;
+  OutgoingCall();
   // Runs once, perhaps before StartCall returns. `id` is that of the call. Must
   // not throw: its caller has other calls to end.
   virtual void OnEnd(uint64_t id, absl::StatusOr<Received>&& reply) = 0;
@@ -207,7 +207,7 @@ class OutgoingCall {
   RequestPtr request_;                     // until the end
   std::unique_ptr<telemetry::Span> span_;  // null: not traced
   // Where tensors of devices in its reply are used; null: the agent has none.
-  std::shared_ptr<const DeviceStreams> streams_;
+  std::unique_ptr<const DeviceStreams> streams_;
   Abandon abandon_;
   CancelToken::Registration with_parent_;
 };

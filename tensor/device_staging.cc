@@ -116,9 +116,9 @@ void DeviceStaging::GiveBack(Served& served, Pinned pinned) {
   served.free.push_back(std::move(pinned));
 }
 
-absl::StatusOr<std::shared_ptr<StagedCall>> StagedCall::Begin(
+absl::StatusOr<std::unique_ptr<StagedCall>> StagedCall::Begin(
     std::shared_ptr<DeviceStaging> staging, std::vector<StagedTensor> tensors) {
-  std::shared_ptr<StagedCall> call(
+  std::unique_ptr<StagedCall> call(
       new StagedCall(std::move(staging), std::move(tensors)));
   WEFT_RETURN_IF_ERROR(call->Annotate(call->CopyInputs()));
   return call;

@@ -96,7 +96,7 @@ class StagedCall {
   // the current stream of this thread, and does not wait for that.
   // kResourceExhausted: no pinned memory. REQUIRES: `tensors` is not empty, and
   // all are on one device.
-  static absl::StatusOr<std::shared_ptr<StagedCall>> Begin(
+  static absl::StatusOr<std::unique_ptr<StagedCall>> Begin(
       std::shared_ptr<DeviceStaging> staging,
       std::vector<StagedTensor> tensors);
   ~StagedCall();

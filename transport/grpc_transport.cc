@@ -34,8 +34,8 @@ constexpr absl::Duration kTurnGrace = absl::Seconds(30);
 // bodies behind them. (weft-rings was for rings alone.)
 constexpr char kRings[] = "weft-memory";
 
-// Of a connection that shares memory: its socket, the socket by which the
-// memory is handed over, the memory and the event that wakes.
+// What a connection that shares memory has open: its socket, the socket by
+// which the memory is handed over, the memory and the event that wakes.
 constexpr int kDescriptorsOfConnection = 4;
 
 // One end: a stream, once there is one.
@@ -120,13 +120,50 @@ class CallerStreamForwarder final : public StreamForwarder {
   bool has_message_ = false;  // on the Loop
 };
 
+// What connections that share memory are made with: the transport's, and kept
+// by what accepts connections for it, perhaps longer.
+struct RingMaker {
+  const std::shared_ptr<MemoryExchange> memories;
+  const std::shared_ptr<net::MemoryWatch> watch;
+
+  // The rings that the caller of `stream` offers; null: none that can be
+  // mapped.
+  std::shared_ptr<RingConnection> Take(const net::Stream& stream) const {
+    for (const auto& [key, value] : stream.metadata()) {
+      uint64_t token = 0;
+      if (key != kRings || !absl::SimpleAtoi(value, &token)) continue;
+      absl::StatusOr<SharedRings> rings = memories->TakeRings(token);
+      return rings.ok() ? Started(*std::move(rings)) : nullptr;
+    }
+    return nullptr;
+  }
+
+  // Rings for the peer at `to`, which `metadata` offers to it; null: nothing is
+  // offered.
+  std::shared_ptr<RingConnection> Offer(const Destination& to,
+                                        net::Metadata* metadata) const {
+    const std::optional<std::string> path = memories->PathTo(to);
+    if (!path.has_value()) return nullptr;
+    absl::StatusOr<OfferedRings> offered = memories->OfferRings(*path);
+    if (!offered.ok()) return nullptr;
+    auto ring = Started(std::move(offered->rings));
+    if (ring == nullptr) return nullptr;
+    metadata->emplace_back(kRings, absl::StrCat(offered->token));
+    return ring;
+  }
+
+ private:
+  std::shared_ptr<RingConnection> Started(SharedRings rings) const {
+    auto ring = std::make_shared<RingConnection>(std::move(rings), watch);
+    return ring->Start().ok() ? ring : nullptr;
+  }
+};
+
 // The acceptor of a purpose. The endpoint's handler owns it; the transport,
 // which the endpoint outlives, sets its acceptor.
 class PurposeHandler {
  public:
-  PurposeHandler(std::shared_ptr<MemoryExchange> memories,
-                 std::shared_ptr<net::MemoryWatch> watch)
-      : memories_(std::move(memories)), watch_(std::move(watch)) {}
+  explicit PurposeHandler(RingMaker rings) : rings_(std::move(rings)) {}
 
   void Set(Transport::Acceptor acceptor) ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
@@ -136,7 +173,7 @@ class PurposeHandler {
   absl::StatusOr<std::shared_ptr<net::StreamObserver>> Enter(
       std::unique_ptr<net::Stream> stream) ABSL_LOCKS_EXCLUDED(mu_) {
     // Taken in any case, so that it does not wait there for ever.
-    const auto ring = TakeRings(*stream);
+    const auto ring = rings_.Take(*stream);
     std::unique_ptr<Connection> connection =
         std::make_unique<GrpcConnection>(std::move(stream));
     MutexLock lock(mu_);  // Set waits for who is entering
@@ -160,21 +197,7 @@ class PurposeHandler {
   }
 
  private:
-  // The rings that the caller offers; null: none that can be mapped.
-  std::shared_ptr<RingConnection> TakeRings(const net::Stream& stream) {
-    for (const auto& [key, value] : stream.metadata()) {
-      uint64_t token = 0;
-      if (key != kRings || !absl::SimpleAtoi(value, &token)) continue;
-      absl::StatusOr<SharedRings> rings = memories_->TakeRings(token);
-      if (!rings.ok()) return nullptr;
-      auto ring = std::make_shared<RingConnection>(*std::move(rings), watch_);
-      return ring->Start().ok() ? ring : nullptr;
-    }
-    return nullptr;
-  }
-
-  const std::shared_ptr<MemoryExchange> memories_;
-  const std::shared_ptr<net::MemoryWatch> watch_;
+  const RingMaker rings_;
   Mutex mu_;
   Transport::Acceptor acceptor_ ABSL_GUARDED_BY(mu_);
 };
@@ -185,12 +208,12 @@ class GrpcTransport final : public Transport {
                 const GrpcTransportOptions& options)
       : loop_(loop),
         endpoint_(endpoint),
-        memories_(std::make_shared<MemoryExchange>(
-            loop.telemetry(), options.max_shared_memories,
-            options.memory_directory, options.memory_budget)),
-        watch_(loop.memory_watch()) {
+        rings_{std::make_shared<MemoryExchange>(
+                   loop.telemetry(), options.max_shared_memories,
+                   options.memory_directory, options.memory_budget),
+               loop.memory_watch()} {
     if (endpoint_ == nullptr) return;
-    memories_->Open(endpoint_->address(), endpoint_->name());
+    rings_.memories->Open(endpoint_->address(), endpoint_->name());
   }
 
   Driver& driver() override { return loop_.driver(); }
@@ -198,11 +221,11 @@ class GrpcTransport final : public Transport {
     return net::CheckDescriptors(kDescriptorsOfConnection);
   }
 
-  std::string memory_socket() const override { return memories_->path(); }
+  std::string memory_socket() const override { return rings_.memories->path(); }
 
   void Register(const Purpose& purpose) override ABSL_LOCKS_EXCLUDED(mu_) {
     if (endpoint_ == nullptr) return;
-    auto handler = std::make_unique<PurposeHandler>(memories_, watch_);
+    auto handler = std::make_unique<PurposeHandler>(rings_);
     MutexLock lock(mu_);
     if (!handlers_.emplace(purpose.name, handler.get()).second) return;
     endpoint_->RegisterStream(
@@ -233,7 +256,7 @@ class GrpcTransport final : public Transport {
     auto channel = ChannelTo(purpose, to);
     if (!channel.ok()) return Fail(channel.status(), std::move(observer));
     net::Metadata metadata;
-    const auto ring = OfferRings(to, &metadata);
+    const auto ring = rings_.Offer(to, &metadata);
     if (ring != nullptr) {
       ring->Observe(std::move(observer));
       observer = ring;
@@ -266,20 +289,6 @@ class GrpcTransport final : public Transport {
   }
 
  private:
-  // Null: nothing is offered.
-  std::shared_ptr<RingConnection> OfferRings(const Destination& to,
-                                             net::Metadata* metadata) {
-    const std::optional<std::string> path = memories_->PathTo(to);
-    if (!path.has_value()) return nullptr;
-    absl::StatusOr<OfferedRings> offered = memories_->OfferRings(*path);
-    if (!offered.ok()) return nullptr;
-    auto ring =
-        std::make_shared<RingConnection>(std::move(offered->rings), watch_);
-    if (!ring->Start().ok()) return nullptr;
-    metadata->emplace_back(kRings, absl::StrCat(offered->token));
-    return ring;
-  }
-
   struct Way {
     std::string address;
     std::shared_ptr<net::Channel> channel;
@@ -320,8 +329,7 @@ class GrpcTransport final : public Transport {
 
   net::Loop& loop_;
   net::Endpoint* const endpoint_;  // null: it only connects
-  const std::shared_ptr<MemoryExchange> memories_;
-  const std::shared_ptr<net::MemoryWatch> watch_;
+  const RingMaker rings_;
   Mutex mu_;
   // By the purpose's name.
   std::map<std::string, PurposeHandler*> handlers_ ABSL_GUARDED_BY(mu_);

@@ -52,8 +52,7 @@ class ClientUnary final : public OpenCall,
   const std::string method_;
   const absl::Duration timeout_;
   Promise<Slices> promise_;
-  std::shared_ptr<grpc::ClientContext> context_ =
-      std::make_shared<grpc::ClientContext>();
+  grpc::ClientContext context_;
   std::unique_ptr<grpc::GenericClientAsyncResponseReader> reader_;
   grpc::ByteBuffer response_;
   grpc::Status status_;

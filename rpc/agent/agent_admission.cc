@@ -249,13 +249,13 @@ void AgentState::DecideWelcome(const Hello& hello, const Proof& proof,
       ended.push_back(known);
       inbounds_.erase(it);  // it makes room
     } else {
-      connect_progress_->Note(transport().clock().Now());
+      shared_->progress.Note(transport().clock().Now());
     }
     ForgetIdle(hello.name, judgement);
     known = std::make_shared<Inbound>(
         Worker{hello.name, hello.from, "", proof.role}, ++inbounds_begun_,
         hello.generation, options_.limits, transport(), shared_from_this(),
-        *traffic_.Of(hello.name));
+        shared_->traffic.Of(hello.name));
     inbounds_[hello.from] = known;
   }
   inbound = std::move(known);
@@ -268,28 +268,29 @@ void AgentState::DecideWelcome(const Hello& hello, const Proof& proof,
 void AgentState::ForgetIdle(const std::string& name, Judgement* judgement) {
   const int64_t too_many =
       static_cast<int64_t>(inbounds_.size()) + 1 - options_.limits.sessions;
-  std::vector<std::shared_ptr<Inbound>> idle;
-  std::vector<std::shared_ptr<Inbound>> workers;  // idle too
-  int64_t of_name = 1;                            // the one that comes
+  std::vector<Inbound*> idle;     // inbounds_ has them
+  std::vector<Inbound*> workers;  // idle too
+  int64_t of_name = 1;            // the one that comes
   for (const auto& [key, inbound] : inbounds_) {
     const bool has_name = inbound->peer().name == name;
     if ((too_many <= 0 && !has_name) || !inbound->is_idle()) continue;
-    idle.push_back(inbound);
+    idle.push_back(inbound.get());
     if (has_name) ++of_name;
   }
   if (too_many <= 0 && of_name <= kStrangersOfAName) return;
-  std::sort(idle.begin(), idle.end(), [](const auto& a, const auto& b) {
+  std::sort(idle.begin(), idle.end(), [](const Inbound* a, const Inbound* b) {
     return a->number() < b->number();
   });
   int64_t forgotten = 0;
   const auto forget =
-      [&](const auto& inbound) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-        telemetry_.recorder().Record("rpc.forgets", inbound->peer().name);
-        inbounds_.erase(inbound->peer().key);
-        judgement->ended.push_back(inbound);
+      [&](const Inbound& inbound) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+        telemetry_.recorder().Record("rpc.forgets", inbound.peer().name);
+        const auto it = inbounds_.find(inbound.peer().key);
+        judgement->ended.push_back(std::move(it->second));
+        inbounds_.erase(it);
         ++forgotten;
       };
-  for (const auto& inbound : idle) {
+  for (Inbound* const inbound : idle) {
     const bool has_name = inbound->peer().name == name;
     const bool is_crowd = has_name && of_name > kStrangersOfAName;
     if (!is_crowd && forgotten >= too_many) continue;
@@ -299,12 +300,12 @@ void AgentState::ForgetIdle(const std::string& name, Judgement* judgement) {
       continue;
     }
     if (has_name) --of_name;
-    forget(inbound);
+    forget(*inbound);
   }
-  for (const auto& worker : workers) {
+  for (Inbound* const worker : workers) {
     if (forgotten >= too_many) break;
     // It reports the outcomes that are missing when it comes back.
-    if (!worker->has_open_attachments()) forget(worker);
+    if (!worker->has_open_attachments()) forget(*worker);
   }
 }
 

@@ -91,7 +91,7 @@ AgentMetrics AgentState::Metrics() {
   metrics.client_active_calls = static_cast<int64_t>(active.made);
   metrics.server_active_calls = static_cast<int64_t>(active.served);
   metrics.server_active_async_calls = static_cast<int64_t>(active.served_async);
-  metrics.peers = traffic_.Counts();
+  metrics.peers = shared_->traffic.Counts();
   return metrics;
 }
 
@@ -104,7 +104,7 @@ void AgentState::Export() {
   to.GaugeFor("weft_rpc_server_active_calls").Set(metrics.server_active_calls);
   to.GaugeFor("weft_rpc_server_active_async_calls")
       .Set(metrics.server_active_async_calls);
-  histograms_->Export(to);
+  shared_->histograms.Export(to);
   for (const auto& [peer, now] : metrics.peers) {
     Traffic::Counts& then = exported_[peer];
     const auto add = [&to, &peer = peer](const char* name, const char* way,

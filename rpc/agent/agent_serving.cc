@@ -62,11 +62,11 @@ internal::Caller::Abandon AgentState::ServeSessionless(
     Worker caller, RequestPtr request, CancelToken gone,
     internal::Caller::Done done) {
   const bool is_own = caller == worker();
-  Traffic& traffic = *traffic_.Of(caller.name);  // which the table keeps
+  Traffic& traffic = shared_->traffic.Of(caller.name);
   if (is_own) traffic.CountCall();
   const size_t bytes = TotalSize(request->body);
   traffic.CountServed(bytes);
-  histograms_->RequestReceived(bytes);
+  shared_->histograms.RequestReceived(bytes);
   Refusal refusal;
   absl::StatusOr<const Function*> function = Find(*request, &refusal);
   absl::Status status = function.status();

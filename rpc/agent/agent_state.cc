@@ -131,7 +131,7 @@ void AgentState::Stop() {
   transport().AwaitTimers();  // one may have begun, and hold a session
   parts_.objects.Clear();
   parts_.streams.Clear();
-  receivers_->Clear();
+  shared_->receivers.Clear();
   // Sessions share this core as the one that runs their calls; release them, or
   // neither ends.
   OutboundMap outbounds;
@@ -363,16 +363,12 @@ absl::StatusOr<std::shared_ptr<internal::Caller>> AgentState::CallerFor(
   options.peer = *std::move(worker);
   options.transport = options_.transport;
   options.give_up_after = options_.give_up_after;
-  options.progress = connect_progress_;
-  options.connects = connect_queue_;
+  options.shared = shared_;
   options.result_bytes = options_.result_bytes;
-  options.traffic = traffic_.Of(options.peer.name);
-  options.histograms = histograms_;
   options.recorder = &telemetry_.recorder();
   options.logger = &telemetry_.logger();
   options.hook = options_.hook;
   options.agent = agent_;
-  options.receivers = receivers_;
   const WorkerKey key = options.peer.key;
   const auto made = std::make_shared<Outbound>(std::move(options));
   outbounds_[key] = made;

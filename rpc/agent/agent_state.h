@@ -194,7 +194,7 @@ class AgentState final : public Dispatcher,
       ABSL_LOCKS_EXCLUDED(mu_);
   Agent::PeerGoneRegistration OnPeerGone(Agent::PeerGoneCallback callback)
       ABSL_LOCKS_EXCLUDED(mu_);
-  AttachmentReceivers& receivers() const override { return *receivers_; }
+  AttachmentReceivers& receivers() const override { return shared_->receivers; }
   internal::AgentParts& parts() { return parts_; }
   std::vector<Leak> Leaks() const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -216,7 +216,7 @@ class AgentState final : public Dispatcher,
   std::unique_ptr<telemetry::Span> StartSpan(const Worker& peer,
                                              const Request& request) override;
   telemetry::Telemetry& telemetry() const { return telemetry_; }
-  CallHistograms& histograms() override { return *histograms_; }
+  CallHistograms& histograms() override { return shared_->histograms; }
   telemetry::FlightRecorder& recorder() override {
     return telemetry_.recorder();
   }
@@ -286,25 +286,19 @@ class AgentState final : public Dispatcher,
   net::RefusalLog refusal_log_{telemetry_};
   FunctionAccess access_{options_, registry_, refusal_log_};
   internal::AgentParts parts_;
-  const std::shared_ptr<AttachmentReceivers> receivers_ =
-      std::make_shared<AttachmentReceivers>();
   Agent* agent_ = nullptr;
   std::shared_ptr<HandlerThreads> threads_;  // timers hold it
   telemetry::StatusPage::Registration status_page_;
   std::unique_ptr<telemetry::Metrics::Refresher> metrics_;
-  TrafficTable traffic_;
-  const std::shared_ptr<ConnectProgress> connect_progress_ =
-      std::make_shared<ConnectProgress>();
-  const std::shared_ptr<ConnectQueue> connect_queue_ =
-      std::make_shared<ConnectQueue>(
-          transport().clock(),
-          [transport = options_.transport](Instant when,
-                                           std::function<void()> fn) {
-            transport->RunAt(when, std::move(fn));
-          },
-          options_.key.id);
-  const std::shared_ptr<CallHistograms> histograms_ =
-      std::make_shared<CallHistograms>(registry_);
+  const std::shared_ptr<Outbound::Shared> shared_ =
+      std::make_shared<Outbound::Shared>(
+          registry_, std::make_shared<ConnectQueue>(
+                         transport().clock(),
+                         [transport = options_.transport](
+                             Instant when, std::function<void()> fn) {
+                           transport->RunAt(when, std::move(fn));
+                         },
+                         options_.key.id));
   SessionlessCalls sessionless_calls_;
   const std::shared_ptr<internal::RetriedCalls> retried_ =
       std::make_shared<internal::RetriedCalls>(options_.transport->clock());

@@ -355,6 +355,9 @@ absl::StatusOr<const Function*> FindMethod(const Target& target,
 
 bool IsAlias(const Target& target) { return CallStarter::IsAlias(target); }
 
+OutgoingCall::OutgoingCall() = default;
+OutgoingCall::~OutgoingCall() = default;
+
 absl::Status OutgoingCall::GiveUp(const absl::Status& why) const {
   absl::Status end = abandon_(why);
   if (end.ok()) end = MarkFailure(WithOutcomeUnknown(why), Phase::kHandler);

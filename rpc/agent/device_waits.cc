@@ -10,8 +10,9 @@
 namespace weft::rpc::internal {
 namespace {
 
-// Of a call that has none yet, in the list of pending ones: no session and no
-// ordered queue gives one as large, and RetriedCalls larger ones.
+// The first id, in the list of pending calls, of those that have none yet: no
+// session and no ordered queue gives one as large, and RetriedCalls larger
+// ones.
 constexpr uint64_t kFirstId = uint64_t{3} << 61;
 
 }  // namespace
@@ -102,20 +103,23 @@ Abandon DeviceWaits::Start(std::shared_ptr<Caller> caller, Executor& executor,
 }
 
 void DeviceWaits::Wait(uint64_t number) {
-  std::vector<std::shared_ptr<StagedCall>> copies;
+  RequestPtr request;  // keeps the copies, though the call may be given up
+  std::vector<StagedCall*> copies;
   absl::Duration timeout;
   {
     MutexLock lock(mu_);
     const auto it = calls_.find(number);
     if (it == calls_.end()) return;  // it was given up
-    copies = it->second.request->copies;
-    timeout = it->second.request->deadline - transport_.clock().Now();
+    request = it->second.request;
+    copies = request->copies;
+    timeout = request->deadline - transport_.clock().Now();
   }
   absl::Status copied;
   {
     const BlockingScope blocking;
     copied = AwaitCopies(copies, timeout);
   }
+  request = nullptr;  // it is the session's now
   if (copied.ok()) return StartNow(number);
   AbandonCall(number, copied).IgnoreError();
 }

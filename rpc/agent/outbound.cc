@@ -16,6 +16,7 @@ namespace weft::rpc {
 
 Outbound::Outbound(Options options)
     : options_(std::move(options)),
+      traffic_(options_.shared->traffic.Of(options_.peer.name)),
       clock_(options_.transport->clock()),
       session_(options_.peer.name),
       timer_(*options_.transport) {}
@@ -24,7 +25,7 @@ Outbound::Abandon Outbound::Start(std::shared_ptr<Request> request, Done done) {
   uint64_t id = 0;
   bool connected = false;
   Due due;
-  options_.traffic->CountCall();
+  traffic_.CountCall();
   {
     MutexLock lock(mu_);
     GiveToSession(CallerSession::Start{request});
@@ -155,8 +156,8 @@ void Outbound::TakeEmitted() {
     if (auto* send = std::get_if<CallerSession::SendRequest>(&action)) {
       if (!send->again) {
         const size_t bytes = TotalSize(send->request->body);
-        options_.traffic->CountSent(bytes);
-        options_.histograms->RequestSent(bytes);
+        traffic_.CountSent(bytes);
+        options_.shared->histograms.RequestSent(bytes);
       }
       must_drain_ |= link_->Append(std::move(send->request));
     } else if (auto* ack = std::get_if<CallerSession::SendAck>(&action)) {
@@ -279,9 +280,9 @@ void Outbound::CheckCredit() {
 void Outbound::TellDone(Ended& ended) {
   const size_t bytes =
       ended.reply == nullptr ? 0 : TotalSize(ended.reply->body);
-  options_.traffic->CountEnd(ended.status.ok(), bytes);
-  options_.histograms->CallEnded(ended.request->began, clock_.Now());
-  if (ended.reply != nullptr) options_.histograms->ReplyReceived(bytes);
+  traffic_.CountEnd(ended.status.ok(), bytes);
+  options_.shared->histograms.CallEnded(ended.request->began, clock_.Now());
+  if (ended.reply != nullptr) options_.shared->histograms.ReplyReceived(bytes);
   options_.recorder->RecordFor("rpc.end", options_.peer.name,
                                ended.request->function, ended.request->id,
                                ended.status.raw_code());
@@ -295,7 +296,8 @@ void Outbound::TellDone(Ended& ended) {
 void Outbound::TellDoneWhenSettled(Ended& ended) {
   const CodecContext context{CodecContext::Message::kReply, options_.agent,
                              options_.peer.key, ended.reply->id};
-  auto taken = options_.receivers->Take(context, ended.reply->attachments);
+  auto taken =
+      options_.shared->receivers.Take(context, ended.reply->attachments);
   if (!taken.ok()) {
     std::move(ended.done)(
         internal::ResultError(options_.peer.name,
@@ -376,7 +378,7 @@ void Outbound::ConnectIfNeeded() {
     is_first = !was_welcomed_;
   }
   if (!is_first) return BeginToConnect(nullptr);
-  options_.connects->Enter(
+  options_.shared->connects->Enter(
       options_.peer.key.id,
       [weak = weak_from_this()](ConnectQueue::Place place) {
         if (auto self = weak.lock()) self->BeginToConnect(std::move(place));
@@ -513,7 +515,8 @@ absl::Status Outbound::OnWelcome(Link& link, const Welcome& welcome) {
     connecting_ = false;
     welcomed_at_ = clock_.Now();
     if (!was_welcomed_) {
-      options_.progress->Note(welcomed_at_, welcomed_at_ - failing_since_);
+      options_.shared->progress.Note(welcomed_at_,
+                                     welcomed_at_ - failing_since_);
     }
     was_welcomed_ = true;
     has_replied_.store(false, std::memory_order_relaxed);
@@ -566,7 +569,7 @@ void Outbound::OnLinkClosed(Link& link, absl::Status status) {
 
 void Outbound::GiveUpLater(Instant since) {
   options_.transport->RunAt(
-      options_.progress->Until(since, options_.give_up_after),
+      options_.shared->progress.Until(since, options_.give_up_after),
       [weak = weak_from_this(), since] {
         if (auto self = weak.lock()) self->GiveUp(since);
       });
@@ -598,7 +601,8 @@ void Outbound::GiveUp(Instant since) {
   Due due;
   absl::Status why;
   Instant again = Instant::Infinite();
-  if (options_.progress->Until(since, options_.give_up_after) > clock_.Now()) {
+  if (options_.shared->progress.Until(since, options_.give_up_after) >
+      clock_.Now()) {
     return GiveUpLater(since);
   }
   {

@@ -51,21 +51,28 @@ class Outbound final : public internal::Caller,
                        public PendingSource,
                        public std::enable_shared_from_this<Outbound> {
  public:
+  // What the agent shares with its Outbounds, which callers may keep longer.
+  struct Shared {
+    Shared(const Registry& registry, std::shared_ptr<ConnectQueue> queue)
+        : connects(std::move(queue)), histograms(registry) {}
+
+    ConnectProgress progress;
+    const std::shared_ptr<ConnectQueue> connects;  // its places refer to it
+    TrafficTable traffic;
+    CallHistograms histograms;
+    AttachmentReceivers receivers;
+  };
   struct Options {
     Worker peer;
     transport::Transport* transport = nullptr;
     absl::Duration give_up_after;
-    std::shared_ptr<ConnectProgress> progress;   // of the agent; not null
-    std::shared_ptr<ConnectQueue> connects;      // likewise
-    int64_t result_bytes = 0;                    // see AgentOptions
-    std::shared_ptr<Traffic> traffic;            // counts the calls
-    std::shared_ptr<CallHistograms> histograms;  // not null
+    std::shared_ptr<Shared> shared;  // not null
+    int64_t result_bytes = 0;        // see AgentOptions
     telemetry::FlightRecorder* recorder = nullptr;
     telemetry::Logger* logger = nullptr;
     SessionHook* hook = nullptr;
     Hello hello;             // without what the session says
     Agent* agent = nullptr;  // for CodecContext
-    std::shared_ptr<AttachmentReceivers> receivers;  // not null
   };
 
   explicit Outbound(Options options);
@@ -159,6 +166,7 @@ class Outbound final : public internal::Caller,
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Options options_;
+  Traffic& traffic_;  // of the peer
   Clock& clock_;
 
   Mutex mu_;
@@ -175,7 +183,8 @@ class Outbound final : public internal::Caller,
   absl::Duration pause_ ABSL_GUARDED_BY(mu_);
   // While connecting_, once the first attempt has begun.
   Instant failing_since_ ABSL_GUARDED_BY(mu_);
-  // Of the first attempt. Let go of outside of the lock: others begin then.
+  // The place of the first attempt. Reset outside of the lock: others begin
+  // then.
   ConnectQueue::Place place_ ABSL_GUARDED_BY(mu_);
   bool was_welcomed_ ABSL_GUARDED_BY(mu_) = false;
   Instant welcomed_at_ ABSL_GUARDED_BY(mu_);

@@ -45,13 +45,13 @@ void Encoder::Attach(Slices slices) {
   for (Bytes& slice : slices) slices_.push_back(std::move(slice));
 }
 
-void Encoder::AttachLater(Bytes bytes, std::shared_ptr<StagedCall> copy) {
+void Encoder::AttachLater(Bytes bytes, StagedCall* copy) {
   Varint(bytes.size());
   if (bytes.size() >= kByReference) Align();
   Flush();
   flushed_ += bytes.size();
   slices_.push_back(std::move(bytes));
-  copies_.push_back(std::move(copy));
+  copies_.push_back(copy);
 }
 
 void Encoder::AttachCopy(const void* bytes, size_t size) {

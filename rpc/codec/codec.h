@@ -130,13 +130,12 @@ class Encoder {
   // A length and a copy of the bytes.
   void AttachCopy(const void* bytes, size_t size);
 
-  // A length and the bytes, which `copy` brings from a device: they are taken
-  // along by reference, and the message must not leave before they are there
-  // (TakeCopies).
-  void AttachLater(Bytes bytes, std::shared_ptr<StagedCall> copy);
-  std::vector<std::shared_ptr<StagedCall>> TakeCopies() {
-    return std::move(copies_);
-  }
+  // A length and the bytes, which `copy`, their owner, brings from a device:
+  // they are taken along by reference, and the message must not leave before
+  // they are there (TakeCopies).
+  void AttachLater(Bytes bytes, StagedCall* copy);
+  // Each lives as long as the slices that were written.
+  std::vector<StagedCall*> TakeCopies() { return std::move(copies_); }
 
   // Which argument of a call is written, from 1, for errors; 0: none.
   void NextArgument() { ++argument_; }
@@ -154,8 +153,8 @@ class Encoder {
 
   BytesBuilder chunk_;  // written, not yet in slices_
   Slices slices_;
-  size_t flushed_ = 0;  // bytes in slices_
-  std::vector<std::shared_ptr<StagedCall>> copies_;
+  size_t flushed_ = 0;               // bytes in slices_
+  std::vector<StagedCall*> copies_;  // kept by slices_
   int argument_ = 0;
   absl::Status status_;
   CodecContext context_;

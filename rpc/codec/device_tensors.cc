@@ -139,7 +139,7 @@ absl::StatusOr<Device> DeviceTensors::ArrivesOn(
       "\"] of Agent::SetDevices at ", self_, ", or return To(Device::Cpu())"));
 }
 
-absl::StatusOr<std::shared_ptr<StagedCall>> DeviceTensors::Read(
+absl::StatusOr<std::unique_ptr<StagedCall>> DeviceTensors::Read(
     const Tensor& tensor) {
   auto staged = StagedCall::Begin(staging_, {{tensor, true, false}});
   if (!staged.ok()) return OfDevices(staged.status());
@@ -148,15 +148,15 @@ absl::StatusOr<std::shared_ptr<StagedCall>> DeviceTensors::Read(
   return staged;
 }
 
-absl::StatusOr<std::shared_ptr<StagedCall>> DeviceTensors::Write(
+absl::StatusOr<std::unique_ptr<StagedCall>> DeviceTensors::Write(
     const Tensor& tensor) {
   auto staged = StagedCall::Begin(staging_, {{tensor, false, true}});
   if (!staged.ok()) return OfDevices(staged.status());
   return staged;
 }
 
-std::shared_ptr<const DeviceStreams> DeviceTensors::CurrentStreams() {
-  auto current = std::make_shared<DeviceStreams>();
+std::unique_ptr<const DeviceStreams> DeviceTensors::CurrentStreams() {
+  auto current = std::make_unique<DeviceStreams>();
   current->devices = shared_from_this();
   for (const Device& own : options_.devices) {
     const auto stream = own.context()->CurrentStream(own.index());
@@ -165,12 +165,12 @@ std::shared_ptr<const DeviceStreams> DeviceTensors::CurrentStreams() {
   return current;
 }
 
-absl::Status AwaitCopies(const std::vector<std::shared_ptr<StagedCall>>& copies,
+absl::Status AwaitCopies(const std::vector<StagedCall*>& copies,
                          absl::Duration timeout) {
   // A wait that nothing ends would keep its thread.
   constexpr absl::Duration kLongest = absl::Minutes(10);
   const absl::Time deadline = absl::Now() + std::min(timeout, kLongest);
-  for (const std::shared_ptr<StagedCall>& copy : copies) {
+  for (StagedCall* const copy : copies) {
     const absl::Status done = copy->AwaitInputs(
         std::max(deadline - absl::Now(), absl::ZeroDuration()));
     if (!done.ok()) return OfDevices(done);

@@ -89,13 +89,13 @@ class DeviceTensors : public std::enable_shared_from_this<DeviceTensors> {
   // Has the elements of `tensor`, which is contiguous and of a device, copied
   // to host(0) of what it returns, behind the current stream of this thread,
   // whose later work comes behind that.
-  absl::StatusOr<std::shared_ptr<StagedCall>> Read(const Tensor& tensor);
+  absl::StatusOr<std::unique_ptr<StagedCall>> Read(const Tensor& tensor);
   // For `tensor` to be written to from host(0), by End(); the current stream of
   // this thread sees that.
-  absl::StatusOr<std::shared_ptr<StagedCall>> Write(const Tensor& tensor);
+  absl::StatusOr<std::unique_ptr<StagedCall>> Write(const Tensor& tensor);
 
-  // Of this thread.
-  std::shared_ptr<const DeviceStreams> CurrentStreams();
+  // The current streams of this thread.
+  std::unique_ptr<const DeviceStreams> CurrentStreams();
 
  private:
   DeviceTensors(std::string self, DeviceOptions options)
@@ -114,7 +114,7 @@ class DeviceTensors : public std::enable_shared_from_this<DeviceTensors> {
 
 // Waits for copies from devices. kDeadlineExceeded; the errors of
 // device/runtime.h.
-absl::Status AwaitCopies(const std::vector<std::shared_ptr<StagedCall>>& copies,
+absl::Status AwaitCopies(const std::vector<StagedCall*>& copies,
                          absl::Duration timeout);
 
 // `status` of a device or of where its tensors land, so marked.

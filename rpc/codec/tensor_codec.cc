@@ -137,7 +137,7 @@ absl::Status DecodeElementsTo(Device device, Decoder& decoder,
   });
   if (!made.ok()) return OfDevices(made);
   if (size == 0) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<StagedCall> staged,
+  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<StagedCall> staged,
                         devices.Write(tensor));
   WEFT_RETURN_IF_ERROR(decoder.Raw(staged->host(0), size));
   WEFT_RETURN_IF_ERROR(CheckElements(dtype, staged->host(0), tensor.numel()));
@@ -198,10 +198,11 @@ absl::Status WriteOfDevice(const Tensor& tensor, bool lands_on_cpu,
     encoder.Attach(Bytes());
     return absl::OkStatus();
   }
-  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<StagedCall> staged,
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<StagedCall> staged,
                         devices->Read(tensor.Contiguous()));
-  encoder.AttachLater(Bytes::Wrap(staged->host(0), tensor.bytes(), staged),
-                      staged);
+  StagedCall* const copy = staged.get();
+  encoder.AttachLater(
+      Bytes::Wrap(copy->host(0), tensor.bytes(), std::move(staged)), copy);
   return absl::OkStatus();
 }
 

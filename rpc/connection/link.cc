@@ -16,14 +16,6 @@ namespace {
 // A body of so many bytes is no longer in the caches once it is whole.
 constexpr size_t kStreamedBytes = 4 << 20;
 
-std::shared_ptr<uint8_t> AllocateBody(size_t size) {
-  auto* memory = static_cast<uint8_t*>(memory::HostAllocator().Allocate(size));
-  if (memory == nullptr) return nullptr;
-  return std::shared_ptr<uint8_t>(memory, [size](uint8_t* begin) {
-    memory::HostAllocator().Deallocate(begin, size);
-  });
-}
-
 void CopySlices(const Slices& from, uint8_t* to) {
   for (const Bytes& slice : from) {
     std::memcpy(to, slice.data(), slice.size());
@@ -499,6 +491,10 @@ absl::Status Link::Begin(const Frame& frame, uint64_t id, uint64_t size,
   return absl::OkStatus();
 }
 
+void FreeBody::operator()(uint8_t* begin) const {
+  memory::HostAllocator().Deallocate(begin, size);
+}
+
 absl::Status Link::Reserve(uint64_t size, Assembly* assembly) {
   int64_t overhead = kBodyOverheadBytes;
   if (assembly->request != nullptr) {
@@ -519,7 +515,9 @@ absl::Status Link::Reserve(uint64_t size, Assembly* assembly) {
   }
   assembly->size = size;
   assembly->cost = static_cast<int64_t>(size) + overhead;
-  assembly->memory = AllocateBody(size);
+  assembly->memory = {
+      static_cast<uint8_t*>(memory::HostAllocator().Allocate(size)),
+      FreeBody{size}};
   if (assembly->memory == nullptr) {
     return absl::ResourceExhaustedError(
         absl::StrCat("no memory for a body of ", size, " bytes"));
@@ -559,7 +557,8 @@ absl::Status Link::Fill(AssemblyMap::iterator it, const Chunk& chunk) {
   assemblies_.erase(it);
   assembling_bytes_ -= whole.cost;
   const auto finish = [&](auto& message) {
-    message.body = {Bytes::Wrap(whole.memory.get(), whole.size, whole.memory)};
+    const uint8_t* const begin = whole.memory.get();
+    message.body = {Bytes::Wrap(begin, whole.size, std::move(whole.memory))};
     message.is_private = true;
   };
   if (whole.request != nullptr) {

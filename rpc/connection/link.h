@@ -61,6 +61,12 @@ class LinkOwner {
   virtual void OnLinkClosed(Link& link, absl::Status status) = 0;
 };
 
+// Gives the memory of a body of `size` bytes back.
+struct FreeBody {
+  size_t size = 0;
+  void operator()(uint8_t* begin) const;
+};
+
 // Thread-safety: thread-safe.
 class Link final : public transport::ConnectionObserver,
                    public std::enable_shared_from_this<Link> {
@@ -181,7 +187,7 @@ class Link final : public transport::ConnectionObserver,
   struct Assembly {
     std::shared_ptr<Request> request;  // one of these
     std::shared_ptr<Reply> reply;
-    std::shared_ptr<uint8_t> memory;
+    std::unique_ptr<uint8_t, FreeBody> memory;
     size_t size = 0;
     size_t filled = 0;
     int64_t cost = 0;  // of the bytes that are admitted
@@ -264,7 +270,7 @@ class Link final : public transport::ConnectionObserver,
   // Room for a body of `size` bytes, of the request or reply in `assembly`.
   absl::Status Reserve(uint64_t size, Assembly* assembly);
   absl::Status Fill(AssemblyMap::iterator it, const Chunk& chunk);
-  // Of a body that is not being put together.
+  // Skips the chunk of a body that is not being put together.
   absl::Status PassOver(const Frame& frame);
   // `to`: where to, or null for nowhere.
   absl::Status CopyChunk(const Chunk& chunk, uint8_t* to, bool is_large)
@@ -273,7 +279,7 @@ class Link final : public transport::ConnectionObserver,
   Clock& clock_;
   const int64_t max_bytes_;
 
-  // Of the transport's threads, one at a time.
+  // The transport's threads use these, one at a time.
   std::shared_ptr<LinkOwner> owner_;
   AssemblyMap assemblies_;
   int64_t assembling_bytes_ = 0;

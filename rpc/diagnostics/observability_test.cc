@@ -474,7 +474,7 @@ TEST(AgentMetrics, CallsOfItselfCountAsAny) {
 TEST(AgentMetrics, PeersBeyondTheCapShareOneName) {
   TrafficTable table;
   for (size_t i = 0; i < 3 * TrafficTable::kMaxPeers; ++i) {
-    table.Of(absl::StrCat("w", i))->CountCall();
+    table.Of(absl::StrCat("w", i)).CountCall();
   }
   const auto counts = table.Counts();
   EXPECT_EQ(counts.size(), TrafficTable::kMaxPeers + 1);

@@ -65,8 +65,8 @@ class Traffic {
   Count received_bytes_{0};
 };
 
-// Of each peer by name; those beyond kMaxPeers share one, so that names cannot
-// fill a memory.
+// The Traffic of each peer by name; those beyond kMaxPeers share one, so that
+// names cannot fill the memory.
 //
 // Thread-safety: thread-safe.
 class TrafficTable {
@@ -74,14 +74,14 @@ class TrafficTable {
   static constexpr size_t kMaxPeers = 256;
   static constexpr char kOthers[] = "others";
 
-  std::shared_ptr<Traffic> Of(const std::string& peer)
-      ABSL_LOCKS_EXCLUDED(mu_) {
+  // Lives as long as the table.
+  Traffic& Of(const std::string& peer) ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
     const auto known = by_peer_.find(peer);
-    if (known != by_peer_.end()) return known->second;
+    if (known != by_peer_.end()) return *known->second;
     auto& traffic = by_peer_[by_peer_.size() < kMaxPeers ? peer : kOthers];
-    if (traffic == nullptr) traffic = std::make_shared<Traffic>();
-    return traffic;
+    if (traffic == nullptr) traffic = std::make_unique<Traffic>();
+    return *traffic;
   }
 
   std::map<std::string, Traffic::Counts> Counts() const
@@ -96,7 +96,7 @@ class TrafficTable {
 
  private:
   mutable Mutex mu_;
-  std::map<std::string, std::shared_ptr<Traffic>> by_peer_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, std::unique_ptr<Traffic>> by_peer_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace weft::rpc

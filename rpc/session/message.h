@@ -63,9 +63,9 @@ struct Request {
   // The tensors whose elements `body` points to; it is not sent once they have
   // changed.
   std::vector<Payload> borrowed;
-  // The copies that bring elements of `body` from their devices; it is handed
-  // to a session once they are done.
-  std::vector<std::shared_ptr<StagedCall>> copies;
+  // The copies that bring elements of `body`, which keeps them, from their
+  // devices; it is handed to a session once they are done.
+  std::vector<StagedCall*> copies;
   // See internal::Alias; then there is no body.
   std::shared_ptr<void> alias;
   // Notified of the outcome of `attachments`; null if there are none.

@@ -58,7 +58,7 @@ struct Devices {
   device::testing::SimulatedDevices simulated{/*seed=*/1};
   std::shared_ptr<rpc::DeviceTensors> tensors =
       *rpc::DeviceTensors::Create("w1", {{Device(simulated.context(), 0)}, {}});
-  std::shared_ptr<const rpc::DeviceStreams> streams = tensors->CurrentStreams();
+  std::unique_ptr<const rpc::DeviceStreams> streams = tensors->CurrentStreams();
 };
 
 void DecodeOnDevice(absl::string_view bytes, size_t cut, bool has_none) {

@@ -46,7 +46,7 @@ Bytes AllocateMessage(uint64_t size, uint8_t** begin) {
     *begin = owner->bytes;
     return Bytes::Wrap(*begin, size, std::move(owner));
   }
-  std::shared_ptr<uint8_t[]> owner(new uint8_t[size]);
+  std::unique_ptr<uint8_t[]> owner(new uint8_t[size]);
   *begin = owner.get();
   return Bytes::Wrap(*begin, size, std::move(owner));
 }
