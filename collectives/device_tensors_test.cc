@@ -91,91 +91,112 @@ std::vector<Tensor> Uneven(int size) {
   return parts;
 }
 
+// Runs operations of one rank on tensors of `device`, and keeps their results.
+class Operations {
+ public:
+  Operations(ProcessGroup& group, Device device, bool is_async)
+      : group_(group), device_(device), is_async_(is_async) {}
+
+  void RunOfOneSize(int64_t count) {
+    const Tensor x = Input(count);
+    Add(group_.AllReduceAsync(x), {x});
+    const Tensor y = Output(count);
+    Add(group_.AllReduceIntoAsync(Input(count), y, ReduceOp::kMax), {y});
+    const Tensor b = rank_ == root_ ? Input(count) : Output(count);
+    Add(group_.BroadcastAsync(b, root_), {b});
+    const Tensor r = Input(count);
+    Add(group_.ReduceAsync(r, root_, ReduceOp::kAverage), {r});
+    const Tensor all = Output(count * n_);
+    Add(group_.AllGatherAsync(Input(count), all), {all});
+    const Tensor own = Output(count * n_);
+    const Tensor mine = own.Slice(0, rank_ * count, (rank_ + 1) * count);
+    mine.CopyFrom(Input(count));
+    Add(group_.AllGatherAsync(mine, own), {own});
+    const Tensor part = Output(count);
+    Add(group_.ReduceScatterAsync(Input(count * n_), part), {part});
+    const Tensor to = Output(count * n_);
+    Add(group_.AllToAllAsync(Input(count * n_), to), {to});
+  }
+
+  void RunOfLists() {
+    const Tensor a = Input(5), b = Input(0), c = Place(Fractions(9 + rank_, 7));
+    Add(group_.AllReduceCoalescedAsync({a, b, c}), {a, b, c});
+    const std::vector<Tensor> lists = PlacedUneven();
+    Add(group_.AllGatherListAsync(Input((rank_ + 1) % 3), lists), lists);
+    std::vector<Tensor> at_root;
+    if (rank_ == root_) at_root = PlacedUneven();
+    Add(group_.GatherAsync(Input((rank_ + 1) % 3), at_root, root_), at_root);
+    std::vector<Tensor> from_root;
+    if (rank_ == root_) {
+      for (int r = 0; r < n_; ++r) from_root.push_back(Input((r + 1) % 3));
+    }
+    const Tensor scattered = Output((rank_ + 1) % 3);
+    Add(group_.ScatterAsync(from_root, scattered, root_), {scattered});
+    std::vector<Tensor> parts;
+    for (int r = 0; r < n_; ++r) parts.push_back(Input((r + 1) % 3));
+    const Tensor sum = Output((rank_ + 1) % 3);
+    Add(group_.ReduceScatterListAsync(parts, sum), {sum});
+    std::vector<Tensor> received;
+    for (int r = 0; r < n_; ++r) received.push_back(Output((rank_ + 1) % 3));
+    Add(group_.AllToAllListAsync(parts, received), received);
+  }
+
+  // Elements that do not lie side by side, and of another dtype; messages.
+  void RunOfViews() {
+    const Tensor matrix = Place(Fractions(rank_, 12)).View({4, 3});
+    Add(group_.AllReduceAsync(matrix.Select(1, 1)), {matrix});
+    const Tensor gathered = Place(Fractions(rank_, 6 * n_)).View({3 * n_, 2});
+    Add(group_.AllGatherAsync(Input(3), gathered.Select(1, 0)), {gathered});
+    const Tensor whole = Place(Fractions(rank_, 4)).To(DType::kI64);
+    Add(group_.AllReduceAsync(whole, ReduceOp::kSum), {whole});
+    const Tensor sent = Input(9), received = Output(9);
+    Add(group_.ExchangeAsync(
+            {{PointToPoint::kReceive, received, (rank_ + n_ - 1) % n_, 3},
+             {PointToPoint::kSend, sent, (rank_ + 1) % n_, 3}}),
+        {received});
+  }
+
+  absl::StatusOr<std::vector<Tensor>> Await() {
+    for (Future<void>& future : futures_) {
+      WEFT_RETURN_IF_ERROR(future.Wait(kPatience));
+    }
+    return results_;
+  }
+
+ private:
+  Tensor Place(const Tensor& x) const { return x.To(device_).Clone(); }
+  Tensor Input(int64_t count) const { return Place(Fractions(rank_, count)); }
+  Tensor Output(int64_t count) const {
+    return Tensor::Empty({count}, DType::kF32, device_);
+  }
+  std::vector<Tensor> PlacedUneven() const {
+    std::vector<Tensor> placed;
+    for (const Tensor& x : Uneven(n_)) placed.push_back(Place(x));
+    return placed;
+  }
+  void Add(Future<void> future, const std::vector<Tensor>& found) {
+    if (!is_async_) future.Wait(kPatience).IgnoreError();
+    futures_.push_back(std::move(future));
+    results_.insert(results_.end(), found.begin(), found.end());
+  }
+
+  ProcessGroup& group_;
+  const Device device_;
+  const bool is_async_;
+  const int n_ = group_.size(), rank_ = group_.rank(), root_ = n_ - 1;
+  std::vector<Tensor> results_;
+  std::vector<Future<void>> futures_;
+};
+
 // What all operations give this rank, of tensors that are on `device`. Where
 // `is_async`, each is begun before the one before it has ended.
 absl::StatusOr<std::vector<Tensor>> RunAll(ProcessGroup& group, Device device,
                                            bool is_async) {
-  const int n = group.size(), rank = group.rank(), root = n - 1;
-  const auto place = [&](const Tensor& x) { return x.To(device).Clone(); };
-  const auto place_all = [&](const std::vector<Tensor>& all) {
-    std::vector<Tensor> placed;
-    for (const Tensor& x : all) placed.push_back(place(x));
-    return placed;
-  };
-  const auto input = [&](int64_t count) {
-    return place(Fractions(rank, count));
-  };
-  const auto output = [&](int64_t count) {
-    return Tensor::Empty({count}, DType::kF32, device);
-  };
-  std::vector<Tensor> results;
-  std::vector<Future<void>> futures;
-  const auto add = [&](Future<void> future, const std::vector<Tensor>& found) {
-    if (!is_async) future.Wait(kPatience).IgnoreError();
-    futures.push_back(std::move(future));
-    results.insert(results.end(), found.begin(), found.end());
-  };
-  for (const int64_t count : {0, 1, 37, 3000}) {
-    const Tensor x = input(count);
-    add(group.AllReduceAsync(x), {x});
-    const Tensor y = output(count);
-    add(group.AllReduceIntoAsync(input(count), y, ReduceOp::kMax), {y});
-    const Tensor b = rank == root ? input(count) : output(count);
-    add(group.BroadcastAsync(b, root), {b});
-    const Tensor r = input(count);
-    add(group.ReduceAsync(r, root, ReduceOp::kAverage), {r});
-    const Tensor all = output(count * n);
-    add(group.AllGatherAsync(input(count), all), {all});
-    const Tensor own = output(count * n);
-    const Tensor mine = own.Slice(0, rank * count, (rank + 1) * count);
-    mine.CopyFrom(input(count));
-    add(group.AllGatherAsync(mine, own), {own});
-    const Tensor part = output(count);
-    add(group.ReduceScatterAsync(input(count * n), part), {part});
-    const Tensor to = output(count * n);
-    add(group.AllToAllAsync(input(count * n), to), {to});
-  }
-  const auto uneven = [&] { return place_all(Uneven(n)); };
-  {
-    const Tensor a = input(5), b = input(0), c = place(Fractions(9 + rank, 7));
-    add(group.AllReduceCoalescedAsync({a, b, c}), {a, b, c});
-    const std::vector<Tensor> lists = uneven();
-    add(group.AllGatherListAsync(input((rank + 1) % 3), lists), lists);
-    std::vector<Tensor> at_root;
-    if (rank == root) at_root = uneven();
-    add(group.GatherAsync(input((rank + 1) % 3), at_root, root), at_root);
-    std::vector<Tensor> from_root;
-    if (rank == root) {
-      for (int r = 0; r < n; ++r) from_root.push_back(input((r + 1) % 3));
-    }
-    const Tensor scattered = output((rank + 1) % 3);
-    add(group.ScatterAsync(from_root, scattered, root), {scattered});
-    std::vector<Tensor> parts;
-    for (int r = 0; r < n; ++r) parts.push_back(input((r + 1) % 3));
-    const Tensor sum = output((rank + 1) % 3);
-    add(group.ReduceScatterListAsync(parts, sum), {sum});
-    std::vector<Tensor> received;
-    for (int r = 0; r < n; ++r) received.push_back(output((rank + 1) % 3));
-    add(group.AllToAllListAsync(parts, received), received);
-  }
-  {
-    // Elements that do not lie side by side, and of another dtype.
-    const Tensor matrix = place(Fractions(rank, 12)).View({4, 3});
-    add(group.AllReduceAsync(matrix.Select(1, 1)), {matrix});
-    const Tensor gathered = place(Fractions(rank, 6 * n)).View({3 * n, 2});
-    add(group.AllGatherAsync(input(3), gathered.Select(1, 0)), {gathered});
-    const Tensor whole = place(Fractions(rank, 4)).To(DType::kI64);
-    add(group.AllReduceAsync(whole, ReduceOp::kSum), {whole});
-    const Tensor sent = input(9), received = output(9);
-    add(group.ExchangeAsync(
-            {{PointToPoint::kReceive, received, (rank + n - 1) % n, 3},
-             {PointToPoint::kSend, sent, (rank + 1) % n, 3}}),
-        {received});
-  }
-  for (Future<void>& future : futures) {
-    WEFT_RETURN_IF_ERROR(future.Wait(kPatience));
-  }
-  return results;
+  Operations operations(group, device, is_async);
+  for (const int64_t count : {0, 1, 37, 3000}) operations.RunOfOneSize(count);
+  operations.RunOfLists();
+  operations.RunOfViews();
+  return operations.Await();
 }
 
 // Parameters: seed, ranks, and whether over shared memory.

@@ -13,6 +13,7 @@
 #include "weft/autograd/gradient.h"
 #include "weft/autograd/variable.h"
 #include "weft/base/clock.h"
+#include "weft/base/status_macros.h"
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/optimizer/optimizer.h"
 #include "weft/optimizer/schedule.h"
@@ -193,86 +194,109 @@ std::vector<std::vector<float>> LocalWeights(
   return weights;
 }
 
+constexpr int64_t kScheduled = 4 * kMinSliceElements + 5;  // elements
+
+v1::TableSpec ScheduledSpec(int trainers) {
+  v1::TableSpec spec = DenseSpec(v1::TableSpec::SYNC, trainers, kScheduled);
+  spec.set_orphans(v1::TableSpec::WAIT);
+  spec.mutable_rule()->mutable_adam()->set_lr(0.1);
+  return spec;
+}
+
+// A schedule that changes in round 6, and is set before each round.
+double ScheduledScale(int64_t round) {
+  static const optimizer::Schedule schedule = optimizer::Sequence(
+      {{optimizer::LinearWarmUp(3), 3}}, optimizer::CosineDecay(5));
+  return round == 6 ? 0.125 : schedule(std::min<int64_t>(round, 4));
+}
+
+Tensor ScheduledGradient(int shard, int64_t round) {
+  std::vector<float> values(kScheduled);
+  for (int64_t i = 0; i < kScheduled; ++i) {
+    values[i] = 1e-3f * static_cast<float>(i % 97) - 0.3f * (shard + 1) +
+                0.1f * static_cast<float>(round);
+  }
+  return Tensor::FromVector(values);
+}
+
+// One of the trainers: the rounds before 5, each with its scale and the weights
+// that are wanted.
+void TrainBeforeRound5(DenseTable& table, int trainer,
+                       const std::vector<std::vector<float>>& wanted) {
+  ASSERT_THAT(table.Initialize(Tensor::Ones({kScheduled})).Wait(kTimeout),
+              IsOk());
+  for (int64_t round = 0; round < 5; ++round) {
+    ASSERT_THAT(
+        table.SetLearningRateScale(ScheduledScale(round)).Wait(kTimeout),
+        IsOk());
+    const auto values =
+        table.PushPull(ScheduledGradient(trainer, round)).Wait(kTimeout);
+    ASSERT_THAT(values, IsOk());
+    ASSERT_EQ(values->ToVector<float>(), wanted[round]) << round;
+  }
+}
+
+// In round 5: scales of rounds that are to come.
+void SetLaterScales(DenseTable& table) {
+  EXPECT_THAT(table.SetLearningRateScale(0.5, 3).Wait(kTimeout),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "of round 3 came when round 5 was open"));
+  EXPECT_THAT(table.SetLearningRateScale(-1).Wait(kTimeout),
+              StatusIs(absl::StatusCode::kInvalidArgument, "table 't'"));
+  for (const int64_t round : {6, 7}) {
+    ASSERT_THAT(
+        table.SetLearningRateScale(ScheduledScale(round), round).Wait(kTimeout),
+        IsOk());
+  }
+}
+
+// The name of the checkpoint of `client`'s tables.
+absl::StatusOr<std::string> SaveStep(Client& client, const std::string& path,
+                                     int64_t step) {
+  WEFT_ASSIGN_OR_RETURN(const auto directory,
+                        checkpoint::CheckpointDirectory::Open({path}));
+  WEFT_ASSIGN_OR_RETURN(const auto attempt, directory->Begin(step));
+  WEFT_ASSIGN_OR_RETURN(const auto files, client.Save(path, attempt, step));
+  return directory->Commit(attempt, files, {});
+}
+
 // Two servers and trainers, a schedule that all trainers follow, and a
 // checkpoint in the middle that three servers load, with a change to come.
 TEST(PsService, LearningRateThatChangesGivesTheBitsOfALocalOptimizer) {
-  constexpr int64_t kElements = 4 * kMinSliceElements + 5;
   constexpr int kTrainers = 2;
-  const optimizer::Schedule schedule = optimizer::Sequence(
-      {{optimizer::LinearWarmUp(3), 3}}, optimizer::CosineDecay(5));
-  const auto scale_of = [&](int64_t round) {
-    return round == 6 ? 0.125 : schedule(std::min<int64_t>(round, 4));
-  };
-  const auto gradient = [&](int shard, int64_t round) {
-    std::vector<float> values(kElements);
-    for (int64_t i = 0; i < kElements; ++i) {
-      values[i] = 1e-3f * static_cast<float>(i % 97) - 0.3f * (shard + 1) +
-                  0.1f * static_cast<float>(round);
-    }
-    return Tensor::FromVector(values);
-  };
-  v1::TableSpec spec = DenseSpec(v1::TableSpec::SYNC, kTrainers, kElements);
-  spec.set_orphans(v1::TableSpec::WAIT);
-  spec.mutable_rule()->mutable_adam()->set_lr(0.1);
-
+  const v1::TableSpec spec = ScheduledSpec(kTrainers);
   const std::vector<std::vector<float>> wanted =
-      LocalWeights(kElements, 8, gradient, scale_of);
+      LocalWeights(kScheduled, 8, ScheduledGradient, ScheduledScale);
   ASSERT_EQ(wanted.size(), 8);
 
   const TempDir temp;
   const std::string path = temp.Path("ckpt");
-  auto directory = checkpoint::CheckpointDirectory::Open({path});
-  ASSERT_THAT(directory, IsOk());
-  std::string name;
+  absl::StatusOr<std::string> name = absl::UnknownError("not saved");
   {
     TestJob job(/*servers=*/2, kTrainers, nullptr, temp.path());
     OnEach(kTrainers, [&](int trainer) {
       const auto client = job.MakeClient(trainer);
       auto table = client->Dense(spec);
       ASSERT_THAT(table, IsOk());
-      ASSERT_THAT(
-          (*table)->Initialize(Tensor::Ones({kElements})).Wait(kTimeout),
-          IsOk());
-      for (int64_t round = 0; round < 5; ++round) {
-        ASSERT_THAT(
-            (*table)->SetLearningRateScale(scale_of(round)).Wait(kTimeout),
-            IsOk());
-        const auto values =
-            (*table)->PushPull(gradient(trainer, round)).Wait(kTimeout);
-        ASSERT_THAT(values, IsOk());
-        ASSERT_EQ(values->ToVector<float>(), wanted[round]) << round;
-      }
+      TrainBeforeRound5(**table, trainer, wanted);
       if (trainer != 0) return;
-      EXPECT_THAT((*table)->SetLearningRateScale(0.5, 3).Wait(kTimeout),
-                  StatusIs(absl::StatusCode::kFailedPrecondition,
-                           "of round 3 came when round 5 was open"));
-      EXPECT_THAT((*table)->SetLearningRateScale(-1).Wait(kTimeout),
-                  StatusIs(absl::StatusCode::kInvalidArgument, "table 't'"));
-      ASSERT_THAT((*table)->SetLearningRateScale(0.125, 6).Wait(kTimeout),
-                  IsOk());
-      ASSERT_THAT((*table)->SetLearningRateScale(scale_of(7), 7).Wait(kTimeout),
-                  IsOk());
-      const auto attempt = (*directory)->Begin(5);
-      ASSERT_THAT(attempt, IsOk());
-      const auto files = client->Save(path, *attempt, 5);
-      ASSERT_THAT(files, IsOk());
-      const auto committed = (*directory)->Commit(*attempt, *files, {});
-      ASSERT_THAT(committed, IsOk());
-      name = *committed;
+      SetLaterScales(**table);
+      name = SaveStep(*client, path, 5);
     });
   }
+  ASSERT_THAT(name, IsOk());
   TestJob job(/*servers=*/3, /*trainers=*/1, nullptr, temp.path());
   const auto client = job.MakeClient(0);
-  ASSERT_THAT(client->Restore(path, name), IsOk());
+  ASSERT_THAT(client->Restore(path, *name), IsOk());
   auto table = client->Dense(spec);
   ASSERT_THAT(table, IsOk());
   EXPECT_EQ((*client->Describe())[0].tables(0).learning_rate_scale(),
-            scale_of(5));
+            ScheduledScale(5));
   for (int64_t round = 5; round < 8; ++round) {
     for (const int shard : {0, 1}) {
       ASSERT_THAT((*table)
                       ->PushShard({shard, round, /*take_over=*/true},
-                                  gradient(shard, round))
+                                  ScheduledGradient(shard, round))
                       .Wait(kTimeout),
                   IsOk());
     }

@@ -80,7 +80,8 @@ Operation OperationOf(const char* name, const std::vector<double>& numbers) {
   return operation;
 }
 
-std::vector<UnaryCase> UnaryCases() {
+// Operations that also have integers.
+std::vector<UnaryCase> ArithmeticCases() {
   return {
       {"Neg", &Unary<Neg>, [](auto& x) { return weft::Neg(x); }, true},
       {"Abs", &Unary<Abs>, [](auto& x) { return weft::Abs(x); }, true},
@@ -117,11 +118,6 @@ std::vector<UnaryCase> UnaryCases() {
        [](auto& x) { return weft::Div(x, 3); },
        true,
        {3}},
-      {"NumberDiv",
-       &Unary<OfNumberAnd<DivOp>>,
-       [](auto& x) { return weft::Div(3, x); },
-       false,
-       {3}},
       {"EqualNumber",
        &Unary<WithNumber<EqualOp>>,
        [](auto& x) { return weft::Equal(x, 1); },
@@ -142,6 +138,17 @@ std::vector<UnaryCase> UnaryCases() {
        [](auto& x) { return weft::GreaterEqual(x, 1); },
        true,
        {1}},
+  };
+}
+
+// Operations of floating-point numbers alone.
+std::vector<UnaryCase> RealCases() {
+  return {
+      {"NumberDiv",
+       &Unary<OfNumberAnd<DivOp>>,
+       [](auto& x) { return weft::Div(3, x); },
+       false,
+       {3}},
       {"Exp", &Unary<Exponential>, [](auto& x) { return weft::Exp(x); }, false},
       {"Log", &Unary<Log>, [](auto& x) { return weft::Log(x); }, false},
       {"Log1p", &Unary<Log1p>, [](auto& x) { return weft::Log1p(x); }, false},
@@ -165,6 +172,12 @@ std::vector<UnaryCase> UnaryCases() {
       {"GeluTanh", &Unary<GeluTanh>,
        [](auto& x) { return weft::Gelu(x, GeluKind::kTanh); }, false},
   };
+}
+
+std::vector<UnaryCase> UnaryCases() {
+  std::vector<UnaryCase> cases = ArithmeticCases();
+  for (UnaryCase& c : RealCases()) cases.push_back(std::move(c));
+  return cases;
 }
 
 std::vector<DType> DTypesOf(bool has_integers) {

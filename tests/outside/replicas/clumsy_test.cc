@@ -75,6 +75,58 @@ void AddOtherSpecs(Client& client, Client& other, Outcomes& outcomes) {
   }
 }
 
+// Scales of learning rates, of rounds that are there and not.
+void AddRates(Client& client, Outcomes& outcomes) {
+  const auto add = [&](std::string what, const absl::Status& status) {
+    outcomes.emplace_back(std::move(what), status);
+  };
+  const Tensor ones = Tensor::Ones({kElements});
+  auto table = *client.Dense(Named(DenseSpec(kSync, 1, kElements), "rates"));
+  add("rates, Initialize", GetStatus(table->Initialize(ones).Wait(kTimeout)));
+  const auto rate = [&](std::string what, double scale, auto round) {
+    add(std::move(what),
+        GetStatus(table->SetLearningRateScale(scale, round).Wait(kTimeout)));
+  };
+  rate("rate, negative", -1, std::nullopt);
+  rate("rate, not a number", std::nan(""), std::nullopt);
+  rate("rate, infinite", std::numeric_limits<double>::infinity(), std::nullopt);
+  rate("rate of a round", 0.5, std::optional<int64_t>(2));
+  rate("rate of a round, the same", 0.5, std::optional<int64_t>(2));
+  rate("rate of a round, another", 0.25, std::optional<int64_t>(2));
+  rate("rate of a negative round", 0.25, std::optional<int64_t>(-3));
+  for (int i = 0; i < 3; ++i) {
+    add("rates, push", GetStatus(table->PushPull(ones).Wait(kTimeout)));
+  }
+  rate("rate of a closed round", 0.5, std::optional<int64_t>(1));
+  rate("rate after those", 0.5, std::nullopt);
+  add("rates, push", GetStatus(table->PushPull(ones).Wait(kTimeout)));
+}
+
+// Parts of rounds, of one's own shard and others.
+void AddParts(Client& client, Client& other, Outcomes& outcomes) {
+  const auto add = [&](std::string what, const absl::Status& status) {
+    outcomes.emplace_back(std::move(what), status);
+  };
+  const Tensor ones = Tensor::Ones({kElements});
+  auto table = *client.Dense(Named(DenseSpec(kSync, 2, kElements), "parts"));
+  auto others = *other.Dense(Named(DenseSpec(kSync, 2, kElements), "parts"));
+  add("parts, Initialize", GetStatus(table->Initialize(ones).Wait(kTimeout)));
+  const auto part = [&](std::string what, DenseTable& by, RoundPart part) {
+    add(std::move(what), GetStatus(by.PushShard(part, ones).Wait(kTimeout)));
+  };
+  part("part", *table, {0, 0});
+  part("part, twice", *table, {0, 0});
+  part("part of another's shard", *others, {0, 0});
+  part("part of another's shard, next round", *others, {0, 1});
+  part("other's part", *others, {1, 0});
+  part("part of a closed round", *table, {0, 0});
+  part("part of a negative round", *table, {0, -1});
+  part("part of a shard that is not there", *table, {2, 1});
+  part("part of a negative shard", *table, {-1, 1});
+  part("part that takes over", *others, {0, 1, true});
+  part("part of a shard that was taken", *table, {0, 2});
+}
+
 Outcomes DenseOutcomes(int replicas) {
   TestJob job(2, 2, nullptr, "", replicas);
   const auto client = job.MakeClient(0, absl::Seconds(5));
@@ -114,47 +166,8 @@ Outcomes DenseOutcomes(int replicas) {
         GetStatus(table->Push(Tensor::Ones({0})).Wait(kTimeout)));
     add("push after those", GetStatus(table->Push(ones).Wait(kTimeout)));
   }
-  {
-    auto table = *client->Dense(Named(spec, "rates"));
-    add("rates, Initialize", GetStatus(table->Initialize(ones).Wait(kTimeout)));
-    const auto rate = [&](std::string what, double scale, auto round) {
-      add(std::move(what),
-          GetStatus(table->SetLearningRateScale(scale, round).Wait(kTimeout)));
-    };
-    rate("rate, negative", -1, std::nullopt);
-    rate("rate, not a number", std::nan(""), std::nullopt);
-    rate("rate, infinite", std::numeric_limits<double>::infinity(),
-         std::nullopt);
-    rate("rate of a round", 0.5, std::optional<int64_t>(2));
-    rate("rate of a round, the same", 0.5, std::optional<int64_t>(2));
-    rate("rate of a round, another", 0.25, std::optional<int64_t>(2));
-    rate("rate of a negative round", 0.25, std::optional<int64_t>(-3));
-    for (int i = 0; i < 3; ++i) {
-      add("rates, push", GetStatus(table->PushPull(ones).Wait(kTimeout)));
-    }
-    rate("rate of a closed round", 0.5, std::optional<int64_t>(1));
-    rate("rate after those", 0.5, std::nullopt);
-    add("rates, push", GetStatus(table->PushPull(ones).Wait(kTimeout)));
-  }
-  {
-    auto table = *client->Dense(Named(DenseSpec(kSync, 2, kElements), "parts"));
-    auto others = *other->Dense(Named(DenseSpec(kSync, 2, kElements), "parts"));
-    add("parts, Initialize", GetStatus(table->Initialize(ones).Wait(kTimeout)));
-    const auto part = [&](std::string what, DenseTable& by, RoundPart part) {
-      add(std::move(what), GetStatus(by.PushShard(part, ones).Wait(kTimeout)));
-    };
-    part("part", *table, {0, 0});
-    part("part, twice", *table, {0, 0});
-    part("part of another's shard", *others, {0, 0});
-    part("part of another's shard, next round", *others, {0, 1});
-    part("other's part", *others, {1, 0});
-    part("part of a closed round", *table, {0, 0});
-    part("part of a negative round", *table, {0, -1});
-    part("part of a shard that is not there", *table, {2, 1});
-    part("part of a negative shard", *table, {-1, 1});
-    part("part that takes over", *others, {0, 1, true});
-    part("part of a shard that was taken", *table, {0, 2});
-  }
+  AddRates(*client, outcomes);
+  AddParts(*client, *other, outcomes);
   AddOtherSpecs(*client, *other, outcomes);
   return outcomes;
 }

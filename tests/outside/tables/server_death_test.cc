@@ -29,13 +29,49 @@ using ::weft::testing::TempDir;
 
 // ---- A server that dies.
 
+v1::TableSpec DenseSpec() {
+  v1::TableSpec spec = Dense(v1::TableSpec::ASYNC, 0, 5000);
+  spec.set_name("d");
+  return spec;
+}
+
+// Names ps1 and its incarnation.
+auto IsLost(rpc::WorkerKey key) {
+  return ::testing::AllOf(
+      StatusIs(absl::StatusCode::kUnavailable, "ps1"),
+      StatusIs(absl::StatusCode::kUnavailable, key.ToString()));
+}
+
+// Every operation of `client` and its tables ends since ps1, as `key`, died.
+void ExpectLost(rpc::WorkerKey key, Client& client, SparseTable& s,
+                DenseTable& d, const std::string& path) {
+  const Tensor keys = Tensor::Arange(64, DType::kI64);
+  const Tensor ones = Tensor::Ones({64, 2});
+  EXPECT_THAT(s.Pull(keys).Wait(kLong).status(), IsLost(key));
+  EXPECT_THAT(s.Push(keys, ones).Wait(kLong), IsLost(key));
+  EXPECT_THAT(s.PushPull(keys, ones, keys).Wait(kLong).status(), IsLost(key));
+  EXPECT_THAT(s.SetLearningRateScale(0.5).Wait(kLong), IsLost(key));
+  // Keys that the other server has are lost, too.
+  EXPECT_THAT(d.Pull().Wait(kLong).status(), IsLost(key));
+  EXPECT_THAT(d.Push(Tensor::Ones({5000})).Wait(kLong), IsLost(key));
+  EXPECT_THAT(d.PushPull(Tensor::Ones({5000})).Wait(kLong).status(),
+              IsLost(key));
+  EXPECT_THAT(d.Initialize(Tensor::Ones({5000})).Wait(kLong), IsLost(key));
+  EXPECT_THAT(d.SetLearningRateScale(0.5).Wait(kLong), IsLost(key));
+  EXPECT_THAT(client.Sparse(Sparse(v1::TableSpec::ASYNC)).status(),
+              IsLost(key));
+  EXPECT_THAT(client.Dense(DenseSpec()).status(), IsLost(key));
+  EXPECT_THAT(client.Describe().status(), IsLost(key));
+  EXPECT_THAT(client.Save(path, "x", -1).status(), IsLost(key));
+  EXPECT_THAT(client.CheckCheckpointDirectory(path), IsLost(key));
+}
+
 TEST(ServerDeath, EveryOperationNamesTheServerAndItsIncarnationForGood) {
   const TempDir temp;
   Directory directory(temp);
   Cluster cluster(2, 2, temp.path());
   const auto client = cluster.MakeClient(0);
-  v1::TableSpec dense_spec = Dense(v1::TableSpec::ASYNC, 0, 5000);
-  dense_spec.set_name("d");
+  const v1::TableSpec dense_spec = DenseSpec();
   auto sparse = client->Sparse(Sparse(v1::TableSpec::ASYNC));
   auto dense = client->Dense(dense_spec);
   ASSERT_THAT(sparse, IsOk());
@@ -48,36 +84,13 @@ TEST(ServerDeath, EveryOperationNamesTheServerAndItsIncarnationForGood) {
   ASSERT_THAT(name, IsOk());
   ASSERT_THAT((*sparse)->Push(keys, ones).Wait(kLong), IsOk());
 
+  const auto expect_lost = [&](rpc::WorkerKey key) {
+    ExpectLost(key, *client, **sparse, **dense, directory.path);
+  };
   const rpc::WorkerKey first = cluster.KillServer(1);
-  const auto is_lost = [](rpc::WorkerKey key) {
-    return ::testing::AllOf(
-        StatusIs(absl::StatusCode::kUnavailable, "ps1"),
-        StatusIs(absl::StatusCode::kUnavailable, key.ToString()));
-  };
-  const auto expect_lost = [&](rpc::WorkerKey key, SparseTable& s,
-                               DenseTable& d) {
-    EXPECT_THAT(s.Pull(keys).Wait(kLong).status(), is_lost(key));
-    EXPECT_THAT(s.Push(keys, ones).Wait(kLong), is_lost(key));
-    EXPECT_THAT(s.PushPull(keys, ones, keys).Wait(kLong).status(),
-                is_lost(key));
-    EXPECT_THAT(s.SetLearningRateScale(0.5).Wait(kLong), is_lost(key));
-    // Keys that the other server has are lost, too.
-    EXPECT_THAT(d.Pull().Wait(kLong).status(), is_lost(key));
-    EXPECT_THAT(d.Push(Tensor::Ones({5000})).Wait(kLong), is_lost(key));
-    EXPECT_THAT(d.PushPull(Tensor::Ones({5000})).Wait(kLong).status(),
-                is_lost(key));
-    EXPECT_THAT(d.Initialize(Tensor::Ones({5000})).Wait(kLong), is_lost(key));
-    EXPECT_THAT(d.SetLearningRateScale(0.5).Wait(kLong), is_lost(key));
-    EXPECT_THAT(client->Sparse(Sparse(v1::TableSpec::ASYNC)).status(),
-                is_lost(key));
-    EXPECT_THAT(client->Dense(dense_spec).status(), is_lost(key));
-    EXPECT_THAT(client->Describe().status(), is_lost(key));
-    EXPECT_THAT(client->Save(directory.path, "x", -1).status(), is_lost(key));
-    EXPECT_THAT(client->CheckCheckpointDirectory(directory.path), is_lost(key));
-  };
-  expect_lost(first, **sparse, **dense);
+  expect_lost(first);
   cluster.StartServer(1, 2);
-  expect_lost(first, **sparse, **dense);
+  expect_lost(first);
   {
     const auto other = cluster.MakeClient(1);
     auto again = other->Sparse(Sparse(v1::TableSpec::ASYNC));
@@ -85,7 +98,7 @@ TEST(ServerDeath, EveryOperationNamesTheServerAndItsIncarnationForGood) {
     EXPECT_THAT(other->Dense(dense_spec), IsOk());
     EXPECT_THAT((*again)->Push(keys, ones).Wait(kLong), IsOk());
   }
-  expect_lost(first, **sparse, **dense);
+  expect_lost(first);
 
   // A Restore that fails changes nothing.
   EXPECT_FALSE(client->Restore(directory.path, "ckpt-000077-step-1").ok());
@@ -108,7 +121,7 @@ TEST(ServerDeath, EveryOperationNamesTheServerAndItsIncarnationForGood) {
 
   const rpc::WorkerKey second = cluster.KillServer(1);
   cluster.StartServer(1, 3);
-  expect_lost(second, **sparse, **dense);
+  expect_lost(second);
 }
 
 // Keys of which the dead server had none: the client is lost all the same.
