@@ -60,12 +60,13 @@ struct AccessRule {
 
 // How busy an agent is, and with which peers.
 struct AgentMetrics {
-  // Of the agent's own pool, else of AgentOptions::pool; 0 without either.
+  // The threads of the agent's own pool, else of AgentOptions::pool; 0 without
+  // either.
   int pool_threads = 0;
   int idle_threads = 0;
   int64_t client_active_calls = 0;  // made here and not ended
   int64_t server_active_calls = 0;  // served here and not ended
-  // Of them, by a Future that is to come.
+  // Those of them that end by a Future that is to come.
   int64_t server_active_async_calls = 0;
   std::map<std::string, Traffic::Counts> peers;  // since the agent began
 };

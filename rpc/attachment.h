@@ -65,8 +65,8 @@ namespace weft::rpc {
 class Agent;
 class DeviceTensors;
 
-// Of which message a value is, as its Codec sees it (Encoder::context(),
-// Decoder::context()).
+// The message that a value belongs to, as its Codec sees it
+// (Encoder::context(), Decoder::context()).
 struct CodecContext {
   enum class Message {
     kNone,  // of no call: a value of a stream, a detail of a Status
@@ -155,7 +155,7 @@ class AttachmentReceiver {
 
 // As it travels.
 struct FrozenAttachment {
-  // Of one message.
+  // A message carries at most so much.
   static constexpr size_t kMostOfAMessage = 16;
   static constexpr size_t kMostKindBytes = 64;
   static constexpr size_t kMostBytes = size_t{1} << 20;  // all together

@@ -192,7 +192,7 @@ class ClientTest : public ::testing::Test {
  protected:
   std::string Socket() const { return absl::StrCat("unix:", dir_.Path("ps0")); }
 
-  // Of ps0 or client3, whose certificates are made at the first.
+  // The credentials of ps0 or client3: the first call makes the certificates.
   net::Credentials CredentialsOf(const std::string& name) {
     net::CertificatesOptions options;
     options.directory = dir_.Path("certs");

@@ -65,7 +65,7 @@ std::vector<Tensor> All(const std::vector<Tensor>& some, const Tensor& more) {
 }
 WEFT_RPC(All);
 
-// Of one of its devices, whatever the caller knows.
+// Makes a tensor on one of its devices, whatever the caller knows.
 Tensor Own(CallContext& context, double value) {
   auto* const devices = context.Local<SimulatedDevices>();
   return Tensor::Full({3}, value, DType::kF32, Device(devices->context(), 1));

@@ -97,7 +97,8 @@ bool KeepsCode(const absl::Status& status) {
   return absl::IsResourceExhausted(status) || IsOfDevices(status);
 }
 
-// Of a result that cannot be written, or read: whose fault it is.
+// The code of a result that cannot be written or read: it says whose fault it
+// is.
 absl::StatusCode CodeOfResult(const absl::Status& status) {
   return KeepsCode(status) ? status.code() : absl::StatusCode::kInternal;
 }

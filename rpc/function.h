@@ -221,8 +221,8 @@ struct Function {
   // It reaches only objects that its caller has made: the maker may call it.
   bool is_of_maker = false;
   std::string method;  // internal::MethodKey of a method; else empty
-  // Of a method: roles that may call the constructor of this name may call it
-  // too, unless it has roles of its own.
+  // The constructor of a method: roles that may call it may call the method
+  // too, unless that has roles of its own.
   std::string constructor;
   Serve serve = nullptr;  // one of the two
   ServeBatch serve_batch = nullptr;
@@ -246,7 +246,7 @@ class Registry {
   const Function* FindName(absl::string_view name) const;
   const Function* FindAddress(Function::Address address) const;
   const Function* FindMethod(absl::string_view key) const;
-  // Of all names and signatures: equal registries have equal digests.
+  // A hash of all names and signatures: equal registries have equal digests.
   uint64_t Digest() const;
   std::vector<std::string> Names() const;  // sorted
   size_t size() const { return by_name_.size(); }

@@ -41,7 +41,8 @@ class ObjectTable {
     absl::string_view function;
   };
 
-  // Of the worker `owner`; each holder may hold `most_per_holder` objects.
+  // Keeps the objects of the worker `owner`; each holder may hold
+  // `most_per_holder` of them.
   ObjectTable(WorkerKey owner, int64_t most_per_holder)
       : owner_(owner), most_(most_per_holder) {}
 

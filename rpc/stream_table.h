@@ -31,7 +31,7 @@ class StreamTable {
                                                            uint64_t id,
                                                            Driver& driver)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Of no effect if there are none.
+  // Does nothing if there are none.
   void Remove(WorkerKey caller, uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
   // The session of the caller has ended.
   void RemoveAll(WorkerKey caller) ABSL_LOCKS_EXCLUDED(mu_);

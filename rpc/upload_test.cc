@@ -362,7 +362,7 @@ TEST(Upload, OpenFailureHasAReason) {
               StatusIs(absl::StatusCode::kUnimplemented, "SumRows"));
 }
 
-// Of what must not wait, nothing is lost: F26.
+// A write that must not wait loses no value: F26.
 TEST(Upload, WhereItMustNotWaitItSaysSoAndGoesOn) {
   Gate gate;
   Ranks ranks(2);

@@ -15,7 +15,7 @@
 namespace weft::net {
 namespace {
 
-// Of the directories of this user's jobs.
+// Where the directories of this user's jobs lie.
 std::string Base() {
   const char* runtime = getenv("XDG_RUNTIME_DIR");
   return runtime != nullptr && runtime[0] == '/' && access(runtime, W_OK) == 0

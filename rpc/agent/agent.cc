@@ -15,7 +15,7 @@ namespace weft::rpc {
 
 namespace {
 
-// Of a chain of callers the nearest are kept.
+// A chain of callers may be so long; then the nearest of them are kept.
 constexpr size_t kMaxChain = 256;
 
 absl::Status Wrong(absl::string_view option, absl::string_view wanted,

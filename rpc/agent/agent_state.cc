@@ -41,7 +41,8 @@ auto TakeUpTo(WorkerKey key, Map* from) {
   return taken;
 }
 
-// Of the incarnation `of`, because `gone`, itself or a later one, is.
+// The error of calls to the incarnation `of`, which is gone because `gone`,
+// itself or a later one, is.
 absl::Status Gone(WorkerKey of, WorkerKey gone, absl::string_view why) {
   return internal::MarkFailure(
       absl::UnavailableError(absl::StrCat(
@@ -239,7 +240,7 @@ std::vector<std::string> AgentState::StillOpen() {
 void AgentState::ForEachSource(absl::FunctionRef<void(PendingSource&)> fn) {
   for (const auto& outbound : Outbounds()) fn(*outbound);
   for (const auto& inbound : Inbounds()) fn(*inbound);
-  // Of calls that have no session, or none at the moment.
+  // These know of calls that have no session, or none at the moment.
   fn(sessionless_calls_);
   decltype(own_queues_) queues;
   {

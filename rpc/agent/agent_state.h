@@ -58,8 +58,9 @@ namespace internal {
 // Thread-safety: thread-safe.
 class NamedWorker {
  public:
-  // Of the directory, and of what this agent knows of incarnations that are
-  // gone: while both are the same, the name means the same incarnation.
+  // The versions of the directory, and of what this agent knows of incarnations
+  // that are gone: while both are the same, the name means the same
+  // incarnation.
   using Version = std::pair<uint64_t, uint64_t>;
 
   explicit NamedWorker(std::string name) : name_(std::move(name)) {}

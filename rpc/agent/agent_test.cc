@@ -177,7 +177,7 @@ TEST(Agent, AMovedTensorIsNotSeenToChange) {
   EXPECT_EQ(y.Wait(absl::Seconds(10))->span<float>()[0], 1);
 }
 
-// Of a size that travels in the message, and of one that travels by reference.
+// One size travels in the message, the other by reference.
 TEST(Agent, CallsItselfWithCopies) {  // PROBE-P16
   Ranks ranks(1);
   const Target self = ranks[0].To("w0");

@@ -24,7 +24,7 @@ void CallHistograms::Served(const Function* function, Instant began,
   Times* times = method.times.load(std::memory_order_acquire);
   if (times == nullptr) {
     auto made = std::make_unique<Times>(telemetry::kDurationBoundsInNs);
-    // Of two threads that make one, the first is kept.
+    // Two threads may make one: that of the first is kept.
     if (method.times.compare_exchange_strong(times, made.get())) {
       times = made.release();
     }

@@ -28,7 +28,7 @@ namespace weft::rpc {
 // Thread-safety: thread-safe; Export, one thread at a time.
 class CallHistograms {
  public:
-  // Of an agent that serves `registry`, which must outlive it.
+  // Counts the calls of an agent that serves `registry`, which must outlive it.
   explicit CallHistograms(const Registry& registry);
   ~CallHistograms();
 

@@ -130,7 +130,7 @@ TEST_F(ConnectQueueTest, WhileConnectionsAreQuickMoreAreMadeAtOnce) {
   }
 }
 
-// Of agents that end, or whose calls have ended while they waited.
+// So it is where agents end, or their calls have ended while they waited.
 TEST_F(ConnectQueueTest, ManyThatEndAsTheyBeginNeedNoDeepStack) {
   constexpr int kMany = 200000;
   for (uint32_t peer = 20; peer < 28; ++peer) Enter(peer);
@@ -155,7 +155,7 @@ TEST_F(ConnectQueueTest, PlaceMayBeLeftAtOnceAndAfterTheQueue) {
   places_.clear();
 }
 
-// Of an agent: 70 peers that do not answer are called before one that does.
+// An agent calls 70 peers that do not answer before one that does.
 TEST(ConnectQueue, ManySilentPeersDelayTheFirstCallToAnotherByFewSeconds) {
   constexpr int kSilent = 70;
   SimulatedRanks ranks(kSilent + 2, {});

@@ -53,7 +53,7 @@ class HandlerThreads final
   // Runs the function on the call, unless the call has ended before a thread is
   // free.
   void Run(const Function& function, std::shared_ptr<ServedCall> call);
-  // Of the pool; zeros without one, and after Stop().
+  // What the pool does; zeros without one, and after Stop().
   ThreadPool::Stats stats() const;
 
   void CallBegan() { running_.fetch_add(1); }
@@ -67,8 +67,8 @@ class HandlerThreads final
   // A session, or nobody, names the calls that run.
   void AddPending(std::vector<PendingCall>*) override {}
   void AddActive(ActiveCalls*) override {}
-  // Of functions that run, where nobody else has named their calls: those of an
-  // agent that calls itself.
+  // Counts functions that run where nobody else has named their calls: those of
+  // an agent that calls itself.
   void AddOpen(std::vector<std::string>* open) override;
 
  private:
@@ -83,8 +83,9 @@ class HandlerThreads final
   Executor* executor_ = nullptr;
   const ThreadPool* pool_ = nullptr;  // if executor_ is one
   std::atomic<bool> watches_pool_{false};
-  // Of CheckPool, which runs once at a time: how many tasks had begun when it
-  // last looked, and since when none did while all threads were blocked.
+  // CheckPool, which runs once at a time, uses these: how many tasks had begun
+  // when it last looked, and since when none did while all threads were
+  // blocked.
   int64_t pool_started_ = 0;
   Instant stuck_since_ = Instant::Infinite();
   bool has_warned_ = false;  // that it is stuck

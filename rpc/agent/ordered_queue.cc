@@ -9,8 +9,8 @@ namespace weft::rpc {
 namespace internal {
 namespace {
 
-// Of a call that has none yet, in the list of pending ones: larger than those
-// of sessions, smaller than those of RetriedCalls.
+// The first id, in the list of pending calls, of those that have none yet:
+// larger than those of sessions, smaller than those of RetriedCalls.
 constexpr uint64_t kFirstId = uint64_t{1} << 62;
 
 }  // namespace

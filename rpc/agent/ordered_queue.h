@@ -57,7 +57,7 @@ class OrderedQueue final : public Abandoner,
   absl::Status AbandonCall(uint64_t number, const absl::Status& why) override
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Of calls that were not sent yet, under ids that no session gives.
+  // Adds the calls that were not sent yet, under ids that no session gives.
   void AddPending(std::vector<PendingCall>* calls) override
       ABSL_LOCKS_EXCLUDED(mu_);
   void AddActive(ActiveCalls* active) override ABSL_LOCKS_EXCLUDED(mu_);

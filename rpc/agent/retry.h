@@ -48,7 +48,7 @@ class RetriedCalls final : public PendingSource {
   void SetPaused(uint64_t number, bool is_paused) ABSL_LOCKS_EXCLUDED(mu_);
   void Remove(uint64_t number) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Of those that are paused.
+  // Adds the calls that are paused.
   void AddPending(std::vector<PendingCall>* calls) override
       ABSL_LOCKS_EXCLUDED(mu_);
   void AddActive(ActiveCalls* active) override ABSL_LOCKS_EXCLUDED(mu_);

@@ -91,7 +91,7 @@ class SessionlessCall final : public ServedCall, public internal::Abandoner {
     bool is_own = false;                 // the caller is who serves
     const Function* function = nullptr;  // outlives it
     RequestPtr request;
-    // Of the request; null if it has none, as one of a client.
+    // What came with the request; null if it has none, as one of a client.
     std::shared_ptr<const ReceivedAttachments> attachments;
     Traffic* traffic = nullptr;  // with the caller; lasts as the calls
     internal::Caller::Done done;

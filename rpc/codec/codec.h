@@ -94,11 +94,11 @@ class Encoder {
   static constexpr size_t kByReference = 4096;
   static constexpr size_t kAlignment = 64;
 
-  // Of a value that belongs to no call.
+  // Writes a value that belongs to no call.
   Encoder() = default;
-  // Of a message. `attachments`: where those that travel with it are kept, made
-  // when the first is staged; null: it has none, for the reason `why_none`,
-  // which outlives this.
+  // Writes a message. `attachments`: where those that travel with it are kept,
+  // made when the first is staged; null: it has none, for the reason
+  // `why_none`, which outlives this.
   Encoder(const CodecContext& context,
           std::shared_ptr<StagedAttachments>* attachments,
           absl::string_view why_none)

@@ -50,10 +50,10 @@ struct DeviceMapping {
 using DeviceMap = std::vector<DeviceMapping>;
 
 struct DeviceOptions {
-  // Of this worker: those on which tensors of calls may lie, and arrive.
+  // The devices of this worker on which tensors of calls may lie, and arrive.
   std::vector<Device> devices;
-  // By the name of the worker that is called. Calls to this worker itself leave
-  // tensors where they are, unless its own name is in it.
+  // The map for each worker that is called, by its name. Calls to this worker
+  // leave tensors where they are, unless its own name is among them.
   std::map<std::string, DeviceMap> device_maps;
 };
 
@@ -65,9 +65,9 @@ struct DeviceStreams {
   std::vector<device::Stream> streams;
 };
 
-// Of one agent. An error of a mapping is kInvalidArgument, and says what to
-// set; those of devices are of device/runtime.h. Both keep their code where a
-// codec's would be reworded (IsOfDevices).
+// The devices and maps of one agent. An error of a mapping is kInvalidArgument,
+// and says what to set; those of devices are of device/runtime.h. Both keep
+// their code where a codec's would be reworded (IsOfDevices).
 //
 // Thread-safety: thread-safe.
 class DeviceTensors : public std::enable_shared_from_this<DeviceTensors> {

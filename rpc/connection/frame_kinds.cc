@@ -9,7 +9,7 @@
 namespace weft::rpc {
 namespace {
 
-// Of rpc.proto's Batch.
+// The name of the frame in rpc.proto's Batch.
 const char* KindOf(const Frame& frame) {
   static constexpr const char* kNames[] = {"hello",  "welcome", "request",
                                            "reply",  "ack",     "cancel",

@@ -332,7 +332,7 @@ TEST(Bodies, OfMoreThanFourGigabytesLeaveWhole) {
   EXPECT_EQ(left, kHuge);
 }
 
-// Of its memory only what has come is touched.
+// Only so much of the memory of a body is touched as has come.
 TEST(Bodies, OfMoreThanFourGigabytesAreTakenWhereTheyAreAdmitted) {
   for (const int64_t admitted : {Limits().bytes, int64_t{1} << 33}) {
     const auto link = std::make_shared<Link>(std::make_shared<Nobody>(),

@@ -192,7 +192,7 @@ TEST_F(SharedMemoryTest, OverwrittenSharedMemoryGarblesOnlyTheBytes) {
   for (int i = 0; i < 50; ++i) {
     const auto reply = Call(agents_[0]->To("w1"), Mirror, Body(300000, i));
     if (reply.ok()) continue;
-    // Of the arguments or of the result, whichever was scribbled on.
+    // The arguments are wrong, or the result, whichever was scribbled on.
     EXPECT_TRUE(absl::IsInvalidArgument(reply.status()) ||
                 absl::IsInternal(reply.status()))
         << reply.status();

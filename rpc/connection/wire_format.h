@@ -26,7 +26,7 @@ constexpr uint64_t Tag(int number, uint64_t type) {
   return static_cast<uint64_t>(number) << 3 | type;
 }
 
-// Of Memory: by other kinds, from 1 on, earlier versions shared memory.
+// The kind of Memory; by kinds from 1 on earlier versions shared memory.
 inline constexpr uint8_t kConsumed = 5;
 
 }  // namespace weft::rpc::internal

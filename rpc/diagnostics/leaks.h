@@ -56,7 +56,7 @@ class LeakList {
 // Thread-safety: thread-safe.
 class OpenHandles {
  public:
-  // Of keepers that have left so many are remembered.
+  // So many keepers that have left are remembered.
   static constexpr size_t kMaxOfLeft = 4096;
 
   // The call `id` of `function`, which must outlive this, has left one at

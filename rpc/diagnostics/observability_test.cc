@@ -344,7 +344,7 @@ TEST(AgentMetrics, ReplyToACallThatWasGivenUpHasSentNoBytes) {
   EXPECT_EQ(*Call(ranks[0].To("w1"), Length, std::string(1, 'x')), 1);
 }
 
-// Of weft_rpc_<name> on a page of Prometheus, of the labels that are given.
+// The value of weft_rpc_<name> with the given labels on a page of Prometheus.
 int64_t OnPage(const std::string& page, absl::string_view name,
                absl::string_view labels = "") {
   for (const absl::string_view line : absl::StrSplit(page, '\n')) {

@@ -31,7 +31,7 @@ class Traffic {
   };
 
   void CountCall() { Add(calls_, 1); }
-  // Of a request or reply that leaves for the first time: not all do.
+  // A request or reply leaves for the first time: not all do.
   void CountSent(size_t bytes) { Add(sent_bytes_, bytes); }
   void CountEnd(bool ok, size_t bytes) {
     if (!ok) Add(errors_, 1);

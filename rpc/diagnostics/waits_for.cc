@@ -11,9 +11,10 @@ namespace {
 
 using Chain = std::vector<WaitsFor::Wait>;
 
-// Of nested calls that are shown further in.
+// So many nested calls are shown further in.
 constexpr int kMaxDepth = 64;
-// Of one chain, from its innermost call on: far more than calls may nest.
+// A chain has at most so many, from its innermost call on: far more than calls
+// may nest.
 constexpr size_t kMaxChain = 256;
 
 // The part that comes back to the worker where it began, if there is one.

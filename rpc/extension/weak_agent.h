@@ -55,7 +55,7 @@ class WeakAgent : public std::enable_shared_from_this<WeakAgent> {
   // REQUIRES: the agent lives: within a Use, in a function that it serves, and
   // where the caller promises so.
   Agent& agent() const { return agent_; }
-  // Of the agent, also after its end.
+  // The name and key of the agent, also after its end.
   WorkerKey key() const { return key_; }
   const std::string& name() const { return name_; }
   bool has_ended() const { return has_ended_.load(); }

@@ -10,7 +10,7 @@
 namespace weft::rpc {
 namespace {
 
-// Of the attachments of a request that was answered by `reply`.
+// The outcome of the attachments of a request that was answered by `reply`.
 AttachmentOutcome OutcomeBy(const Reply& reply) {
   return reply.refusal == Refusal::kNone ? AttachmentOutcome::kDelivered
                                          : AttachmentOutcome::kRefused;

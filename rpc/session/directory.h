@@ -33,8 +33,8 @@ struct Worker {
   WorkerKey key;
   // As the transport understands it: unix:/path, host:port.
   std::string address;
-  // Of a caller, as its certificate proves it. Empty where nothing is proven:
-  // callers over a unix socket, or under --insecure.
+  // The role of a caller, as its certificate proves it. Empty where nothing is
+  // proven: callers over a unix socket, or under --insecure.
   std::string role = {};
   // Where it takes memory from processes of its host; empty: nowhere. See
   // transport::Destination.

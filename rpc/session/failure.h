@@ -57,7 +57,7 @@ struct Failure {
 // kMaxFailures: of a longer chain the nearest, and the last.
 std::vector<Failure> FailuresOf(const absl::Status& status);
 constexpr size_t kMaxFailures = 16;
-// Of a message what is kept.
+// So much of a message is kept.
 constexpr size_t kMaxFailureMessage = 1024;
 
 // The reason and phase of the call itself; kNone if it is not an error of a

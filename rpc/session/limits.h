@@ -19,7 +19,7 @@ struct Limits {
   // "Functions that wait"). Giving calls up, and calls that functions make,
   // need none.
   int64_t calls = 1024;
-  // Of `calls`, how many may be streams. The rest is kept for other calls, so
+  // How many of `calls` may be streams. The rest is kept for other calls, so
   // that open streams do not hold up the call that would end them.
   int64_t most_streams() const { return calls - calls / 8; }
   int64_t bytes = int64_t{256} << 20;

@@ -116,7 +116,7 @@ struct Reply {
 using RequestPtr = std::shared_ptr<const Request>;
 using ReplyPtr = std::shared_ptr<const Reply>;
 
-// Of the closed calls of a caller an honest one never has more gaps.
+// The closed calls of an honest caller never have more gaps.
 inline constexpr size_t kMaxIntervals = size_t{1} << 20;
 
 // The caller knows how these calls ended and has settled what came with their

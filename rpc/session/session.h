@@ -320,7 +320,7 @@ class CallerSession {
   ClosingMap closing_;
   IntervalSet closed_;
   int64_t attached_closing_ = 0;  // of closing_
-  // Of closing_, what this connection was not asked yet.
+  // The calls of closing_ that this connection was not asked about yet.
   IntervalSet unasked_acks_;
   IntervalSet unasked_cancels_;
   IntervalSet unacked_;  // of closed_, what this connection was not told yet

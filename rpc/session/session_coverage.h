@@ -47,7 +47,7 @@ class SessionCoverage final : public SessionHook {
   absl::Status CheckHits(Where where) const;
 
  private:
-  // Of the caller or of the callee; their states and events as integers.
+  // A transition of the caller or of the callee; states and events as integers.
   using Transition = std::tuple<int, int, int, int>;  // half, from, event, to
 
   // Each transition with the places where it must be seen, as bits 1 << Where.

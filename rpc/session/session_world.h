@@ -24,7 +24,7 @@ enum class Fault {
   kNoFence,            // a restarted callee takes the old session's requests
   kAckBeforeDelivery,  // the callee forgets a reply when it is sent
   kSendOrderLost,      // the sends of one step leave in reverse
-  // Of attachments.
+  // These are faults of attachments.
   kAckBeforeSettled,  // a reply is acknowledged before what came with it is
                       // settled
   kNoRollback,        // a reply that was given up is freed, and who sent its
@@ -88,7 +88,7 @@ class SessionWorld {
     Cancel cancel = {};
     Closed closed = {};
   };
-  // Of the attachments of one message.
+  // What became of the attachments of one message.
   struct Attached {
     bool staged = false;
     bool taken = false;    // at the other side

@@ -119,7 +119,7 @@ class SimulatedAgents {
   sim::FaultPlan& faults() { return faults_; }
   // What the calls between the workers went through.
   const SessionCoverage& transitions() const;
-  // Of what happened: equal in two runs of a seed.
+  // A hash of what happened: equal in two runs of a seed.
   uint64_t trace_hash() const { return simulator_.trace_hash(); }
 
  private:

@@ -25,7 +25,7 @@ namespace {
 
 using ::weft::testing::IsOk;
 
-// Of all incarnations, by key.
+// The books of all incarnations, by key.
 using Library = std::map<WorkerKey, std::shared_ptr<TokenBooks>>;
 
 Token Swap(CallContext& context, const Token& token, int64_t ms) {

@@ -192,7 +192,7 @@ TEST_F(MemoryExchangeTest, RingsAreTakenOnceAndByTheirTokenAlone) {
               StatusIs(absl::StatusCode::kNotFound));
 }
 
-// Of a process that is broken, or hostile.
+// A process that is broken, or hostile, may send it.
 TEST_F(MemoryExchangeTest, WhatIsNoMemoryWithTwoEventsIsRefused) {
   const auto there = Open("ps0");
   const int file = open(dir_.Path("file").c_str(), O_CREAT | O_RDWR, 0600);

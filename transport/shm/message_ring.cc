@@ -18,7 +18,7 @@ constexpr uint64_t kUnit = 8;  // of lengths and positions
 // A long message is shown to its reader in parts, so that both copy at once.
 constexpr uint64_t kPartBytes = 32 << 10;
 
-// Of a ring that gets its pages as it is used.
+// The first pages of a ring that gets its pages as it is used, in bytes.
 constexpr uint64_t kFirstPages = 8 << 10;
 
 uint64_t RoundUp(uint64_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }

@@ -10,7 +10,7 @@ namespace weft::transport {
 
 namespace {
 
-// Of a ring, in the memory.
+// Where the ring of `direction` begins in the memory.
 int64_t OffsetOf(int direction) {
   return direction *
          static_cast<int64_t>(RingMemory::BytesFor(SharedRings::kCapacity));
