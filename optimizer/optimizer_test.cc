@@ -318,9 +318,7 @@ TEST(Optimizer, ContinuesFromACheckpointBitForBit) {
     for (int i = 0; i < 10; ++i) step(whole, *uninterrupted, i);
 
     const TempDir dir;
-    checkpoint::CheckpointDirectory::Options options;
-    options.path = dir.path();
-    const auto directory = checkpoint::CheckpointDirectory::Open(options);
+    const auto directory = checkpoint::CheckpointDirectory::Open({dir.path()});
     WEFT_ASSERT_OK(directory);
     {
       const Variable w = Leaf({1.0, 2.0}, {2});

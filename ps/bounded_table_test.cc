@@ -161,9 +161,8 @@ class BoundedRestore : public ::testing::TestWithParam<v1::TableSpec::Mode> {};
 
 TEST_P(BoundedRestore, GoesOnWithTheSameEvictions) {
   const TempDir temp;
-  checkpoint::CheckpointDirectory::Options options;
-  options.path = temp.Path("ckpt");
-  const auto directory = checkpoint::CheckpointDirectory::Open(options);
+  const std::string path = temp.Path("ckpt");
+  const auto directory = checkpoint::CheckpointDirectory::Open({path});
   ASSERT_THAT(directory.status(), IsOk());
   const v1::TableSpec spec = BoundedSpec(GetParam(), 1);
   std::string name;
@@ -175,7 +174,7 @@ TEST_P(BoundedRestore, GoesOnWithTheSameEvictions) {
     ASSERT_THAT(table.status(), IsOk());
     Train(**table, 0, 0, 60);
     const auto attempt = (*directory)->Begin(1);
-    const auto files = client->Save(options.path, *attempt, -1);
+    const auto files = client->Save(path, *attempt, -1);
     ASSERT_THAT(files.status(), IsOk());
     const auto committed = (*directory)->Commit(*attempt, *files, {});
     ASSERT_THAT(committed.status(), IsOk());
@@ -186,7 +185,7 @@ TEST_P(BoundedRestore, GoesOnWithTheSameEvictions) {
   for (const int replicas : {1, 2}) {
     TestJob job(3, 1, nullptr, temp.path(), replicas);
     const auto client = job.MakeClient(0);
-    ASSERT_THAT(client->Restore(options.path, name), IsOk());
+    ASSERT_THAT(client->Restore(path, name), IsOk());
     const auto table = client->Sparse(spec);
     ASSERT_THAT(table.status(), IsOk());
     Train(**table, 0, 60, 120);
@@ -195,7 +194,7 @@ TEST_P(BoundedRestore, GoesOnWithTheSameEvictions) {
   // Bounds may be others from then on.
   TestJob job(1, 1, nullptr, temp.path());
   const auto client = job.MakeClient(0);
-  ASSERT_THAT(client->Restore(options.path, name), IsOk());
+  ASSERT_THAT(client->Restore(path, name), IsOk());
   v1::TableSpec changed = spec;
   changed.clear_life();
   const auto table = client->Sparse(changed);

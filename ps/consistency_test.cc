@@ -281,9 +281,7 @@ TEST(Staleness, RestoredTableBeginsWithNewClocks) {
   auto client = job.MakeClient(0);
   auto table = *client->Sparse(StaleSpec(0));
   ASSERT_THAT(Step(*table).Wait(kTimeout), IsOk());
-  checkpoint::CheckpointDirectory::Options options;
-  options.path = dir.path();
-  auto directory = *checkpoint::CheckpointDirectory::Open(options);
+  auto directory = *checkpoint::CheckpointDirectory::Open({dir.path()});
   const std::string attempt = *directory->Begin(1);
   auto files = client->Save(dir.path(), attempt, -1);
   ASSERT_THAT(files, IsOk());
@@ -527,9 +525,7 @@ TEST(Quorum, CheckpointOfServersAtDifferentVersionsGoesOnAtTheLast) {
     return (*job.server(1).Find("t"))->Stats().version() == 1 &&
            (*job.server(0).Find("t"))->Stats().waiting_pulls() == 1;
   }));
-  checkpoint::CheckpointDirectory::Options options;
-  options.path = dir.path();
-  auto directory = *checkpoint::CheckpointDirectory::Open(options);
+  auto directory = *checkpoint::CheckpointDirectory::Open({dir.path()});
   const std::string attempt = *directory->Begin(1);
   auto files = client->Save(dir.path(), attempt, 0);
   ASSERT_THAT(files, IsOk());

@@ -323,9 +323,7 @@ class LostTest : public ::testing::Test {
   static constexpr int kKeys = 200;
 
   LostTest() : job_(3, 2, nullptr, temp_.path(), /*replicas=*/2) {
-    checkpoint::CheckpointDirectory::Options options;
-    options.path = path_;
-    directory_ = *checkpoint::CheckpointDirectory::Open(options);
+    directory_ = *checkpoint::CheckpointDirectory::Open({path_});
     keys_ = Tensor::Arange(kKeys, DType::kI64);
   }
 

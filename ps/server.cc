@@ -20,13 +20,6 @@
 namespace weft::ps {
 namespace {
 
-absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>> OpenDirectory(
-    const std::string& path) {
-  checkpoint::CheckpointDirectory::Options options;
-  options.path = path;
-  return checkpoint::CheckpointDirectory::Open(options);
-}
-
 // What the files of one checkpoint of `directory` have of tables.
 absl::StatusOr<std::map<std::string, LoadedTable>> LoadFiles(
     const CheckpointRoot& root, checkpoint::CheckpointDirectory& checkpoints,
@@ -53,7 +46,8 @@ absl::StatusOr<std::map<std::string, LoadedTable>> LoadAll(
     const std::string& name) {
   WEFT_ASSIGN_OR_RETURN(const std::string path, root.Resolve(directory));
   WEFT_RETURN_IF_ERROR(root.Resolve(absl::StrCat(path, "/", name)).status());
-  WEFT_ASSIGN_OR_RETURN(const auto checkpoints, OpenDirectory(path));
+  WEFT_ASSIGN_OR_RETURN(const auto checkpoints,
+                        checkpoint::CheckpointDirectory::Open({path}));
   WEFT_ASSIGN_OR_RETURN(const auto chain, checkpoints->Chain(name));
   std::map<std::string, LoadedTable> tables;
   std::string attempt;  // of `tables`
@@ -258,7 +252,8 @@ absl::Status Server::CheckCheckpoint(const std::string& directory,
                         checkpoint_root_.Resolve(directory));
   WEFT_RETURN_IF_ERROR(
       checkpoint_root_.Resolve(absl::StrCat(path, "/", name)).status());
-  WEFT_ASSIGN_OR_RETURN(const auto checkpoints, OpenDirectory(path));
+  WEFT_ASSIGN_OR_RETURN(const auto checkpoints,
+                        checkpoint::CheckpointDirectory::Open({path}));
   return checkpoints->Chain(name).status();
 }
 

@@ -199,10 +199,8 @@ absl::StatusOr<v1::SaveReply> Server::Save(const v1::SaveRequest& request) {
   WEFT_RETURN_IF_ERROR(
       checkpoint_root_.Resolve(absl::StrCat(path, "/", request.attempt()))
           .status());
-  CheckpointDirectory::Options options;
-  options.path = path;
   WEFT_ASSIGN_OR_RETURN(const auto directory,
-                        CheckpointDirectory::Open(options));
+                        CheckpointDirectory::Open({path}));
   constexpr int kLastShard = 99999;
   if (request.first_shard() < 0 || request.first_shard() > kLastShard) {
     return absl::InvalidArgumentError(

@@ -154,9 +154,7 @@ class SavingServerTest : public ::testing::Test {
     spec_.set_shards(1);
     spec_.set_partitions(16);
     spec_.mutable_rule()->mutable_sgd()->set_lr(1.0);
-    checkpoint::CheckpointDirectory::Options options;
-    options.path = temp_.Path("ckpt");
-    directory_ = *checkpoint::CheckpointDirectory::Open(options);
+    directory_ = *checkpoint::CheckpointDirectory::Open({temp_.Path("ckpt")});
   }
 
   ServerOptions Options() const {

@@ -27,9 +27,8 @@ using ::weft::testing::TempDir;
 
 TEST(PsServiceCheckpoint, CheckpointOfTwoServersLoadsOnThree) {
   const TempDir temp;
-  checkpoint::CheckpointDirectory::Options options;
-  options.path = absl::StrCat(temp.path(), "/ckpt");
-  auto directory = checkpoint::CheckpointDirectory::Open(options);
+  const std::string path = absl::StrCat(temp.path(), "/ckpt");
+  auto directory = checkpoint::CheckpointDirectory::Open({path});
   ASSERT_THAT(directory, IsOk());
   v1::TableSpec spec = SparseSpec(v1::TableSpec::SYNC, 1);
   spec.mutable_rule()->mutable_adam()->set_lr(0.1);
@@ -47,11 +46,11 @@ TEST(PsServiceCheckpoint, CheckpointOfTwoServersLoadsOnThree) {
     }
     auto attempt = (*directory)->Begin(2);
     ASSERT_THAT(attempt, IsOk());
-    EXPECT_THAT(client->Save(options.path, *attempt, 1),
+    EXPECT_THAT(client->Save(path, *attempt, 1),
                 StatusIs(absl::StatusCode::kFailedPrecondition, "version 2"));
     attempt = (*directory)->Begin(2);
     ASSERT_THAT(attempt, IsOk());
-    auto files = client->Save(options.path, *attempt, 2);
+    auto files = client->Save(path, *attempt, 2);
     ASSERT_THAT(files, IsOk());
     auto committed = (*directory)->Commit(*attempt, *files, {});
     ASSERT_THAT(committed, IsOk());
@@ -64,7 +63,7 @@ TEST(PsServiceCheckpoint, CheckpointOfTwoServersLoadsOnThree) {
   }
   TestJob job(/*servers=*/3, /*trainers=*/1, nullptr, temp.path());
   const auto client = job.MakeClient(0);
-  ASSERT_THAT(client->Restore(options.path, name), IsOk());
+  ASSERT_THAT(client->Restore(path, name), IsOk());
   auto table = client->Sparse(spec);
   ASSERT_THAT(table, IsOk());
   EXPECT_EQ((*table)->round(), 2);
@@ -75,16 +74,15 @@ TEST(PsServiceCheckpoint, CheckpointOfTwoServersLoadsOnThree) {
                 .Wait(kTimeout)
                 ->ToVector<float>(),
             after_three);
-  EXPECT_THAT(client->Restore(options.path, "ckpt-000099-step-1"),
+  EXPECT_THAT(client->Restore(path, "ckpt-000099-step-1"),
               StatusIs(absl::StatusCode::kNotFound, "ckpt-000099"));
 }
 
 // Rounds go on while it is written; it loads on another number of servers.
 TEST(PsServiceCheckpoint, SnapshotIsOfTheRoundInWhichItWasTaken) {
   const TempDir temp;
-  checkpoint::CheckpointDirectory::Options options;
-  options.path = temp.Path("ckpt");
-  const auto directory = checkpoint::CheckpointDirectory::Open(options);
+  const std::string path = temp.Path("ckpt");
+  const auto directory = checkpoint::CheckpointDirectory::Open({path});
   ASSERT_THAT(directory, IsOk());
   v1::TableSpec spec = SparseSpec(v1::TableSpec::SYNC, 1);
   spec.mutable_rule()->mutable_adam()->set_lr(0.1);
@@ -104,9 +102,9 @@ TEST(PsServiceCheckpoint, SnapshotIsOfTheRoundInWhichItWasTaken) {
     };
     for (int i = 0; i < 2; ++i) wanted = step();
     const auto attempt = (*directory)->Begin(2);
-    EXPECT_THAT(client->Snapshot(options.path, *attempt, 1, kTimeout),
+    EXPECT_THAT(client->Snapshot(path, *attempt, 1, kTimeout),
                 StatusIs(absl::StatusCode::kFailedPrecondition, "version 2"));
-    const auto snapshot = client->Snapshot(options.path, *attempt, 2, kTimeout);
+    const auto snapshot = client->Snapshot(path, *attempt, 2, kTimeout);
     ASSERT_THAT(snapshot, IsOk());
     for (int i = 0; i < 20; ++i) step();
     const auto files = snapshot->Wait(kTimeout);
@@ -117,7 +115,7 @@ TEST(PsServiceCheckpoint, SnapshotIsOfTheRoundInWhichItWasTaken) {
   }
   TestJob job(/*servers=*/3, /*trainers=*/1, nullptr, temp.path());
   const auto client = job.MakeClient(0);
-  ASSERT_THAT(client->Restore(options.path, name), IsOk());
+  ASSERT_THAT(client->Restore(path, name), IsOk());
   const auto table = client->Sparse(spec);
   ASSERT_THAT(table, IsOk());
   EXPECT_EQ((*table)->round(), 2);
@@ -126,9 +124,8 @@ TEST(PsServiceCheckpoint, SnapshotIsOfTheRoundInWhichItWasTaken) {
 
 TEST(PsServiceCheckpoint, RestoredTableTakesItsWorkersAndRatesFromTheNewSpec) {
   const TempDir temp;
-  checkpoint::CheckpointDirectory::Options options;
-  options.path = absl::StrCat(temp.path(), "/ckpt");
-  auto directory = checkpoint::CheckpointDirectory::Open(options);
+  const std::string path = absl::StrCat(temp.path(), "/ckpt");
+  auto directory = checkpoint::CheckpointDirectory::Open({path});
   ASSERT_THAT(directory, IsOk());
   TestJob job(/*servers=*/2, /*trainers=*/1, nullptr, temp.path());
   const auto client = job.MakeClient(0);
@@ -139,7 +136,7 @@ TEST(PsServiceCheckpoint, RestoredTableTakesItsWorkersAndRatesFromTheNewSpec) {
   ASSERT_THAT((*table)->Initialize(Tensor::Zeros({10})).Wait(kTimeout), IsOk());
   ASSERT_THAT((*table)->PushPull(Tensor::Ones({10})).Wait(kTimeout), IsOk());
   const auto attempt = (*directory)->Begin(1);
-  const auto files = client->Save(options.path, *attempt, 1);
+  const auto files = client->Save(path, *attempt, 1);
   ASSERT_THAT(files, IsOk());
   const auto name = (*directory)->Commit(*attempt, *files, {});
   ASSERT_THAT(name, IsOk());
@@ -150,7 +147,7 @@ TEST(PsServiceCheckpoint, RestoredTableTakesItsWorkersAndRatesFromTheNewSpec) {
   // Not while it is in use.
   EXPECT_THAT(client->Dense(changed),
               StatusIs(absl::StatusCode::kFailedPrecondition, "lr"));
-  ASSERT_THAT(client->Restore(options.path, *name), IsOk());
+  ASSERT_THAT(client->Restore(path, *name), IsOk());
   table = client->Dense(changed);
   ASSERT_THAT(table, IsOk());
   EXPECT_EQ((*table)->round(), 1);
@@ -173,7 +170,7 @@ TEST(PsServiceCheckpoint, RestoredTableTakesItsWorkersAndRatesFromTheNewSpec) {
               StatusIs(absl::StatusCode::kFailedPrecondition, "shards"));
 
   // Settings on which the rows depend cannot change.
-  ASSERT_THAT(client->Restore(options.path, *name), IsOk());
+  ASSERT_THAT(client->Restore(path, *name), IsOk());
   v1::TableSpec other = spec;
   other.mutable_rule()->mutable_sgd()->set_lr(0.5);
   EXPECT_THAT(client->Dense(other),
@@ -186,9 +183,8 @@ TEST(PsServiceCheckpoint, RestoredTableTakesItsWorkersAndRatesFromTheNewSpec) {
 // A table smaller than a slice is on one server; the others have no part in it.
 TEST(PsServiceCheckpoint, CheckpointIsSavedThoughAServerHasNoSlice) {
   const TempDir temp;
-  checkpoint::CheckpointDirectory::Options options;
-  options.path = absl::StrCat(temp.path(), "/ckpt");
-  auto directory = checkpoint::CheckpointDirectory::Open(options);
+  const std::string path = absl::StrCat(temp.path(), "/ckpt");
+  auto directory = checkpoint::CheckpointDirectory::Open({path});
   ASSERT_THAT(directory, IsOk());
   TestJob job(/*servers=*/3, /*trainers=*/1, nullptr, temp.path());
   const auto client = job.MakeClient(0);
@@ -199,11 +195,11 @@ TEST(PsServiceCheckpoint, CheckpointIsSavedThoughAServerHasNoSlice) {
   ASSERT_THAT((*table)->PushPull(Tensor::Ones({10})).Wait(kTimeout), IsOk());
   const auto attempt = (*directory)->Begin(1);
   ASSERT_THAT(attempt, IsOk());
-  const auto files = client->Save(options.path, *attempt, 1);
+  const auto files = client->Save(path, *attempt, 1);
   ASSERT_THAT(files, IsOk());
   const auto name = (*directory)->Commit(*attempt, *files, {});
   ASSERT_THAT(name, IsOk());
-  ASSERT_THAT(client->Restore(options.path, *name), IsOk());
+  ASSERT_THAT(client->Restore(path, *name), IsOk());
   auto again = client->Dense(spec);
   ASSERT_THAT(again, IsOk());
   EXPECT_EQ((*again)->round(), 1);
@@ -221,19 +217,18 @@ absl::StatusOr<v1::SaveReply> SaveElsewhere(rpc::CallContext&,
 
 TEST(PsServiceCheckpoint, FileNameOutsideTheCheckpointIsRefusedAndTheFileKept) {
   const TempDir temp;
-  checkpoint::CheckpointDirectory::Options options;
-  options.path = absl::StrCat(temp.path(), "/ckpt");
-  auto directory = checkpoint::CheckpointDirectory::Open(options);
+  const std::string path = absl::StrCat(temp.path(), "/ckpt");
+  auto directory = checkpoint::CheckpointDirectory::Open({path});
   ASSERT_THAT(directory, IsOk());
   const auto attempt = (*directory)->Begin(1);
   ASSERT_THAT(attempt, IsOk());
-  const std::string elsewhere = absl::StrCat(options.path, "/x");
+  const std::string elsewhere = absl::StrCat(path, "/x");
   std::ofstream(elsewhere) << "mine";
   rpc::Registry hostile;
   hostile.Add(rpc::internal::Describe<&SaveElsewhere>(rpc::RunsOn::kExecutor,
                                                       "weft::ps::Save"));
   TestJob job(/*servers=*/1, /*trainers=*/1, &hostile);
-  const auto files = job.MakeClient(0)->Save(options.path, *attempt, 1);
+  const auto files = job.MakeClient(0)->Save(path, *attempt, 1);
   ASSERT_THAT(files, IsOk());
   EXPECT_THAT((*directory)->Commit(*attempt, *files, {}),
               StatusIs(absl::StatusCode::kInvalidArgument,

@@ -25,9 +25,7 @@ using checkpoint::MappedFile;
 absl::StatusOr<std::unique_ptr<CheckpointDirectory>> OpenDirectory(
     const std::string& path) {
   WEFT_RETURN_IF_ERROR(checkpoint::LocalFiles().List(path).status());
-  CheckpointDirectory::Options options;
-  options.path = path;
-  return CheckpointDirectory::Open(options);
+  return CheckpointDirectory::Open({path});
 }
 
 absl::Status CheckDigest(const SavedCheckpoint::File& file) {

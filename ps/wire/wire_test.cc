@@ -503,9 +503,8 @@ TEST(Wire, ServerRefusesValuesOfAnotherDtypeOrLength) {
 TEST(Wire, CheckpointHasTheServersValues) {
   const TempDir directory;
   for (const int replicas : {1, 2}) {
-    checkpoint::CheckpointDirectory::Options options;
-    options.path = directory.Path(absl::StrCat(replicas));
-    const auto checkpoints = checkpoint::CheckpointDirectory::Open(options);
+    const std::string path = directory.Path(absl::StrCat(replicas));
+    const auto checkpoints = checkpoint::CheckpointDirectory::Open({path});
     ASSERT_THAT(checkpoints, IsOk());
     TestJob job(2, 1, nullptr, directory.path(), replicas);
     const auto client = job.MakeClient(0);
@@ -522,11 +521,11 @@ TEST(Wire, CheckpointHasTheServersValues) {
     }
     const auto attempt = (*checkpoints)->Begin(1);
     ASSERT_THAT(attempt, IsOk());
-    const auto files = client->Save(options.path, *attempt, 1);
+    const auto files = client->Save(path, *attempt, 1);
     ASSERT_THAT(files, IsOk());
     const auto name = (*checkpoints)->Commit(*attempt, *files, {});
     ASSERT_THAT(name, IsOk());
-    ASSERT_THAT(client->Restore(options.path, *name), IsOk());
+    ASSERT_THAT(client->Restore(path, *name), IsOk());
     const auto restored = Open(*client, SparseSpec(TableSpec::SYNC, 1));
     EXPECT_THAT(Pull(*restored, keys), ElementsAre(1000, 0.125f, 1, 0));
   }
