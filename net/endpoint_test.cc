@@ -304,7 +304,7 @@ TEST_F(OnUnix, DroppedStreamIsClosed) {
               StatusIs(absl::StatusCode::kCancelled));
 }
 
-TEST_F(OnUnix, StreamThatItsAcceptorLetsGoOfIsClosedOrRefused) {
+TEST_F(OnUnix, StreamDestroyedByItsAcceptorIsClosedOrRefused) {
   auto loop = *Loop::Create();
   auto endpoint = *Endpoint::Open(*loop, {"ps0", Socket(), "", {}});
   endpoint->RegisterStream(

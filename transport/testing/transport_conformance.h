@@ -197,7 +197,7 @@ TEST_P(TransportConformance, ARefusalClosesTheConnection) {
                                         "not you"));
 }
 
-TEST_P(TransportConformance, ConnectionThatItsAcceptorLetsGoOfIsClosed) {
+TEST_P(TransportConformance, ConnectionDestroyedByItsAcceptorIsClosed) {
   const auto there = MakeObserver(pair_->b());
   pair_->b().Accept(FirstPurpose(),
                     [there](std::unique_ptr<Connection>) { return there; });
