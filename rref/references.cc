@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/base/steady_deadline.h"
@@ -233,7 +232,7 @@ void References::Register(const Token& token, const std::string& holder) {
     function = std::string(found->function);
     break;
   }
-  registered_[{token.object, token.fork}] = {holder, absl::Now(),
+  registered_[{token.object, token.fork}] = {holder, driver_.clock().Now(),
                                              std::move(function)};
 }
 
@@ -424,9 +423,9 @@ void References::TellAndRun(const Event& event) {
 void References::Tell(const UserTable::Event& event, Tasks* tasks) {
   std::vector<UserTable::Action> actions;
   if (const auto* made = std::get_if<UserTable::Creating>(&event)) {
-    held_since_[made->token.fork] = absl::Now();
+    held_since_[made->token.fork] = driver_.clock().Now();
   } else if (const auto* came = std::get_if<UserTable::Received>(&event)) {
-    held_since_[came->token.fork] = absl::Now();
+    held_since_[came->token.fork] = driver_.clock().Now();
   }
   user_.OnEvent(event, &actions);
   for (const UserTable::Action& action : actions) Do(action, tasks);

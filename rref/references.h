@@ -33,6 +33,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "weft/base/clock.h"
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
 #include "weft/rpc/agent.h"
@@ -180,7 +181,7 @@ class References final : public rpc::extension::Library,
   using WeakAgent = rpc::extension::WeakAgent;
   struct Fork {
     std::string holder;
-    absl::Time since;
+    Instant since;
     std::string function;
   };
   // Which fork of which object: a peer may give one number to forks of several.
@@ -320,7 +321,7 @@ class References final : public rpc::extension::Library,
   std::atomic<bool> has_failures_{false};
   // When each fork that is held here came. May have forks that are not held any
   // more.
-  absl::flat_hash_map<ForkId, absl::Time> held_since_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<ForkId, Instant> held_since_ ABSL_GUARDED_BY(mu_);
 };
 
 // What the copies of an RRef share: one fork, given up when the last is gone.

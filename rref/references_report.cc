@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "weft/rref/references.h"
 
 namespace weft::rref {
@@ -27,7 +26,7 @@ std::vector<References::Holding> References::Holdings() const {
 }
 
 std::vector<References::Holding> References::HoldingsLocked() const {
-  const absl::Time now = absl::Now();
+  const Instant now = driver_.clock().Now();
   std::vector<Holding> holdings;
   std::vector<ForkOf> forks;
   owner_.ForEachFork(
@@ -80,7 +79,7 @@ const char* WhyHeld(UserTable::State state, bool has_handle) {
 }  // namespace
 
 std::vector<std::string> References::ExplainHeld(size_t most) const {
-  const absl::Time now = absl::Now();
+  const Instant now = driver_.clock().Now();
   std::vector<Aged> all;
   struct Held {
     Token token;

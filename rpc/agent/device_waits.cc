@@ -19,9 +19,9 @@ constexpr uint64_t kFirstId = uint64_t{3} << 61;
 
 class DeviceWaits::WaitingCaller final : public Caller {
  public:
-  WaitingCaller(std::shared_ptr<DeviceWaits> waits,
-                std::shared_ptr<Caller> caller, Executor& executor)
-      : waits_(std::move(waits)),
+  WaitingCaller(DeviceWaits& waits, std::shared_ptr<Caller> caller,
+                Executor& executor)
+      : waits_(waits.shared_from_this()),
         caller_(std::move(caller)),
         executor_(executor) {}
 
@@ -43,8 +43,8 @@ class DeviceWaits::WaitingCaller final : public Caller {
 // A call's wait on a thread. An executor that has ended destroys it unrun.
 class DeviceWaits::Ticket {
  public:
-  Ticket(std::shared_ptr<DeviceWaits> waits, uint64_t number)
-      : waits_(std::move(waits)), number_(number) {}
+  Ticket(DeviceWaits& waits, uint64_t number)
+      : waits_(waits.shared_from_this()), number_(number) {}
   Ticket(Ticket&&) noexcept = default;
   ~Ticket() {
     if (waits_ == nullptr) return;
@@ -63,8 +63,7 @@ class DeviceWaits::Ticket {
 
 std::shared_ptr<Caller> DeviceWaits::Before(std::shared_ptr<Caller> caller,
                                             Executor& executor) {
-  return std::make_shared<WaitingCaller>(shared_from_this(), std::move(caller),
-                                         executor);
+  return std::make_shared<WaitingCaller>(*this, std::move(caller), executor);
 }
 
 Abandon DeviceWaits::Start(std::shared_ptr<Caller> caller, Executor& executor,
@@ -98,7 +97,7 @@ Abandon DeviceWaits::Start(std::shared_ptr<Caller> caller, Executor& executor,
       it->second.has_timer = true;
     }
   }
-  executor.Schedule(Ticket(shared_from_this(), number));
+  executor.Schedule(Ticket(*this, number));
   return abandon;
 }
 

@@ -153,7 +153,7 @@ absl::StatusOr<MemoryBudget::Reservation> MemoryBudget::Reserve(int64_t bytes) {
   int64_t used = 0;
   MutexLock lock(mu_);
   if (units <= kMostUnits - own_ && TryReserve(units, &used)) {
-    return Reservation(shared_from_this(), units);
+    return Reservation(*this, units);
   }
   return absl::ResourceExhaustedError(absl::StrCat(
       "the job's workers on this host have ", MebibytesOf(used), " of the ",

@@ -67,8 +67,8 @@ class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
 
    private:
     friend class MemoryBudget;
-    Reservation(std::shared_ptr<MemoryBudget> budget, int64_t units)
-        : budget_(std::move(budget)), units_(units) {}
+    Reservation(MemoryBudget& budget, int64_t units)
+        : budget_(budget.shared_from_this()), units_(units) {}
 
     std::shared_ptr<MemoryBudget> budget_;  // null: empty
     int64_t units_ = 0;

@@ -51,8 +51,8 @@ uint64_t NewToken() {
 class MemoryExchange::Place {
  public:
   // REQUIRES: counted in rings_.
-  explicit Place(std::shared_ptr<MemoryExchange> exchange)
-      : exchange_(std::move(exchange)) {}
+  explicit Place(MemoryExchange& exchange)
+      : exchange_(exchange.shared_from_this()) {}
   Place(Place&&) = default;
   ~Place() {
     if (exchange_ != nullptr) --exchange_->rings_;
@@ -168,7 +168,7 @@ absl::StatusOr<MemoryExchange::Place> MemoryExchange::Reserve() {
                      " connections have shared memory already; more with "
                      "--shared-memories")));
   }
-  return Place(shared_from_this());
+  return Place(*this);
 }
 
 absl::StatusOr<MemoryBudget::Reservation> MemoryExchange::Count(int64_t bytes) {
