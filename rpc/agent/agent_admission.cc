@@ -100,18 +100,18 @@ std::shared_ptr<transport::ConnectionObserver> AgentState::AcceptConnection(
 
 std::shared_ptr<Inbound> AgentState::Admit(Link& link, const Hello& hello,
                                            const Proof& proof) {
-  Judgement judged;
+  HelloOutcome outcome;
   {
     MutexLock lock(mu_);
     if (options_.hook != nullptr) {
       Hello hooked = hello;
       options_.hook->OnHello(options_.key, &hooked);
-      DecideWelcome(hooked, proof, &judged);
+      DecideWelcome(hooked, proof, &outcome);
     } else {
-      DecideWelcome(hello, proof, &judged);
+      DecideWelcome(hello, proof, &outcome);
     }
   }
-  auto& [welcome, inbound, ended] = judged;
+  auto& [welcome, inbound, ended] = outcome;
   for (const auto& old : ended) {
     old->PeerGone(absl::AbortedError("the caller has begun another session"));
     SessionEnded(old->peer());
@@ -212,8 +212,8 @@ absl::Status AgentState::CheckNotGone(const std::string& name,
 }
 
 void AgentState::DecideWelcome(const Hello& hello, const Proof& proof,
-                               Judgement* judgement) {
-  auto& [welcome, inbound, ended] = *judgement;
+                               HelloOutcome* outcome) {
+  auto& [welcome, inbound, ended] = *outcome;
   welcome.build = options_.build;
   welcome.registry = registry_.Digest();
   welcome.limits = options_.limits;
@@ -251,7 +251,7 @@ void AgentState::DecideWelcome(const Hello& hello, const Proof& proof,
     } else {
       shared_->progress.Note(transport().clock().Now());
     }
-    ForgetIdle(hello.name, judgement);
+    ForgetIdle(hello.name, outcome);
     known = std::make_shared<Inbound>(
         Worker{hello.name, hello.from, "", proof.role}, ++inbounds_begun_,
         hello.generation, options_.limits, transport(), shared_from_this(),
@@ -265,7 +265,7 @@ void AgentState::DecideWelcome(const Hello& hello, const Proof& proof,
 // for each connection, as of a tool in a watch, leaves a session behind
 // each time: few are kept of one name. A worker that the directory knows may be
 // between two connections, and is forgotten last.
-void AgentState::ForgetIdle(const std::string& name, Judgement* judgement) {
+void AgentState::ForgetIdle(const std::string& name, HelloOutcome* outcome) {
   const int64_t too_many =
       static_cast<int64_t>(inbounds_.size()) + 1 - options_.limits.sessions;
   std::vector<Inbound*> idle;     // inbounds_ has them
@@ -286,7 +286,7 @@ void AgentState::ForgetIdle(const std::string& name, Judgement* judgement) {
       [&](const Inbound& inbound) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
         telemetry_.recorder().Record("rpc.forgets", inbound.peer().name);
         const auto it = inbounds_.find(inbound.peer().key);
-        judgement->ended.push_back(std::move(it->second));
+        outcome->ended.push_back(std::move(it->second));
         inbounds_.erase(it);
         ++forgotten;
       };

@@ -244,14 +244,14 @@ class AgentState final : public Dispatcher,
   using InboundMap = absl::flat_hash_map<WorkerKey, std::shared_ptr<Inbound>>;
 
   // What a Hello leads to.
-  struct Judgement {
+  struct HelloOutcome {
     Welcome welcome;
     std::shared_ptr<Inbound> inbound;  // null: it is refused
     // Sessions that make room for it; they are to be ended without the lock.
     std::vector<std::shared_ptr<Inbound>> ended;
   };
   void DecideWelcome(const Hello& hello, const Proof& proof,
-                     Judgement* judgement) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+                     HelloOutcome* outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckHello(const Hello& hello, const Proof& proof)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckKey(const Hello& hello, const Proof& proof)
@@ -263,7 +263,7 @@ class AgentState final : public Dispatcher,
   // The calls that are open are about to be cut: streams are leaks then.
   void NoteCut() ABSL_LOCKS_EXCLUDED(mu_);
   // So that there is room for a session of `name`.
-  void ForgetIdle(const std::string& name, Judgement* judgement)
+  void ForgetIdle(const std::string& name, HelloOutcome* outcome)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Hello MakeHello(const Worker& peer) const;
   // Frees what a session of `peer`, which has ended, stood for.
