@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "weft/base/check.h"
+#include "weft/base/clock.h"
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
 #include "weft/base/reworded.h"
@@ -35,8 +36,23 @@ constexpr absl::Duration kTurnGrace = absl::Seconds(30);
 constexpr char kRings[] = "weft-memory";
 
 // What a connection that shares memory has open: its socket, the socket by
-// which the memory is handed over, the memory and the event that wakes.
-constexpr int kDescriptorsOfConnection = 4;
+// which the memory is handed over, the memory and the two events that wake.
+constexpr int kDescriptorsOfConnection = 5;
+
+// How long memory that was offered in vain may stay.
+constexpr absl::Duration kDropAbandonedEvery = absl::Seconds(5);
+
+// For as long as `memories` lives. `loop` must outlive it.
+void DropAbandonedLater(net::Loop& loop,
+                        std::weak_ptr<MemoryExchange> memories) {
+  loop.RunAt(SteadyClock().Now() + kDropAbandonedEvery,
+             [&loop, memories = std::move(memories)] {
+               const auto live = memories.lock();
+               if (live == nullptr) return;
+               live->DropAbandoned();
+               DropAbandonedLater(loop, memories);
+             });
+}
 
 // One end: a stream, once there is one.
 class GrpcConnection final : public Connection {
@@ -214,6 +230,9 @@ class GrpcTransport final : public Transport {
                loop.memory_watch()} {
     if (endpoint_ == nullptr) return;
     rings_.memories->Open(endpoint_->address(), endpoint_->name());
+    if (rings_.memories->is_open()) {
+      DropAbandonedLater(loop_, rings_.memories);
+    }
   }
 
   Driver& driver() override { return loop_.driver(); }
@@ -253,7 +272,7 @@ class GrpcTransport final : public Transport {
   std::unique_ptr<Connection> Connect(
       const Purpose& purpose, const Destination& to,
       std::shared_ptr<ConnectionObserver> observer) override {
-    auto channel = ChannelTo(purpose, to);
+    auto channel = ChannelFor(purpose, to);
     if (!channel.ok()) return Fail(channel.status(), std::move(observer));
     net::Metadata metadata;
     const auto ring = rings_.Offer(to, &metadata);
@@ -307,6 +326,16 @@ class GrpcTransport final : public Transport {
       observer->OnClosed(status);
     });
     return std::make_unique<NoConnection>();
+  }
+
+  // Where it cannot be connected at once, gRPC tries on and says why.
+  absl::StatusOr<std::shared_ptr<net::Channel>> ChannelFor(
+      const Purpose& purpose, const Destination& to) ABSL_LOCKS_EXCLUDED(mu_) {
+    if (purpose.opener_writes_first) {
+      auto connected = net::Channel::Connect(loop_, to.address, {to.name});
+      if (connected.ok()) return connected;
+    }
+    return ChannelTo(purpose, to);
   }
 
   // One channel for each purpose and name, to where it was last; gRPC keeps its

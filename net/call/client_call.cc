@@ -17,6 +17,18 @@ namespace {
 constexpr absl::string_view kNotConnected =
     "failed to connect to all addresses; last error: ";
 
+// What the user may look at where a unix socket was closed, at which nobody
+// wants a certificate.
+constexpr absl::string_view kClosedIt =
+    "; it closed the connection: another program has this address, or the log "
+    "of the worker there says why";
+
+bool IsOfClosedConnection(absl::string_view message) {
+  return absl::StrContains(message, "Connection reset") ||
+         absl::StrContains(message, "Socket closed") ||
+         absl::StrContains(message, "Broken pipe");
+}
+
 // The rest of it, and what the user may look at.
 absl::Status WhyNotConnected(const Target& target, absl::string_view message) {
   for (int i = 0; i < 2; ++i) {
@@ -43,19 +55,11 @@ absl::Status WhyNotConnected(const Target& target, absl::string_view message) {
   };
   const std::string text = absl::StrCat(target.ToString(), ": ", message);
   const bool is_unix = absl::StartsWith(target.address, "unix:");
-  const auto contains = [&](absl::string_view words) {
-    return absl::StrContains(message, words);
-  };
-  // Where nobody wants a certificate.
-  if (is_unix && (contains("Connection reset") || contains("Socket closed") ||
-                  contains("Broken pipe"))) {
-    return absl::UnavailableError(
-        absl::StrCat(text,
-                     "; it closed the connection: another program has this "
-                     "address, or the log of the worker there says why"));
+  if (is_unix && IsOfClosedConnection(message)) {
+    return absl::UnavailableError(absl::StrCat(text, kClosedIt));
   }
   for (const auto& [words, hint] : kHints) {
-    if (!contains(words)) continue;
+    if (!absl::StrContains(message, words)) continue;
     const absl::Status why =
         absl::UnavailableError(absl::StrCat(text, "; ", hint));
     return hint == kReset ? MarkConnectionReset(why) : why;
@@ -71,6 +75,15 @@ void AddMetadata(const Metadata& metadata, grpc::ClientContext& context) {
 
 std::string Target::ToString() const {
   return name.empty() ? address : absl::StrCat(name, " at ", address);
+}
+
+absl::Status Target::ExplainUnanswered(absl::Status status) const {
+  const absl::Status explained = Explain(std::move(status));
+  if (!is_connected || !absl::IsUnavailable(explained) ||
+      !IsOfClosedConnection(explained.message())) {
+    return explained;
+  }
+  return absl::UnavailableError(absl::StrCat(explained.message(), kClosedIt));
 }
 
 absl::Status Target::Explain(absl::Status status) const {
@@ -242,9 +255,11 @@ void ClientStream::Begin(const Metadata& metadata) {
   grpc->context.set_wait_for_ready(target_.wait_for_ready);
   AddMetadata(metadata, grpc->context);
   grpc::GenericStub stub(target_.channel);
+  // Its first message takes what opens it along: see Write and Close.
+  grpc->context.set_initial_metadata_corked(target_.is_connected);
   grpc->stream =
       stub.PrepareCall(&grpc->context, method_, target_.core->queue());
-  grpc->stream->StartCall(&grpc->started);
+  grpc->stream->StartCall(target_.is_connected ? nullptr : &grpc->started);
 }
 
 void ClientStream::OnStarted(bool ok) {
@@ -300,6 +315,7 @@ void ClientStream::OnRead(bool ok) {
     grpc->stream->Finish(&grpc->status, &grpc->finished);
     return;
   }
+  has_heard_ = true;
   Slices message = FromByteBuffer(grpc->incoming);
   in_burst_ = target_.core->NoteMessage(&looks_);
   // To ask for the next message makes gRPC announce window, in a packet of its
@@ -315,12 +331,14 @@ void ClientStream::OnRead(bool ok) {
 
 bool ClientStream::Write(Slices message) {
   std::shared_ptr<Grpc> grpc;
+  bool starts = false;
   {
     MutexLock lock(mu_);
     if (grpc_ == nullptr || writing_ || half_closing_ ||
         closed_here_.has_value() || finished_)
       return false;
     writing_ = true;
+    starts = TakeStart();
     if (!started_) {
       first_ = std::move(message);
       return true;
@@ -328,7 +346,14 @@ bool ClientStream::Write(Slices message) {
     grpc = grpc_;
   }
   grpc->stream->Write(ToByteBuffer(message), &grpc->write);
+  if (starts) StartRead();  // no Finish before the first read has failed
   return true;
+}
+
+// True for the one caller that starts a call which leaves with its first
+// message.
+bool ClientStream::TakeStart() {
+  return target_.is_connected && !std::exchange(started_, true);
 }
 
 void ClientStream::OnWrite(bool ok) {
@@ -353,12 +378,14 @@ void ClientStream::OnWrite(bool ok) {
 void ClientStream::Close(absl::Status status) {
   std::shared_ptr<Grpc> grpc;
   const bool half = status.ok();
+  bool starts = false;
   {
     MutexLock lock(mu_);
     if (grpc_ == nullptr || finished_ || closed_here_.has_value() ||
         (half && half_closing_))
       return;
     grpc = grpc_;
+    starts = TakeStart();
     if (half) {
       half_closing_ = true;
       if (writing_ || !started_) return;  // OnWrite or OnStarted goes on
@@ -369,8 +396,11 @@ void ClientStream::Close(absl::Status status) {
   }
   if (half) {
     grpc->stream->WritesDone(&grpc->writes_done);
+    if (starts) StartRead();
   } else {
     grpc->context.TryCancel();
+    // Nothing else is under way that would end it.
+    if (starts) grpc->stream->Finish(&grpc->status, &grpc->finished);
   }
 }
 
@@ -401,8 +431,13 @@ void ClientStream::EndIfOver() {
     if (grpc_ == nullptr || !finished_ || writing_ || half_close_open_) return;
     over = std::exchange(grpc_, nullptr);
     observer = std::exchange(observer_, nullptr);
-    status = closed_here_.has_value() ? *closed_here_
-                                      : target_.Explain(FromGrpc(over->status));
+    if (closed_here_.has_value()) {
+      status = *closed_here_;
+    } else if (has_heard_) {
+      status = target_.Explain(FromGrpc(over->status));
+    } else {
+      status = target_.ExplainUnanswered(FromGrpc(over->status));
+    }
   }
   observer->OnClosed(std::move(status));
   over = nullptr;  // before the Loop may believe that nothing is left

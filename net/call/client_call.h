@@ -26,10 +26,14 @@ struct Target {
   std::string name;     // ps0, or empty
   std::string address;  // as the user gave it
   bool wait_for_ready = false;
+  // `channel` is one connection: see Channel::Connect.
+  bool is_connected = false;
 
   std::string ToString() const;  // ps0 at unix:/run/x
   // Adds where it happened to what the transport says.
   absl::Status Explain(absl::Status status) const;
+  // Likewise, for a stream on which nothing has come.
+  absl::Status ExplainUnanswered(absl::Status status) const;
 };
 
 // Thread-safety: thread-safe.
@@ -104,6 +108,7 @@ class ClientStream final : public Stream,
   void OnWrite(bool ok);
   void OnWritesDone(bool ok);
   void OnFinished(bool ok);
+  bool TakeStart() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void StartRead();
   void EndIfOver() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -115,6 +120,7 @@ class ClientStream final : public Stream,
   // Only the thread that polls uses these; see GrpcQueue::NoteMessage.
   uint64_t looks_ = 0;
   bool in_burst_ = false;
+  bool has_heard_ = false;  // a message has come
 
   Mutex mu_;
   std::shared_ptr<Grpc> grpc_ ABSL_GUARDED_BY(mu_);  // null when over

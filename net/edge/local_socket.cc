@@ -1,6 +1,7 @@
 #include "weft/net/edge/local_socket.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -18,6 +19,9 @@
 
 namespace weft::net {
 namespace {
+
+// More than the backlog holds.
+constexpr int kMostWaiting = 1 << 13;
 
 constexpr size_t kControlBytes =
     CMSG_SPACE(LocalSocket::kMaxDescriptors * sizeof(int));
@@ -76,12 +80,13 @@ bool IsOfSameUser(int connection) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LocalSocket>> LocalSocket::Bind(
-    const std::string& path) {
+    const std::string& path, Senders senders) {
   WEFT_ASSIGN_OR_RETURN(const sockaddr_un name, NameOf(path));
   WEFT_ASSIGN_OR_RETURN(Descriptor socket, MakeSocket(path));
   const int fd = socket.get();
   // Owns fd, and the file once it is there.
-  std::unique_ptr<LocalSocket> local(new LocalSocket(std::move(socket), path));
+  std::unique_ptr<LocalSocket> local(
+      new LocalSocket(std::move(socket), path, senders));
   WEFT_RETURN_IF_ERROR(RemoveAbandonedSocket(path, SOCK_SEQPACKET));
   if (bind(fd, reinterpret_cast<const sockaddr*>(&name), sizeof name) != 0) {
     return Failed(path, "bind", errno);
@@ -95,9 +100,15 @@ LocalSocket::~LocalSocket() { RemoveIfSame(path_, file_); }
 
 absl::Status LocalSocket::Send(const std::string& path, uint64_t token,
                                absl::Span<const int> fds) {
+  return Offer(path, token, fds).status();
+}
+
+absl::StatusOr<Descriptor> LocalSocket::Offer(const std::string& path,
+                                              uint64_t token,
+                                              absl::Span<const int> fds) {
   WEFT_CHECK(!fds.empty() && fds.size() <= kMaxDescriptors);
   WEFT_ASSIGN_OR_RETURN(sockaddr_un name, NameOf(path));
-  WEFT_ASSIGN_OR_RETURN(const Descriptor socket, MakeSocket(path));
+  WEFT_ASSIGN_OR_RETURN(Descriptor socket, MakeSocket(path));
   if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&name),
               sizeof name) != 0) {
     return Failed(path, "connect", errno);
@@ -120,27 +131,67 @@ absl::Status LocalSocket::Send(const std::string& path, uint64_t token,
     sent = sendmsg(socket.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
   if (sent < 0) return Failed(path, "cannot hand over a descriptor", errno);
-  return absl::OkStatus();
+  return socket;
 }
 
 absl::StatusOr<std::vector<Descriptor>> LocalSocket::Take(uint64_t token) {
   MutexLock lock(mu_);
   std::vector<Descriptor> taken;
-  for (Descriptor& connection : std::exchange(silent_, {})) {
-    Receive(std::move(connection));
+  ReceiveSilent();
+  bool is_there = TakeReceived(token, &taken);
+  while (!is_there && ReceiveNext()) is_there = TakeReceived(token, &taken);
+  const int error = errno;
+  DropHungUp();
+  if (is_there) return taken;
+  return absl::NotFoundError(absl::StrCat(
+      "local socket ", path_, ": no descriptor came under this token",
+      error == EAGAIN ? "" : absl::StrCat(": ", strerror(error))));
+}
+
+void LocalSocket::DropAbandoned() {
+  MutexLock lock(mu_);
+  ReceiveSilent();
+  DropHungUp();
+  // What there is no room for stays in the kernel, until the next time.
+  for (int i = 0; i < kMostWaiting && HasRoom() && ReceiveNext(); ++i) {
+    if (!HasRoom()) DropHungUp();
   }
-  while (!TakeReceived(token, &taken)) {
+  DropHungUp();
+}
+
+bool LocalSocket::ReceiveNext() {
+  for (;;) {
     Descriptor connection(
         accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (connection.get() >= 0) {
       Receive(std::move(connection));
-    } else if (errno != EINTR && errno != ECONNABORTED) {
-      return absl::NotFoundError(absl::StrCat(
-          "local socket ", path_, ": no descriptor came under this token",
-          errno == EAGAIN ? "" : absl::StrCat(": ", strerror(errno))));
+      return true;
+    }
+    if (errno != EINTR && errno != ECONNABORTED) return false;
+  }
+}
+
+void LocalSocket::ReceiveSilent() {
+  for (Descriptor& connection : std::exchange(silent_, {})) {
+    Receive(std::move(connection));
+  }
+}
+
+void LocalSocket::DropHungUp() {
+  if (senders_ == Senders::kMayLeave || untaken_.empty()) return;
+  std::vector<pollfd> senders;
+  senders.reserve(untaken_.size());
+  for (const Delivery& delivery : untaken_) {
+    senders.push_back({delivery.sender.get(), 0, 0});
+  }
+  if (poll(senders.data(), senders.size(), 0) <= 0) return;
+  std::deque<Delivery> left;
+  for (size_t i = 0; i < senders.size(); ++i) {
+    if ((senders[i].revents & POLLHUP) == 0) {
+      left.push_back(std::move(untaken_[i]));
     }
   }
-  return taken;
+  untaken_ = std::move(left);
 }
 
 bool LocalSocket::TakeReceived(uint64_t token, std::vector<Descriptor>* taken) {
@@ -178,7 +229,10 @@ void LocalSocket::Receive(Descriptor connection) {
       !IsOfSameUser(connection.get())) {
     return;
   }
-  untaken_.push_back(Delivery{token, std::move(descriptors)});
+  if (senders_ == Senders::kMayLeave) connection = Descriptor();
+  untaken_.push_back(
+      Delivery{token, std::move(descriptors), std::move(connection)});
+  if (untaken_.size() > kMaxUntaken) DropHungUp();
   if (untaken_.size() > kMaxUntaken) untaken_.pop_front();
 }
 

@@ -1,6 +1,7 @@
 #include "weft/net/edge/local_socket.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -10,6 +11,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -129,6 +131,91 @@ TEST_F(LocalSocketTest, ConnectionsWithoutAMessageAreBoundedAndClosed) {
   silent.clear();
   (void)socket_->Take(2);
   EXPECT_EQ(OpenDescriptors(), before);
+}
+
+// Senders of a socket where they stay. What an offer holds is the writing end
+// of a pipe: the other end says when nobody has it any more.
+class OfferTest : public LocalSocketTest {
+ protected:
+  OfferTest() {
+    socket_ = nullptr;
+    auto socket = LocalSocket::Bind(path_, LocalSocket::Senders::kStay);
+    EXPECT_THAT(socket.status(), IsOk());
+    socket_ = *std::move(socket);
+    close(pipe_[0]);
+    close(pipe_[1]);
+    EXPECT_EQ(pipe2(pipe_, O_NONBLOCK), 0);
+  }
+
+  Descriptor Offer(uint64_t token) {
+    auto offer = LocalSocket::Offer(path_, token, {pipe_[1]});
+    EXPECT_THAT(offer.status(), IsOk()) << token;
+    return offer.ok() ? *std::move(offer) : Descriptor();
+  }
+  // Nobody else has the writing end, not even the kernel.
+  bool NobodyElseHasIt() {
+    close(std::exchange(pipe_[1], -1));
+    pollfd reader = {pipe_[0], 0, 0};
+    return poll(&reader, 1, 0) == 1 && (reader.revents & POLLHUP) != 0;
+  }
+};
+
+TEST_F(OfferTest, CanBeTakenOnceWhileItsSenderStays) {
+  const Descriptor first = Offer(1), second = Offer(2);
+  EXPECT_THAT(socket_->Take(2), IsOk());
+  socket_->DropAbandoned();
+  EXPECT_THAT(socket_->Take(1), IsOk());
+  EXPECT_THAT(socket_->Take(1), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(OfferTest, OfWhoHasHungUpIsDroppedAsAnotherIsTaken) {
+  const int before = OpenDescriptors();
+  std::vector<Descriptor> abandoned;
+  for (uint64_t token = 0; token < 20; ++token) {
+    abandoned.push_back(Offer(token));
+  }
+  Descriptor offer = Offer(100);
+  abandoned.clear();
+  EXPECT_THAT(socket_->Take(100), IsOk());
+  offer = Descriptor();
+  EXPECT_EQ(OpenDescriptors(), before);
+  EXPECT_THAT(socket_->Take(1), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_TRUE(NobodyElseHasIt());
+}
+
+TEST_F(OfferTest, OfWhoHasHungUpIsDroppedWithoutATake) {
+  const int before = OpenDescriptors();
+  for (uint64_t token = 0; token < 500; ++token) Offer(token);
+  const Descriptor stays = Offer(5000);
+  socket_->DropAbandoned();
+  EXPECT_EQ(OpenDescriptors(), before + 3);  // an offer, both ends, and its pipe
+  EXPECT_THAT(socket_->Take(5000), IsOk());
+  socket_->DropAbandoned();
+  EXPECT_TRUE(NobodyElseHasIt());
+}
+
+TEST_F(OfferTest, OfWhoStaysIsNotDroppedForThoseOfWhoHasHungUp) {
+  const Descriptor stays = Offer(7);
+  for (uint64_t token = 100; token < 100 + 4 * LocalSocket::kMaxUntaken;
+       ++token) {
+    Offer(token);
+  }
+  EXPECT_THAT(socket_->Take(1), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(socket_->Take(7), IsOk());
+}
+
+// More than there is room for wait in the kernel.
+TEST_F(OfferTest, ManyOfWhoStaysAreAllKept) {
+  std::vector<Descriptor> offers;
+  const uint64_t count = 4 * LocalSocket::kMaxUntaken;
+  for (uint64_t token = 0; token < count; ++token) {
+    offers.push_back(Offer(token));
+  }
+  socket_->DropAbandoned();
+  for (uint64_t token = 0; token < count; ++token) {
+    EXPECT_THAT(socket_->Take(token), IsOk()) << token;
+    if (token % 50 == 0) socket_->DropAbandoned();
+  }
 }
 
 TEST_F(LocalSocketTest, EndKeepsTheFileOfASuccessor) {

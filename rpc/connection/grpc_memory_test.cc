@@ -32,6 +32,7 @@
 #include "weft/transport/grpc_transport.h"
 #include "weft/transport/shm/message_ring.h"
 #include "weft/transport/shm/ring_connection.h"
+#include "weft/transport/testing/observers.h"
 
 namespace weft::rpc {
 namespace {
@@ -86,6 +87,24 @@ TEST_F(GrpcAgents, OneHundredConnectionsLeaveNeitherDescriptorsNorMemory) {
   }
   EXPECT_EQ(CountMemories(), 2);
   EXPECT_LE(CountDescriptors(), before);
+}
+
+// The callee's gRPC never sees the call of most of them.
+TEST_F(GrpcAgents, ConnectionsThatEndAtOnceLeaveNoMemoryAtTheirPeer) {
+  ASSERT_EQ(*Call(agent_a_->To("b"), Twice, 4), 8);
+  const int before = CountDescriptors();
+  for (int i = 0; i < 200; ++i) {
+    const auto hears =
+        std::make_shared<transport::HearingObserver>(a_.transport().driver());
+    const auto connection =
+        a_.transport().Connect(ConnectionPurpose(), b_.destination(), hears);
+    if (i % 2 == 0) (void)connection->Write({Bytes::Copy("no Hello")});
+  }
+  EXPECT_TRUE(Becomes([&] {
+    return CountMemories() <= 2 && CountDescriptors() <= before;
+  })) << CountMemories() << " memories, " << CountDescriptors()
+      << " descriptors, not " << before;
+  EXPECT_EQ(*Call(agent_a_->To("b"), Twice, 5), 10);
 }
 
 TEST(GrpcSharedMemory, GoesToSoManyConnectionsAndNoMore) {

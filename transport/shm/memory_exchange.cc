@@ -92,7 +92,9 @@ void MemoryExchange::Open(const std::string& address, const std::string& name) {
 }
 
 absl::Status MemoryExchange::Bind(const std::string& path) {
-  WEFT_ASSIGN_OR_RETURN(socket_, net::LocalSocket::Bind(path));
+  WEFT_ASSIGN_OR_RETURN(
+      socket_,
+      net::LocalSocket::Bind(path, net::LocalSocket::Senders::kStay));
   path_ = path;
   return absl::OkStatus();
 }
@@ -122,12 +124,15 @@ absl::StatusOr<OfferedRings> MemoryExchange::OfferRings(
   absl::StatusOr<net::EventFd> peer = net::EventFd::Create();
   if (!peer.ok()) return Note(peer.status());
   const uint64_t token = NewToken();
-  WEFT_RETURN_IF_ERROR(net::LocalSocket::Send(
-      path, token, {segment->fd(), own->fd(), peer->fd()}));
+  WEFT_ASSIGN_OR_RETURN(
+      net::Descriptor offer,
+      net::LocalSocket::Offer(path, token,
+                              {segment->fd(), own->fd(), peer->fd()}));
   return OfferedRings{
       token,
       {Share(*std::move(segment), std::move(place), std::move(counted)),
-       *std::move(own), *std::move(peer), true, CountBodies()}};
+       *std::move(own), *std::move(peer), true, CountBodies(),
+       std::move(offer)}};
 }
 
 absl::StatusOr<SharedRings> MemoryExchange::TakeRings(uint64_t token) {
@@ -147,6 +152,10 @@ absl::StatusOr<SharedRings> MemoryExchange::TakeRings(uint64_t token) {
   // The caller has counted them.
   return SharedRings{Share(*std::move(segment), std::move(place), {}),
                      *std::move(own), *std::move(peer), false, CountBodies()};
+}
+
+void MemoryExchange::DropAbandoned() {
+  if (is_open()) socket_->DropAbandoned();
 }
 
 // First of all, so that what cannot be used does not wait in the socket.

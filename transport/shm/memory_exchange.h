@@ -36,7 +36,7 @@ namespace weft::transport {
 // Rings, and the name under which they were handed over.
 struct OfferedRings {
   uint64_t token = 0;
-  SharedRings rings;
+  SharedRings rings;  // which hold the offer, until it is answered
 };
 
 // Every error means: do without. The first is logged.
@@ -72,6 +72,9 @@ class MemoryExchange : public std::enable_shared_from_this<MemoryExchange> {
   // `path` as PathTo. That nobody reads there is not logged.
   absl::StatusOr<OfferedRings> OfferRings(const std::string& path);
   absl::StatusOr<SharedRings> TakeRings(uint64_t token);
+  // Lets go of what peers have offered and taken back: their connections ended
+  // before this process saw them. To be called now and then.
+  void DropAbandoned();
 
  private:
   absl::Status Bind(const std::string& path);

@@ -253,6 +253,26 @@ TEST_F(MemoryExchangeTest, OfferThatReachesNobodyTakesNoPlace) {
   EXPECT_THAT(here->OfferRings(there->path()).status(), IsOk());
 }
 
+TEST_F(MemoryExchangeTest, OfferThatIsTakenBackLeavesNothing) {
+  const auto here = Open("trainer0"), there = Open("ps0");
+  uint64_t token = 0;
+  {
+    const auto offered = here->OfferRings(there->path());
+    ASSERT_THAT(offered, IsOk());
+    there->DropAbandoned();  // not while it stands
+    const auto taken = there->TakeRings(offered->token);
+    EXPECT_THAT(taken.status(), IsOk());
+  }
+  {
+    const auto offered = here->OfferRings(there->path());
+    ASSERT_THAT(offered, IsOk());
+    token = offered->token;
+  }
+  there->DropAbandoned();
+  EXPECT_THAT(there->TakeRings(token).status(),
+              StatusIs(absl::StatusCode::kNotFound));
+}
+
 TEST_F(MemoryExchangeTest, WhoOffersCountsItAgainstTheBudgetUntilItEnds) {
   const int64_t room = SharedRings::kRingBytes + 2 * BodyMemory::kBytes;
   auto budget =

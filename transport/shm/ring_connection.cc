@@ -287,6 +287,7 @@ void RingConnection::Close(absl::Status status) {
 
 void RingConnection::OnMessage(Slices message) {
   const bool is_first = !std::exchange(answered_, true);
+  if (is_first) rings_.offer = net::Descriptor();  // taken, or not wanted
   if (TotalSize(message) > 0 && !reads_ring_.load()) {
     // The first word of one who was called and took nothing.
     if (is_first && rings_.is_offerer) DoWithoutRings();
@@ -380,6 +381,7 @@ void RingConnection::OnClosed(absl::Status status) {
   }
   OnHandleDestroyed();
   watch_->RemoveMemory(this);
+  rings_.offer = net::Descriptor();
   const auto observer = std::exchange(observer_, nullptr);
   if (observer != nullptr) observer->OnClosed(std::move(status));
 }

@@ -32,6 +32,7 @@
 #include "weft/base/bytes.h"
 #include "weft/base/mutex.h"
 #include "weft/memory/segment.h"
+#include "weft/net/edge/descriptor.h"
 #include "weft/net/loop/memory_queue.h"
 #include "weft/transport/shm/memory_budget.h"
 #include "weft/transport/shm/message_ring.h"
@@ -56,6 +57,9 @@ struct SharedRings {
   // counted.
   std::function<absl::StatusOr<MemoryBudget::Reservation>()> reserve_bodies =
       nullptr;
+  // At the end that offers them: the other end can take them while this is
+  // open.
+  net::Descriptor offer = {};
 
   static absl::StatusOr<memory::Segment> CreateMemory();
   // Owns `fd`, also when it fails.
@@ -125,7 +129,7 @@ class RingConnection final
   SharedRings rings_;  // its memory, guarded by mu_, is null once refused
   const std::shared_ptr<net::MemoryWatch> watch_;
 
-  // Events use these, one at a time.
+  // Events use these, and rings_.offer, one at a time.
   std::shared_ptr<ConnectionObserver> observer_;
   MessageReader reader_;
   bool answered_ = false;  // the other end has said something
