@@ -26,7 +26,8 @@ constexpr absl::string_view kClosedIt =
 bool IsOfClosedConnection(absl::string_view message) {
   return absl::StrContains(message, "Connection reset") ||
          absl::StrContains(message, "Socket closed") ||
-         absl::StrContains(message, "Broken pipe");
+         absl::StrContains(message, "Broken pipe") ||
+         absl::StrContains(message, "Transport closed");
 }
 
 // The rest of it, and what the user may look at.
