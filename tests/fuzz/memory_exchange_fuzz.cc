@@ -1,8 +1,9 @@
 // memory_exchange: no datagram, whatever descriptors come with it, makes this
 // process share what it must not, or keep a descriptor.
 //
-// The input is datagrams: a byte says which descriptors come, another how many
-// bytes, which follow. The first eight are the token.
+// The input is datagrams: a byte says which descriptors come, and by its
+// highest bit that the sender hangs up at once; another how many bytes, which
+// follow. The first eight are the token.
 
 #include <fcntl.h>
 #include <sys/eventfd.h>
@@ -15,10 +16,12 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "weft/memory/segment.h"
+#include "weft/net/edge/descriptor.h"
 #include "weft/telemetry/telemetry.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 #include "weft/transport/shm/memory_exchange.h"
@@ -28,6 +31,7 @@ namespace {
 
 constexpr int64_t kBytes = transport::SharedRings::kBytes;
 constexpr uint64_t kToken = 0x6e656b6f74;
+constexpr char kHangsUp = '\x80';
 
 // What a hostile process of the same user may send. Made once.
 struct Descriptors {
@@ -70,7 +74,8 @@ class Sender {
   ~Sender() { rmdir(address_.substr(5, address_.rfind('/') - 5).c_str()); }
   const std::string& address() const { return address_; }
 
-  void Send(absl::string_view body, const std::vector<int>& fds) {
+  // Returns the connection, which is the offer.
+  net::Descriptor Send(absl::string_view body, const std::vector<int>& fds) {
     iovec bytes = {const_cast<char*>(body.data()), body.size()};
     alignas(cmsghdr) char control[CMSG_SPACE(64 * sizeof(int))] = {};
     msghdr message = {};
@@ -85,14 +90,14 @@ class Sender {
       c->cmsg_len = CMSG_LEN(fds.size() * sizeof(int));
       std::memcpy(CMSG_DATA(c), fds.data(), fds.size() * sizeof(int));
     }
-    const int fd =
-        socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    net::Descriptor fd(
+        socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     // A backlog that is full refuses it, as the kernel does one too many.
-    if (connect(fd, reinterpret_cast<const sockaddr*>(&name_), sizeof name_) ==
-        0) {
-      (void)sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&name_),
+                sizeof name_) == 0) {
+      (void)sendmsg(fd.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     }
-    close(fd);
+    return fd;
   }
 
  private:
@@ -115,6 +120,8 @@ std::vector<std::string> Seeds() {
   seeds.push_back(Datagram(0, kToken) + Datagram(0, kToken) +
                   Datagram(1, kToken));
   seeds.push_back(Datagram(0, kToken, "longer"));
+  seeds.push_back(Datagram(kHangsUp, kToken) + Datagram(0, kToken) +
+                  Datagram(kHangsUp | 2, 1) + Datagram(kHangsUp, 1));
   return seeds;
 }
 
@@ -160,14 +167,21 @@ void Run(absl::string_view input) {
         std::make_shared<transport::MemoryExchange>(telemetry::Silent(), 1, "");
     exchange->Open(sender.address(), "");
     Hold(exchange->is_open());
+    std::vector<net::Descriptor> offers;
     while (input.size() >= 2) {
-      const auto set = static_cast<uint8_t>(input[0]) % sets.size();
+      const auto chosen = static_cast<uint8_t>(input[0]);
       const absl::string_view body =
           input.substr(2, static_cast<uint8_t>(input[1]));
-      sender.Send(body, sets[set]);
+      auto offer = sender.Send(body, sets[(chosen & 0x7f) % sets.size()]);
+      if (chosen < 0x80) offers.push_back(std::move(offer));
+      if (chosen == 0x7f) exchange->DropAbandoned();
       input.remove_prefix(2 + body.size());
     }
     TakeAll(*exchange);
+    offers.clear();
+    exchange->DropAbandoned();
+    // Whatever was offered has been taken or dropped.
+    Hold(absl::IsNotFound(exchange->TakeRings(kToken).status()));
   }
   Hold(LowestFree() == lowest_free);
 }
