@@ -77,8 +77,9 @@ absl::StatusOr<Descriptor> ConnectTo(const Address& address) {
   memcpy(name.sun_path, address.path.data(),
          address.path.size());  // ParseAddress bounds it
   Descriptor fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (fd.get() < 0 || connect(fd.get(), reinterpret_cast<const sockaddr*>(&name),
-                              sizeof name) != 0) {
+  if (fd.get() < 0 ||
+      connect(fd.get(), reinterpret_cast<const sockaddr*>(&name),
+              sizeof name) != 0) {
     return absl::UnavailableError(
         absl::StrCat(address.ToString(), ": connect: ", strerror(errno)));
   }

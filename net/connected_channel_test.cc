@@ -37,7 +37,8 @@ int CountDescriptors() {
 class ConnectedChannel : public OnUnix {
  protected:
   std::unique_ptr<Channel> ConnectTo(const std::string& name = "ps0") {
-    auto channel = Channel::Connect(client_->loop(), server_->address(), {name});
+    auto channel =
+        Channel::Connect(client_->loop(), server_->address(), {name});
     EXPECT_THAT(channel, IsOk());
     return channel.ok() ? *std::move(channel) : nullptr;
   }
@@ -120,9 +121,8 @@ TEST_F(ConnectedChannel, PeerThatClosesAtOnceEndsTheStream) {
   const std::string path = dir_.Path("rude");
   memcpy(name.sun_path, path.data(), path.size());
   const Descriptor listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  ASSERT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&name),
-                 sizeof name),
-            0);
+  ASSERT_EQ(
+      bind(listener.get(), reinterpret_cast<sockaddr*>(&name), sizeof name), 0);
   ASSERT_EQ(listen(listener.get(), 8), 0);
   for (const bool writes_before : {false, true}) {
     auto channel = Channel::Connect(client_->loop(), "unix:" + path, {"ps0"});

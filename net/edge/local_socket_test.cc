@@ -188,7 +188,8 @@ TEST_F(OfferTest, OfWhoHasHungUpIsDroppedWithoutATake) {
   for (uint64_t token = 0; token < 500; ++token) Offer(token);
   const Descriptor stays = Offer(5000);
   socket_->DropAbandoned();
-  EXPECT_EQ(OpenDescriptors(), before + 3);  // an offer, both ends, and its pipe
+  EXPECT_EQ(OpenDescriptors(),
+            before + 3);  // an offer, both ends, and its pipe
   EXPECT_THAT(socket_->Take(5000), IsOk());
   socket_->DropAbandoned();
   EXPECT_TRUE(NobodyElseHasIt());

@@ -102,8 +102,8 @@ TEST_F(GrpcAgents, ConnectionsThatEndAtOnceLeaveNoMemoryAtTheirPeer) {
   }
   EXPECT_TRUE(Becomes([&] {
     return CountMemories() <= 2 && CountDescriptors() <= before;
-  })) << CountMemories() << " memories, " << CountDescriptors()
-      << " descriptors, not " << before;
+  })) << CountMemories()
+      << " memories, " << CountDescriptors() << " descriptors, not " << before;
   EXPECT_EQ(*Call(agent_a_->To("b"), Twice, 5), 10);
 }
 

@@ -93,8 +93,7 @@ void MemoryExchange::Open(const std::string& address, const std::string& name) {
 
 absl::Status MemoryExchange::Bind(const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(
-      socket_,
-      net::LocalSocket::Bind(path, net::LocalSocket::Senders::kStay));
+      socket_, net::LocalSocket::Bind(path, net::LocalSocket::Senders::kStay));
   path_ = path;
   return absl::OkStatus();
 }
