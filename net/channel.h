@@ -42,10 +42,10 @@ class Channel {
       Loop::Core& core, absl::string_view address, ChannelOptions options);
   // One that is connected to a unix socket already, and that ends with its
   // connection: calls fail from then on. It costs a fraction of one that
-  // connects when it is used. A stream leaves with its first message, so who
-  // opens one writes at once. kUnimplemented: the address is not a unix
-  // socket's. kUnavailable: it cannot be connected to without a wait; Create()
-  // would try on and say why.
+  // connects when it is used. A stream that is written at once opens with that
+  // message. kUnimplemented: the address is not a unix socket's. kUnavailable:
+  // it cannot be connected to without a wait; Create() would try on and say
+  // why.
   static absl::StatusOr<std::unique_ptr<Channel>> Connect(
       Loop& loop, absl::string_view address, ChannelOptions options = {});
   ~Channel();

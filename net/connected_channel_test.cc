@@ -90,6 +90,15 @@ TEST_F(ConnectedChannel, StreamThatEndsBeforeItsFirstMessageIsHeardOnce) {
   EXPECT_THAT(half_closed->closed().Wait(kSoon), IsOk());
 }
 
+TEST_F(ConnectedChannel, StreamThatIsNotWrittenOpensByItself) {
+  const auto channel = ConnectTo();
+  const auto recorder = std::make_shared<Recorder>();
+  const auto stream = channel->OpenStream(kFlood, recorder);
+  EXPECT_EQ(recorder->AwaitMessages(1).front().size(), size_t{64} << 10);
+  stream->Write(Text("late"));
+  EXPECT_TRUE(recorder->AwaitWritten(1));
+}
+
 TEST_F(ConnectedChannel, RefusedStreamIsToldWhy) {
   const auto channel = ConnectTo();
   const auto recorder = std::make_shared<Recorder>();

@@ -328,13 +328,12 @@ class GrpcTransport final : public Transport {
     return std::make_unique<NoConnection>();
   }
 
-  // Where it cannot be connected at once, gRPC tries on and says why.
+  // To a unix socket each connection has a channel of its own. Where it cannot
+  // be connected at once, gRPC tries on and says why.
   absl::StatusOr<std::shared_ptr<net::Channel>> ChannelFor(
       const Purpose& purpose, const Destination& to) ABSL_LOCKS_EXCLUDED(mu_) {
-    if (purpose.opener_writes_first) {
-      auto connected = net::Channel::Connect(loop_, to.address, {to.name});
-      if (connected.ok()) return connected;
-    }
+    auto connected = net::Channel::Connect(loop_, to.address, {to.name});
+    if (connected.ok()) return connected;
     return ChannelTo(purpose, to);
   }
 

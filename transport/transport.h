@@ -106,10 +106,6 @@ struct Purpose {
   std::string method;
   // The roles that may open them, where peers prove their role.
   net::Roles roles = net::Roles::Members();
-  // Whoever opens one writes at once: then each has, to a peer at a unix
-  // socket, a connection of the system of its own, which opens with that
-  // message.
-  bool opener_writes_first = false;
 };
 
 // Thread-safety: thread-safe.

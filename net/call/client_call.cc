@@ -256,11 +256,38 @@ void ClientStream::Begin(const Metadata& metadata) {
   grpc->context.set_wait_for_ready(target_.wait_for_ready);
   AddMetadata(metadata, grpc->context);
   grpc::GenericStub stub(target_.channel);
-  // Its first message takes what opens it along: see Write and Close.
-  grpc->context.set_initial_metadata_corked(target_.is_connected);
   grpc->stream =
       stub.PrepareCall(&grpc->context, method_, target_.core->queue());
-  grpc->stream->StartCall(target_.is_connected ? nullptr : &grpc->started);
+  {
+    MutexLock lock(mu_);
+    may_begin_ = true;
+  }
+  if (!target_.is_connected) return BeginAlone();
+  // A message that is written by then takes along what opens the call.
+  target_.core->poller().Post([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->BeginAlone();
+  });
+}
+
+// True for the one caller that begins the call.
+bool ClientStream::TakeBegin() {
+  return grpc_ != nullptr && std::exchange(may_begin_, false);
+}
+
+void ClientStream::BeginAlone() {
+  std::shared_ptr<Grpc> grpc;
+  {
+    MutexLock lock(mu_);
+    if (!TakeBegin()) return;
+    grpc = grpc_;
+  }
+  grpc->stream->StartCall(&grpc->started);
+}
+
+// What opens it leaves with the operation that follows: no OnStarted comes.
+void ClientStream::BeginWithNext(Grpc& grpc) {
+  grpc.context.set_initial_metadata_corked(true);
+  grpc.stream->StartCall(nullptr);
 }
 
 void ClientStream::OnStarted(bool ok) {
@@ -332,29 +359,25 @@ void ClientStream::OnRead(bool ok) {
 
 bool ClientStream::Write(Slices message) {
   std::shared_ptr<Grpc> grpc;
-  bool starts = false;
+  bool begins = false;
   {
     MutexLock lock(mu_);
     if (grpc_ == nullptr || writing_ || half_closing_ ||
         closed_here_.has_value() || finished_)
       return false;
     writing_ = true;
-    starts = TakeStart();
+    begins = TakeBegin();
+    started_ |= begins;
     if (!started_) {
       first_ = std::move(message);
       return true;
     }
     grpc = grpc_;
   }
+  if (begins) BeginWithNext(*grpc);
   grpc->stream->Write(ToByteBuffer(message), &grpc->write);
-  if (starts) StartRead();  // no Finish before the first read has failed
+  if (begins) StartRead();  // no Finish before the first read has failed
   return true;
-}
-
-// True for the one caller that starts a call which leaves with its first
-// message.
-bool ClientStream::TakeStart() {
-  return target_.is_connected && !std::exchange(started_, true);
 }
 
 void ClientStream::OnWrite(bool ok) {
@@ -379,29 +402,30 @@ void ClientStream::OnWrite(bool ok) {
 void ClientStream::Close(absl::Status status) {
   std::shared_ptr<Grpc> grpc;
   const bool half = status.ok();
-  bool starts = false;
+  bool never_begins = false;
   {
     MutexLock lock(mu_);
     if (grpc_ == nullptr || finished_ || closed_here_.has_value() ||
         (half && half_closing_))
       return;
     grpc = grpc_;
-    starts = TakeStart();
     if (half) {
       half_closing_ = true;
       if (writing_ || !started_) return;  // OnWrite or OnStarted goes on
       half_close_sent_ = half_close_open_ = true;
     } else {
       closed_here_ = std::move(status);
+      never_begins = TakeBegin();
     }
   }
   if (half) {
     grpc->stream->WritesDone(&grpc->writes_done);
-    if (starts) StartRead();
   } else {
     grpc->context.TryCancel();
+    if (!never_begins) return;
     // Nothing else is under way that would end it.
-    if (starts) grpc->stream->Finish(&grpc->status, &grpc->finished);
+    BeginWithNext(*grpc);
+    grpc->stream->Finish(&grpc->status, &grpc->finished);
   }
 }
 

@@ -108,7 +108,9 @@ class ClientStream final : public Stream,
   void OnWrite(bool ok);
   void OnWritesDone(bool ok);
   void OnFinished(bool ok);
-  bool TakeStart() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool TakeBegin() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void BeginAlone() ABSL_LOCKS_EXCLUDED(mu_);
+  void BeginWithNext(Grpc& grpc);
   void StartRead();
   void EndIfOver() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -127,7 +129,8 @@ class ClientStream final : public Stream,
   std::shared_ptr<StreamObserver> observer_ ABSL_GUARDED_BY(mu_);
   // Written before the call had started.
   std::optional<Slices> first_ ABSL_GUARDED_BY(mu_);
-  bool started_ ABSL_GUARDED_BY(mu_) = false;
+  bool may_begin_ ABSL_GUARDED_BY(mu_) = false;  // it is there, and has not
+  bool started_ ABSL_GUARDED_BY(mu_) = false;    // and may be written to
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool half_closing_ ABSL_GUARDED_BY(mu_) = false;
   bool half_close_sent_ ABSL_GUARDED_BY(mu_) = false;

@@ -13,8 +13,7 @@ namespace weft::rpc {
 // endpoint, it must be registered before the endpoint starts.
 inline const transport::Purpose& ConnectionPurpose() {
   static const auto* const kPurpose = new transport::Purpose{
-      "rpc", "/weft.rpc.v1.Worker/Connect", net::Roles::Any(),
-      /*opener_writes_first=*/true};
+      "rpc", "/weft.rpc.v1.Worker/Connect", net::Roles::Any()};
   return *kPurpose;
 }
 
