@@ -29,10 +29,17 @@ constexpr absl::Duration kResendAfter = absl::Seconds(1);
 // The time and the leases are read once for this many partitions.
 constexpr int kPartitionsOfATime = 64;
 
+// What came with a copy is bounded: counting on from it cannot overflow.
+constexpr uint64_t kMostRounds = uint64_t{1} << 62;
+
+// SYNC: how many rounds are in the rows. ASYNC, where nobody pushes as kRounds:
+// the version that the table was restored at.
 int64_t RoundsOf(const Marks& marks) {
   const auto rounds = marks.find(kRounds);
-  return rounds == marks.end() ? 0
-                               : static_cast<int64_t>(rounds->second.through());
+  return rounds == marks.end()
+             ? 0
+             : static_cast<int64_t>(
+                   std::min(rounds->second.through(), kMostRounds));
 }
 
 }  // namespace
@@ -68,7 +75,8 @@ absl::StatusOr<std::unique_ptr<ReplicatedTable>> ReplicatedTable::Create(
   }
   const int64_t version = image == nullptr ? 0 : image->version;
   Marks marks;
-  if (table->is_sync() && version > 0) {
+  if (version > 0) {
+    // In ASYNC too: so it travels with copies, and outlives promotions.
     marks[kRounds].SkipTo(static_cast<uint64_t>(version));
   }
   table->cells_.resize(spec.partitions());
@@ -541,9 +549,7 @@ v1::TableStats ReplicatedTable::Stats() const {
     stats.set_rows(stats.rows() + cell->rows.rows());
     stats.set_memory_bytes(stats.memory_bytes() + cell->rows.memory_bytes());
     AddCounts(cell->rows.counts(), stats);
-    stats.set_version(std::max(
-        stats.version(),
-        is_sync() ? cell->rounds : static_cast<int64_t>(cell->replica.end())));
+    stats.set_version(std::max(stats.version(), cell->Version(is_sync())));
     if (layout_->is_dense() && cell->rows.rows() == 0) {
       stats.set_initialized(false);
     }
@@ -574,9 +580,7 @@ absl::StatusOr<std::unique_ptr<TableSnapshot>> ReplicatedTable::Freeze(
     if (!cell->replica.is_primary()) continue;
     if (primaries.empty()) moment.rates = cell->rates;
     primaries.push_back(cell->partition);
-    moment.version = std::max(
-        moment.version,
-        is_sync() ? cell->rounds : static_cast<int64_t>(cell->replica.end()));
+    moment.version = std::max(moment.version, cell->Version(is_sync()));
   }
   const int64_t version = moment.version;
   const auto freeze = [this, version](int p,
@@ -611,7 +615,7 @@ TableShard::Image ReplicatedTable::ImageOfAll() const {
   for (const auto& cell : cells_) {
     if (cell == nullptr) continue;
     MutexLock lock(cell->mu);
-    image.version = std::max(image.version, cell->rounds);
+    image.version = std::max(image.version, cell->Version(is_sync()));
     if (cell->rows.rows() > 0) image.rates = cell->rates;
     image.partitions.emplace_back(cell->partition, cell->rows.Image());
   }

@@ -22,6 +22,9 @@ using checkpoint::Metadata;
 using checkpoint::NamedTensors;
 using checkpoint::Safetensors;
 
+// Of a table: counting on from it cannot overflow.
+constexpr int64_t kMostVersion = int64_t{1} << 60;
+
 constexpr char kFormat[] = "weft.ps.table/1";
 constexpr char kDeltaFormat[] = "weft.ps.delta/1";
 
@@ -493,7 +496,7 @@ absl::StatusOr<LoadedTable> ReadTableMetadata(const Metadata& metadata,
   if (!absl::Base64Unescape(encoded, &decoded) ||
       !table.spec.ParseFromString(decoded) ||
       !absl::SimpleAtoi(version, &table.image.version) ||
-      table.image.version < 0) {
+      table.image.version < 0 || table.image.version > kMostVersion) {
     return Damaged(where, "its metadata cannot be read");
   }
   const auto rates = metadata.find("learning_rate");
