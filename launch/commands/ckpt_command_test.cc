@@ -494,6 +494,16 @@ TEST_F(CkptServe, ADamagedFileIsRefusedAtTheStart) {
             kConfig);
 }
 
+TEST_F(CkptServe, ATableInAFileAndInTheFollowedDirectoryIsRefusedWithBoth) {
+  Export(1);
+  const Ended ended =
+      Ckpt({"serve", file_, "--follow=" + saved_, "--listen=" + address_});
+  EXPECT_EQ(ended.code, kUsage);
+  EXPECT_THAT(ended.output, HasSubstr("table 'words' is in " + file_ +
+                                      " and in " + saved_));
+  EXPECT_THAT(ended.output, HasSubstr("wanted it from one place"));
+}
+
 // With a certificate of role client, which a server of tables would refuse.
 TEST_F(CkptServe, OverTcpAClientShowsItsCertificate) {
   Export(1);

@@ -132,6 +132,9 @@ absl::StatusOr<int> CkptServeCommand(int argc, char** argv) {
   WEFT_ASSIGN_OR_RETURN(const Sources sources, ReadFlags(argc, argv, options));
   auto opened = ps::ServedExports::Open(sources.files, sources.followed);
   if (!opened.ok()) {
+    if (absl::IsAlreadyExists(opened.status())) {  // a table in two places
+      return worker::WithExitCode(opened.status(), worker::ExitCode::kUsage);
+    }
     // Nothing is there, or a file in place of a directory; else it is damaged.
     const bool is_elsewhere = absl::IsNotFound(opened.status()) ||
                               absl::IsFailedPrecondition(opened.status());

@@ -31,10 +31,16 @@ absl::StatusOr<std::unique_ptr<ServedExports>> ServedExports::Open(
 
 absl::Status ServedExports::AddNew(const std::string& where, Table table) {
   const std::string name = table->name();
+  const auto [place, is_new] = places_.emplace(name, where);
+  if (!is_new) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        "table '", name, "' is in ", place->second, " and in ", where,
+        ": wanted it from one place; leave out one of the two, or name the "
+        "tables that are to be followed"));
+  }
   MutexLock lock(mu_);
-  if (tables_.emplace(name, std::move(table)).second) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(where, ": table '", name, "' is in an earlier file too"));
+  tables_.emplace(name, std::move(table));
+  return absl::OkStatus();
 }
 
 absl::Status ServedExports::Follow(const Followed& followed) {

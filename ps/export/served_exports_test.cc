@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/ps/export/export_table.h"
@@ -103,7 +104,8 @@ TEST_F(Served, TableThatIsNotThereNamesThoseThatAre) {
   EXPECT_THAT(served->Find("none"),
               StatusIs(absl::StatusCode::kNotFound, "there are words"));
   EXPECT_THAT(ServedExports::Open({path_, path_}),
-              StatusIs(absl::StatusCode::kInvalidArgument, "in an earlier"));
+              StatusIs(absl::StatusCode::kAlreadyExists,
+                       absl::StrCat("'words' is in ", path_, " and in ", path_)));
 }
 
 TEST_F(Served, EachAnswerIsOfOneFileWhileFilesAreReplaced) {

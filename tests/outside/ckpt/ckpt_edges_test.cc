@@ -429,11 +429,11 @@ TEST_F(Ckpt, LinkThatIsMovedIsAnotherFile) {
   fs::rename(dir_.Path("one"), link);
   EXPECT_THAT((*served)->Poll(), SizeIs(1));
   EXPECT_EQ((*(*served)->Find("words"))->version(), 1);
-  // "kInvalidArgument if a table is in two": also in one file given twice.
+  // "kAlreadyExists if a table is in two": also in one file given twice.
   EXPECT_THAT(ServedExports::Open({link, dir_.Path("two")}).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument, "words"));
+              StatusIs(absl::StatusCode::kAlreadyExists, "words"));
   EXPECT_THAT(ServedExports::Open({link, link}).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument, "words"));
+              StatusIs(absl::StatusCode::kAlreadyExists, "words"));
 }
 
 // export_service.h: "kInvalidArgument  keys of another dtype or shape"; no keys

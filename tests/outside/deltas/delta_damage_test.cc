@@ -394,9 +394,9 @@ TEST_F(BrokenChains, CheckpointOfOtherTablesIsToldOnceAndTheOldOneStays) {
   // A table in two places is refused, also a directory that is named twice.
   EXPECT_THAT(
       ServedExports::Open({}, {{path, {"words"}}, {path, {"words"}}}).status(),
-      StatusIs(absl::StatusCode::kInvalidArgument, "words"));
+      StatusIs(absl::StatusCode::kAlreadyExists, "words"));
   EXPECT_THAT(ServedExports::Open({}, {{path, {"words", "words"}}}).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument, "words"));
+              StatusIs(absl::StatusCode::kAlreadyExists, "words"));
   EXPECT_THAT(ServedExports::Open({}, {{path, {"none"}}}).status(),
               StatusIs(absl::StatusCode::kNotFound, "words"));
   EXPECT_THAT(ServedExports::Open({}, {{dir_.Path("nowhere"), {}}}).status(),
