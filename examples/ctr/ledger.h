@@ -7,7 +7,9 @@
 //   count i             v in each column
 //
 // Keys are spread over all partitions, and so over all servers. All values are
-// whole numbers below 2^24, which f32 has exactly.
+// whole numbers below 2^24, which f32 has exactly. In some tens of rounds most
+// rows stay as they are: so a checkpoint of what has changed since one of then
+// has the rows that came, and the keys of those that went.
 
 #ifndef WEFT_EXAMPLES_CTR_LEDGER_H_
 #define WEFT_EXAMPLES_CTR_LEDGER_H_
@@ -21,8 +23,8 @@ namespace example::ledger {
 
 inline constexpr char kTable[] = "ledger";
 inline constexpr int64_t kDim = 4;
-inline constexpr int64_t kRows = 64;
-inline constexpr int64_t kIdle = 16;
+inline constexpr int64_t kRows = 16;
+inline constexpr int64_t kIdle = 128;
 
 inline int64_t KeyOfRound(int64_t round, int64_t i) {
   return round * kRows + i;

@@ -2,9 +2,10 @@
 // and without being a worker, and checks each answer against the ledger's rule
 // (ledger.h): wholly of one version, no row torn, none that had been evicted.
 //
-//   weft ckpt serve ledger.safetensors embedding0.safetensors
-//     --listen=unix:/tmp/exports.sock
+//   weft ckpt serve --follow=saved --tables=ledger,embedding0
+//     embedding1.safetensors --listen=unix:/tmp/exports.sock
 //   reader unix:/tmp/exports.sock --until=250
+//     --embeddings=embedding0,embedding1
 // Prints what it has found as one JSON object; exit code 1 if an answer is
 // wrong.
 
@@ -16,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "examples/ctr/dlrm.h"
 #include "examples/ctr/ledger.h"
 #include "nlohmann/json.hpp"
@@ -28,8 +31,9 @@ using weft::Tensor;
 namespace ledger = example::ledger;
 namespace ps = weft::ps;
 
-// Rounds that are asked for, around the newest that is known.
-constexpr int64_t kBack = 3 * ledger::kIdle;
+// Rounds of which each row is asked for, around the newest that is known; of
+// those before one row is.
+constexpr int64_t kBack = 2 * ledger::kIdle;
 constexpr int64_t kAhead = 64;
 
 class Reader {
@@ -44,8 +48,8 @@ class Reader {
     for (int64_t i = 0; i < ledger::kRows; ++i) {
       rounds.push_back(-1);
       keys.push_back(ledger::KeyOfCount(i));
-      for (int64_t round = std::max<int64_t>(0, newest_ - kBack);
-           round < newest_ + kAhead; ++round) {
+      for (int64_t round = 0; round < newest_ + kAhead; ++round) {
+        if (round < newest_ - kBack && i != round % ledger::kRows) continue;
         rounds.push_back(round);
         keys.push_back(ledger::KeyOfRound(round, i));
       }
@@ -133,12 +137,12 @@ class Reader {
 
 absl::Status Run(int argc, char** argv) {
   int64_t until = 1;
-  std::string embedding = "embedding0";
+  std::string embeddings = "embedding0";
   absl::Duration timeout = absl::Minutes(5);
   weft::worker::Flags flags("reader", "Checks exported tables.");
   flags.AllowPositional("ADDRESS", /*anywhere=*/true);
   flags.Add("until", &until, "reads until the ledger is of this version");
-  flags.Add("embedding", &embedding, "the other table that is read");
+  flags.Add("embeddings", &embeddings, "the other tables that are read: A,B");
   flags.Add("timeout", &timeout, "after which it ends with an error");
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
   if (flags.positional().size() != 1) {
@@ -159,7 +163,9 @@ absl::Status Run(int argc, char** argv) {
           absl::FormatDuration(timeout), ", found ", reader.newest()));
     }
     WEFT_RETURN_IF_ERROR(reader.ReadLedger());
-    WEFT_RETURN_IF_ERROR(reader.ReadEmbedding(embedding));
+    for (const absl::string_view table : absl::StrSplit(embeddings, ',')) {
+      WEFT_RETURN_IF_ERROR(reader.ReadEmbedding(std::string(table)));
+    }
     absl::SleepFor(absl::Milliseconds(50));
   } while (reader.wrong() == 0 && reader.newest() < until);
   reader.Print();

@@ -1,13 +1,15 @@
 // recommender: DLRM on click data. Its 26 embeddings are sparse tables, its two
-// MLPs a dense one (served_model.h); a round is a batch of 1,024 rows, shared
-// among the trainers. Servers may be killed while it trains, and it is saved
-// meanwhile: run.sh shows both, and reader.cc reads what was saved.
+// MLPs a dense one, or each trainer has them (--dense=ddp; served_model.h); a
+// round is a batch of 1,024 rows, shared among the trainers. Servers may be
+// killed while it trains, and it is saved meanwhile: run.sh shows both, and
+// reader.cc reads what was saved.
 //
 //   weft run --replicas=2 --role ps=2:'parameter_server --checkpoint-dir=saved'
 //     --role trainer=2:'recommender --checkpoint-dir=saved'
 
 #include <algorithm>
 #include <cstdio>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -25,6 +27,7 @@ using example::Clicks;
 using example::Dlrm;
 using example::ServedModel;
 using example::TableCheckpoints;
+using weft::Tensor;
 using weft::input::Example;
 using weft::train::Options;
 using weft::train::Result;
@@ -35,6 +38,7 @@ constexpr int64_t kBatch = 1024;
 struct Settings {
   example::ClickOptions clicks;
   int tables = Dlrm::kFields;
+  std::string dense = "server";  // who has the MLPs: "server" or "ddp"
 };
 
 ps::ClientOptions ClientOf(weft::worker::Worker& worker) {
@@ -76,64 +80,132 @@ class Pace {
   int64_t rows_ = 0, total_ = 0;
 };
 
-absl::StatusOr<Result> Train(weft::train::Job& job, const Settings& settings) {
-  weft::worker::Worker& worker = job.worker();
-  const int rank = worker.options().rank;
-  const int trainers = worker.options().trainers;
-  WEFT_ASSIGN_OR_RETURN(const Clicks clicks, Clicks::Open(settings.clicks));
-  ps::Client client(ClientOf(worker));
-  std::optional<TableCheckpoints> checkpoints;
-  if (rank == 0 && !job.options().checkpoint_dir.empty()) {
-    WEFT_ASSIGN_OR_RETURN(
-        checkpoints,
-        TableCheckpoints::Open(job.options().checkpoint_dir, job.options().keep,
-                               job.options().settings.fixed, client));
+// What one trainer has of a job.
+class Training {
+ public:
+  Training(weft::train::Job& job, const Settings& settings)
+      : job_(job),
+        settings_(settings),
+        rank_(job.worker().options().rank),
+        trainers_(job.worker().options().trainers),
+        client_(ClientOf(job.worker())) {}
+
+  absl::StatusOr<Result> Run() {
+    WEFT_ASSIGN_OR_RETURN(clicks_, Clicks::Open(settings_.clicks));
+    WEFT_RETURN_IF_ERROR(Open());
+    // Batches of one pass over the rows; the last may be smaller.
+    const int64_t batches = (clicks_.rows + kBatch - 1) / kBatch;
+    const int64_t rounds = batches * job_.options().epochs;
+    Result result;
+    WEFT_RETURN_IF_ERROR(Learn(batches, rounds, result));
+    result.samples_per_s = pace_.total();
+    // What was learned since the last snapshot, --resume learns again.
+    if (rank_ != 0 || result.was_stopped) return result;
+    WEFT_ASSIGN_OR_RETURN(result.score, model_->TestAuc(clicks_));
+    if (checkpoints_.has_value()) {
+      WEFT_ASSIGN_OR_RETURN(result.checkpoint,
+                            checkpoints_->Save(rounds, model_->OwnState()));
+    }
+    return result;
   }
-  {
+
+ private:
+  bool is_averaged() const { return settings_.dense == "ddp"; }
+
+  absl::Status Open() {
+    const weft::train::Options& options = job_.options();
+    if (rank_ == 0 && !options.checkpoint_dir.empty()) {
+      WEFT_ASSIGN_OR_RETURN(
+          checkpoints_,
+          TableCheckpoints::Open(options.checkpoint_dir, options.keep,
+                                 options.full_snapshot_every,
+                                 options.settings.fixed, client_));
+    }
     // Nobody opens a table before it is restored.
-    WEFT_ASSIGN_OR_RETURN(const auto group, job.JoinGroup());
-    if (checkpoints.has_value() && job.options().resume) {
-      WEFT_RETURN_IF_ERROR(checkpoints->Restore());
+    WEFT_ASSIGN_OR_RETURN(group_, job_.JoinGroup());
+    std::string resumed;
+    if (checkpoints_.has_value() && options.resume) {
+      WEFT_ASSIGN_OR_RETURN(resumed, checkpoints_->Restore());
     }
-    WEFT_RETURN_IF_ERROR(group->Barrier());
+    WEFT_ASSIGN_OR_RETURN(resumed, group_->BroadcastBytes(resumed, 0));
+    if (!is_averaged()) group_.reset();
+    ServedModel::Options served;
+    served.tables = settings_.tables;
+    served.rank = rank_;
+    served.trainers = trainers_;
+    served.batch = kBatch;
+    served.seed = job_.worker().options().seed;
+    served.group = group_.get();
+    served.asked_to_stop = [this] { return job_.options().IsAskedToStop(); };
+    WEFT_ASSIGN_OR_RETURN(model_, ServedModel::Open(client_, served));
+    if (resumed.empty() || !is_averaged()) return absl::OkStatus();
+    WEFT_ASSIGN_OR_RETURN(
+        const auto own,
+        TableCheckpoints::ReadOwnState(options.checkpoint_dir, resumed));
+    return model_->LoadOwnState(own);
   }
-  ServedModel::Options served;
-  served.tables = settings.tables;
-  served.rank = rank;
-  served.trainers = trainers;
-  served.batch = kBatch;
-  served.seed = worker.options().seed;
-  served.asked_to_stop = [&job] { return job.options().IsAskedToStop(); };
-  WEFT_ASSIGN_OR_RETURN(const auto model, ServedModel::Open(client, served));
-  // Batches of one pass over the rows; the last may be smaller.
-  const int64_t batches = (clicks.rows + kBatch - 1) / kBatch;
-  const int64_t rounds = batches * job.options().epochs;
-  Result result;
-  Pace pace;
-  while (model->round() < rounds && !result.was_stopped) {
-    if (checkpoints.has_value()) {
-      checkpoints->SnapshotIfDue(model->round(), job.options().snapshot_every);
+
+  // Trainer r of n takes the r-th part of each batch.
+  absl::StatusOr<Example> PartOf(int64_t round, int64_t batches) const {
+    const int64_t begin = round % batches * kBatch;
+    const int64_t size = std::min(kBatch, clicks_.rows - begin);
+    return clicks_.Batch(begin + size * rank_ / trainers_,
+                         begin + size * (rank_ + 1) / trainers_);
+  }
+
+  // Whether a trainer was asked to stop. Those that meet in each step end with
+  // the same one.
+  absl::StatusOr<bool> IsToStop() {
+    const bool asked = job_.options().IsAskedToStop();
+    if (group_ == nullptr) return asked;
+    const Tensor all = Tensor::Full({1}, asked ? 1 : 0);
+    WEFT_RETURN_IF_ERROR(group_->AllReduce(all));
+    return all.data<float>()[0] > 0;
+  }
+
+  absl::Status Learn(int64_t batches, int64_t rounds, Result& result) {
+    Example next;
+    if (model_->round() < rounds) {
+      WEFT_ASSIGN_OR_RETURN(next, PartOf(model_->round(), batches));
     }
-    const int64_t begin = model->round() % batches * kBatch;
-    const int64_t size = std::min(kBatch, clicks.rows - begin);
-    // Trainer r of n takes the r-th part of each batch.
-    WEFT_ASSIGN_OR_RETURN(const Example batch,
-                          clicks.Batch(begin + size * rank / trainers,
-                                       begin + size * (rank + 1) / trainers));
-    const absl::Status stepped = model->Step(batch);
-    result.was_stopped = job.options().IsAskedToStop();
-    if (!result.was_stopped) WEFT_RETURN_IF_ERROR(stepped);
-    if (rank == 0) pace.Show(model->round(), size);
+    while (model_->round() < rounds) {
+      WEFT_ASSIGN_OR_RETURN(result.was_stopped, IsToStop());
+      if (result.was_stopped) return absl::OkStatus();
+      const int64_t round = model_->round();
+      if (checkpoints_.has_value()) {
+        checkpoints_->SnapshotIfDue(round, job_.options().snapshot_every,
+                                    [this] { return model_->OwnState(); });
+      }
+      const Example batch = std::move(next);
+      const bool has_next = round + 1 < rounds;
+      if (has_next) {
+        WEFT_ASSIGN_OR_RETURN(next, PartOf(round + 1, batches));
+      }
+      const absl::Status stepped =
+          model_->Step(batch, has_next ? &next : nullptr);
+      if (group_ == nullptr && job_.options().IsAskedToStop()) {
+        result.was_stopped = true;
+        return absl::OkStatus();
+      }
+      WEFT_RETURN_IF_ERROR(stepped);
+      const int64_t rows =
+          std::min(kBatch, clicks_.rows - round % batches * kBatch);
+      if (rank_ == 0) pace_.Show(model_->round(), rows);
+    }
+    return absl::OkStatus();
   }
-  result.samples_per_s = pace.total();
-  // What was learned since the last snapshot, --resume learns again.
-  if (rank != 0 || result.was_stopped) return result;
-  WEFT_ASSIGN_OR_RETURN(result.score, model->TestAuc(clicks));
-  if (checkpoints.has_value()) {
-    WEFT_ASSIGN_OR_RETURN(result.checkpoint, checkpoints->Save(rounds));
-  }
-  return result;
-}
+
+  weft::train::Job& job_;
+  const Settings& settings_;
+  const int rank_;
+  const int trainers_;
+  Clicks clicks_;
+  ps::Client client_;
+  std::optional<TableCheckpoints> checkpoints_;
+  std::unique_ptr<weft::collectives::ProcessGroup> group_;
+  std::unique_ptr<ServedModel> model_;
+  Pace pace_;
+};
 
 absl::Status Print(const Result& result) {
   if (!result.score.has_value()) return absl::OkStatus();
@@ -155,6 +227,9 @@ absl::Status Run(int argc, char** argv) {
   settings.clicks.AddTo(flags);
   flags.Add("tables", &settings.tables,
             "embedding tables among which the 26 fields are shared");
+  flags.Add("dense", &settings.dense,
+            "who has the MLPs: server, or ddp, the trainers, who average "
+            "their gradients");
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
   WEFT_RETURN_IF_ERROR(worker.Resolve());
   WEFT_RETURN_IF_ERROR(training.Resolve(worker));
@@ -165,8 +240,15 @@ absl::Status Run(int argc, char** argv) {
             absl::StrCat("--tables=", settings.tables, ": wanted 1 to 26")),
         weft::worker::ExitCode::kUsage);
   }
+  if (settings.dense != "server" && settings.dense != "ddp") {
+    return weft::worker::WithExitCode(
+        absl::InvalidArgumentError(absl::StrCat(
+            "--dense=", settings.dense, ": wanted server or ddp")),
+        weft::worker::ExitCode::kUsage);
+  }
   training.settings.fixed = {
       {"--tables", absl::StrCat(settings.tables)},
+      {"--dense", settings.dense},
       {"--factors", absl::StrCat(settings.clicks.has_factors)}};
   training.settings.common = {
       {"--rows", absl::StrCat(settings.clicks.rows)},
@@ -174,7 +256,8 @@ absl::Status Run(int argc, char** argv) {
       {"--skip-bad-lines", absl::StrCat(settings.clicks.skip_bad_lines)}};
   return weft::train::Run(
       worker, training,
-      [&](weft::train::Job& job) { return Train(job, settings); }, Print);
+      [&](weft::train::Job& job) { return Training(job, settings).Run(); },
+      Print);
 }
 
 }  // namespace

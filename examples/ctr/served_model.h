@@ -1,6 +1,7 @@
-// ServedModel: a Dlrm that servers have: its embeddings are rows of sparse
-// tables, its MLPs a dense one, and beside them is the ledger. A round adds up
-// the gradients of all trainers.
+// ServedModel: a Dlrm whose embeddings are rows of sparse tables on servers;
+// beside them is the ledger. Its MLPs are a dense table there, or each trainer
+// has them and DDP averages their gradients. A round adds up the gradients of
+// all trainers.
 
 #ifndef WEFT_EXAMPLES_CTR_SERVED_MODEL_H_
 #define WEFT_EXAMPLES_CTR_SERVED_MODEL_H_
@@ -9,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +31,9 @@ class ServedModel {
     int trainers = 1;
     int64_t batch = 1024;  // rows of a round
     uint64_t seed = 1;     // of the MLPs' first values
+    // All trainers, which then have the MLPs themselves; null: servers do. It
+    // must outlive the model.
+    weft::collectives::ProcessGroup* group = nullptr;
     // Asked while a round is awaited, which may take as long as a server takes
     // to come back: once true, Step ends with kCancelled.
     std::function<bool()> asked_to_stop;
@@ -42,47 +47,64 @@ class ServedModel {
       WEFT_ASSIGN_OR_RETURN(model->embeddings_.emplace_back(),
                             client.Sparse(model->EmbeddingSpec(t)));
     }
-    WEFT_ASSIGN_OR_RETURN(model->mlp_, client.Dense(model->MlpSpec()));
     WEFT_ASSIGN_OR_RETURN(model->ledger_,
                           client.Sparse(ledger::Spec(options.trainers)));
-    // Each trainer proposes the same.
-    WEFT_RETURN_IF_ERROR(
-        model->mlp_->Initialize(model->parameters_.Values()).Wait(kTimeout));
-    WEFT_ASSIGN_OR_RETURN(weft::Tensor values,
-                          model->mlp_->Pull().Wait(kTimeout));
-    WEFT_RETURN_IF_ERROR(model->parameters_.AdoptValues(std::move(values)));
+    weft::ps::LookupsOptions lookups;
+    lookups.timeout = kTimeout;
+    for (const auto& table : model->embeddings_) {
+      lookups.tables.push_back(table.get());
+    }
+    lookups.tables.push_back(model->ledger_.get());
+    model->lookups_.emplace(std::move(lookups));
+    WEFT_RETURN_IF_ERROR(options.group == nullptr ? model->OpenServed(client)
+                                                  : model->OpenAveraged());
     return model;
   }
 
   // The round that the next step belongs to.
-  int64_t round() const { return mlp_->round(); }
+  int64_t round() const { return ledger_->round(); }
 
-  // Gives this trainer's part of a round: rows {keys, dense, label}. Once it
-  // returns, the round is closed, of all tables: the MLPs' part goes last, when
-  // the servers have this trainer's others, and is answered once they have that
-  // of each trainer.
-  absl::Status Step(const weft::input::Example& rows) {
-    WEFT_ASSIGN_OR_RETURN(const Pulled pulled, Pull(rows));
-    const weft::Variable loss = BceWithLogits(Logits(rows, pulled.weights),
-                                              rows[2], weft::Reduction::kSum);
-    // Added up over all trainers, this is the gradient of the mean.
-    (loss / static_cast<double>(options_.batch)).Backward();
-    std::vector<weft::ps::PushOf> pushes;
-    for (int t = 0; t < options_.tables; ++t) {
-      pushes.push_back(
-          {embeddings_[t].get(), pulled.keys[t], pulled.weights[t].grad()});
-    }
+  // Gives this trainer's part of a round: rows {keys, dense, label}. `next`:
+  // those of the step after this one, so that their embeddings come behind this
+  // round; null: there is none. Once it returns, the round is closed, of all
+  // tables, if the MLPs are a table: their part goes last, when the servers
+  // have this trainer's others, and is answered once they have that of each
+  // trainer.
+  absl::Status Step(const weft::input::Example& rows,
+                    const weft::input::Example* next) {
+    std::vector<weft::ps::LookUp> look_ups = LookUpsOf(rows);
     const ledger::Part entries =
         ledger::PartOf(round(), options_.rank, options_.trainers);
-    pushes.push_back({ledger_.get(), entries.keys, entries.gradients});
-    WEFT_RETURN_IF_ERROR(Await(weft::ps::PushMany(std::move(pushes))));
+    look_ups.push_back({ledger_.get(), entries.keys});
+    WEFT_ASSIGN_OR_RETURN(std::vector<weft::Variable> looked_up,
+                          lookups_->Embeddings(look_ups));
+    // The gradient of the ledger's rows is to be what it enters.
+    const weft::Variable entered =
+        weft::Sum(looked_up.back() * weft::Variable(entries.gradients));
+    looked_up.pop_back();
+    const weft::Variable sum = BceWithLogits(Logits(rows, looked_up), rows[2],
+                                             weft::Reduction::kSum);
+    // Added up over all trainers, this is the gradient of the mean; DDP, and
+    // then the embeddings, have the mean over the trainers.
+    const int divided = hybrid_.has_value() ? options_.trainers : 1;
+    const weft::Variable loss =
+        sum * (static_cast<double>(divided) /
+               static_cast<double>(options_.batch)) +
+        entered;
+    if (next != nullptr) {
+      WEFT_RETURN_IF_ERROR(lookups_->Prefetch(LookUpsOf(*next)));
+    }
+    if (hybrid_.has_value()) return hybrid_->Step(loss);
+    loss.Backward();
+    WEFT_RETURN_IF_ERROR(Await(lookups_->CommitAsync()));
     WEFT_ASSIGN_OR_RETURN(weft::Tensor values,
-                          Await(mlp_->PushPull(parameters_.TakeGradient())));
-    return parameters_.AdoptValues(std::move(values));
+                          Await(mlp_->PushPull(parameters_->TakeGradient())));
+    return parameters_->AdoptValues(std::move(values));
   }
 
   // On the test rows, `batch` * 4 of them at a time.
   absl::StatusOr<double> TestAuc(const Clicks& clicks) {
+    const weft::NoGradScope no_grad;
     std::vector<double> scores;
     std::vector<float> labels;
     const int64_t most = 4 * options_.batch;
@@ -91,27 +113,70 @@ class ServedModel {
       WEFT_ASSIGN_OR_RETURN(
           const weft::input::Example rows,
           clicks.Batch(clicks.first_test + begin, clicks.first_test + end));
-      WEFT_ASSIGN_OR_RETURN(const Pulled pulled, Pull(rows));
-      const weft::Variable logits = Logits(rows, pulled.weights);
+      WEFT_ASSIGN_OR_RETURN(const std::vector<weft::Variable> looked_up,
+                            lookups_->Embeddings(LookUpsOf(rows)));
+      const weft::Variable logits = Logits(rows, looked_up);
       for (float x : logits.value().ToVector<float>()) scores.push_back(x);
       for (float y : rows[2].ToVector<float>()) labels.push_back(y);
     }
     return weft::input::Auc(scores, labels);
   }
 
+  // What this trainer has beside the tables, for a checkpoint: MLPs and
+  // optimizer, or nothing.
+  weft::checkpoint::NamedTensors OwnState() const {
+    weft::checkpoint::NamedTensors state;
+    if (optimizer_ == nullptr) return state;
+    for (const auto& [name, value] : net_.StateDict()) {
+      state[absl::StrCat(kModel, name)] = value;
+    }
+    for (const auto& [name, value] : optimizer_->StateDict()) {
+      state[absl::StrCat(kOptimizer, name)] = value;
+    }
+    return state;
+  }
+  absl::Status LoadOwnState(const weft::checkpoint::NamedTensors& state) {
+    weft::nn::StateDict model, optimizer;
+    for (const auto& [name, value] : state) {
+      const size_t slash = name.find('/');
+      if (slash == std::string::npos) continue;
+      const std::string rest = name.substr(slash + 1);
+      (name.substr(0, slash + 1) == kModel ? model : optimizer)[rest] = value;
+    }
+    WEFT_RETURN_IF_ERROR(net_.LoadStateDict(model));
+    return optimizer_->LoadStateDict(optimizer);
+  }
+
  private:
   static constexpr absl::Duration kTimeout = absl::Minutes(2);
-
-  struct Pulled {
-    std::vector<weft::Tensor> keys;       // i64 [n * fields], by table
-    std::vector<weft::Variable> weights;  // their rows [n * fields, kDim]
-  };
+  static constexpr double kLearningRate = 2e-3;  // of the MLPs
+  static constexpr char kModel[] = "model/";
+  static constexpr char kOptimizer[] = "optimizer/";
 
   explicit ServedModel(const Options& options)
-      : options_(options),
-        random_(options.seed),
-        net_(random_),
-        parameters_(net_) {}
+      : options_(options), random_(options.seed), net_(random_) {}
+
+  absl::Status OpenServed(weft::ps::Client& client) {
+    parameters_.emplace(net_);
+    WEFT_ASSIGN_OR_RETURN(mlp_, client.Dense(MlpSpec()));
+    // Each trainer proposes the same.
+    WEFT_RETURN_IF_ERROR(
+        mlp_->Initialize(parameters_->Values()).Wait(kTimeout));
+    WEFT_ASSIGN_OR_RETURN(weft::Tensor values, mlp_->Pull().Wait(kTimeout));
+    return parameters_->AdoptValues(std::move(values));
+  }
+  absl::Status OpenAveraged() {
+    WEFT_ASSIGN_OR_RETURN(
+        ddp_, weft::ddp::DistributedDataParallel::Create(net_, *options_.group));
+    WEFT_ASSIGN_OR_RETURN(
+        optimizer_,
+        weft::optimizer::Optimizer::Create(
+            {{weft::optimizer::AdamOptions{kLearningRate},
+              net_.NamedParameters()}}));
+    hybrid_.emplace(weft::ps::HybridParts{ddp_.get(), options_.group,
+                                          optimizer_.get(), &*lookups_});
+    return absl::OkStatus();
+  }
 
   weft::ps::v1::TableSpec Spec(const std::string& name) const {
     using weft::ps::v1::TableSpec;
@@ -119,7 +184,8 @@ class ServedModel {
     spec.set_name(name);
     spec.set_mode(TableSpec::SYNC);
     spec.set_shards(options_.trainers);
-    spec.set_reduction(TableSpec::SUM);
+    spec.set_reduction(options_.group == nullptr ? TableSpec::SUM
+                                                 : TableSpec::MEAN);
     spec.set_orphans(TableSpec::WAIT);
     return spec;
   }
@@ -143,38 +209,26 @@ class ServedModel {
   weft::ps::v1::TableSpec MlpSpec() const {
     weft::ps::v1::TableSpec spec = Spec("mlp");
     spec.set_kind(weft::ps::v1::TableSpec::DENSE);
-    spec.set_elements(parameters_.elements());
-    spec.mutable_rule()->mutable_adam()->set_lr(2e-3);
+    spec.set_elements(parameters_->elements());
+    spec.mutable_rule()->mutable_adam()->set_lr(kLearningRate);
     return spec;
   }
 
-  // The embeddings of a batch, in one message to each server.
-  absl::StatusOr<Pulled> Pull(const weft::input::Example& rows) {
-    Pulled pulled;
-    std::vector<weft::ps::PullOf> pulls;
+  // The embeddings of a batch, by table [n, fields of it, kDim].
+  std::vector<weft::ps::LookUp> LookUpsOf(
+      const weft::input::Example& rows) const {
+    std::vector<weft::ps::LookUp> look_ups;
     for (int t = 0; t < options_.tables; ++t) {
-      const weft::Tensor keys =
-          rows[0].Slice(1, FirstField(t), FirstField(t + 1));
-      pulled.keys.push_back(keys.Contiguous().Reshape({-1}));
-      pulls.push_back({embeddings_[t].get(), pulled.keys.back()});
+      look_ups.push_back(
+          {embeddings_[t].get(),
+           rows[0].Slice(1, FirstField(t), FirstField(t + 1)).Contiguous()});
     }
-    WEFT_ASSIGN_OR_RETURN(const std::vector<weft::Tensor> values,
-                          Await(weft::ps::PullMany(std::move(pulls))));
-    for (const weft::Tensor& weights : values) {
-      pulled.weights.emplace_back(weights, /*requires_grad=*/true);
-    }
-    return pulled;
+    return look_ups;
   }
 
   weft::Variable Logits(const weft::input::Example& rows,
-                        const std::vector<weft::Variable>& weights) {
-    const int64_t n = rows[1].size(0);
-    std::vector<weft::Variable> by_field;
-    for (int t = 0; t < options_.tables; ++t) {
-      by_field.push_back(Reshape(
-          weights[t], {n, FirstField(t + 1) - FirstField(t), Dlrm::kDim}));
-    }
-    return net_.Forward(rows[1], weft::Concat(by_field, 1));
+                        const std::vector<weft::Variable>& embeddings) {
+    return net_.Forward(rows[1], weft::Concat(embeddings, 1));
   }
 
   // Table t has the fields [FirstField(t), FirstField(t + 1)), whose keys name
@@ -198,10 +252,16 @@ class ServedModel {
   const Options options_;
   weft::Generator random_;
   Dlrm net_;
-  weft::ps::FlatParameters parameters_;  // of net_
   std::vector<std::unique_ptr<weft::ps::SparseTable>> embeddings_;
-  std::unique_ptr<weft::ps::DenseTable> mlp_;
   std::unique_ptr<weft::ps::SparseTable> ledger_;
+  std::optional<weft::ps::Lookups> lookups_;
+  // With the MLPs on servers.
+  std::optional<weft::ps::FlatParameters> parameters_;  // of net_
+  std::unique_ptr<weft::ps::DenseTable> mlp_;
+  // With a group.
+  std::unique_ptr<weft::ddp::DistributedDataParallel> ddp_;
+  std::unique_ptr<weft::optimizer::Optimizer> optimizer_;
+  std::optional<weft::ps::HybridStep> hybrid_;
 };
 
 }  // namespace example

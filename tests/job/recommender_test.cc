@@ -33,6 +33,7 @@ namespace {
 using ::testing::ContainsRegex;
 
 constexpr int64_t kBatch = 1024;
+constexpr int64_t kIdle = 128;  // as examples/ctr/ledger.h
 
 std::string Example(const std::string& name) {
   return RunfilePath("examples/ctr/" + name);
@@ -73,10 +74,22 @@ class Recommender : public ::testing::Test {
   }
 
   void Export(const std::string& saved, const std::string& checkpoint) {
-    for (const char* table : {"ledger", "embedding0"}) {
-      Ckpt({"export", saved, checkpoint, absl::StrCat("--table=", table),
-            "--out=" + dir_.Path(absl::StrCat(table, ".safetensors"))});
+    Ckpt({"export", saved, checkpoint, "--table=embedding1",
+          "--out=" + export_});
+  }
+
+  // Whether a checkpoint has of the ledger only the rows that had changed, and
+  // the keys of some that had gone.
+  bool HasDeltaWithEvictedRows(const std::string& saved) {
+    const std::string list = Ckpt({"list", "--json", saved});
+    for (const auto& one : nlohmann::json::parse(list).at("checkpoints")) {
+      for (const auto& table : one.at("tables")) {
+        if (table.at("name") == "ledger" && table.value("removed_rows", 0) > 0) {
+          return true;
+        }
+      }
     }
+    return false;
   }
 
   // The bytes of all tables of the newest checkpoint: rows, slots, life.
@@ -89,7 +102,7 @@ class Recommender : public ::testing::Test {
              merged + "/" + NewestName(merged))) {
       if (file.path().extension() == ".safetensors") files.insert(file.path());
     }
-    EXPECT_EQ(files.size(), 4u);  // 2 embeddings, mlp, ledger
+    EXPECT_EQ(files.size(), 4u);  // 2 embeddings, the MLPs, ledger
     for (const auto& path : files) state += ReadBytes(path);
     return state;
   }
@@ -112,22 +125,25 @@ class Recommender : public ::testing::Test {
   const std::string kJob = "recommender";
   const TempDir dir_;
   const std::string coordinator_ = "unix:" + dir_.Path("socket");
+  const std::string export_ = dir_.Path("embedding1.safetensors");
 };
 
 TEST_F(Recommender, KillsSnapshotsAndAResumeLeaveTheBitsOfAnUndisturbedRun) {
   const std::string saved = dir_.Path("saved");
-  auto run = Train(saved, {Rows(1000000), "--snapshot-every=1s"});
+  auto run = Train(saved, {Rows(1000000), "--snapshot-every=1s",
+                           "--full-snapshot-every=8"});
   ASSERT_TRUE(Becomes([&] { return !Checkpoints(saved).empty(); }))
       << run->output();
   Export(saved, "latest");
   const std::string exports = "unix:" + dir_.Path("exports");
   const auto server = StartProcess(
-      {Program("weft"), "ckpt", "serve", dir_.Path("ledger.safetensors"),
-       dir_.Path("embedding0.safetensors"), "--listen=" + exports});
+      {Program("weft"), "ckpt", "serve", "--follow=" + saved,
+       "--tables=ledger,embedding0", export_, "--listen=" + exports});
   ASSERT_THAT(server->WaitForOutput("serving at ", kLong), IsOk());
   // Reads all the time; ends with what it finds wrong, or once the test ends.
   const auto reader = StartProcess(
-      {Example("reader"), exports, "--until=1000000", "--timeout=10m"});
+      {Example("reader"), exports, "--until=1000000", "--timeout=10m",
+       "--embeddings=embedding0,embedding1"});
   for (int victim : {0, 1, 0}) {
     ASSERT_TRUE(Becomes([&] { return IsReplicated(); })) << run->output();
     KillWorker(*run, "ps", victim);
@@ -138,6 +154,11 @@ TEST_F(Recommender, KillsSnapshotsAndAResumeLeaveTheBitsOfAnUndisturbedRun) {
     Export(saved, "latest");
   }
   ASSERT_TRUE(Becomes([&] { return IsReplicated(); })) << run->output();
+  // So that rows go, and a checkpoint says so.
+  ASSERT_TRUE(Becomes([&] {
+    return StepOf(NewestName(saved)) > kIdle + 20 &&
+           HasDeltaWithEvictedRows(saved);
+  })) << run->output();
   Stop(*run);
 
   // 20 rounds more, from the newest snapshot.
@@ -158,6 +179,36 @@ TEST_F(Recommender, KillsSnapshotsAndAResumeLeaveTheBitsOfAnUndisturbedRun) {
 
   const std::string untouched = dir_.Path("untouched");
   const auto whole = Train(untouched, {Rows(rounds), "--snapshot-every=0"});
+  EXPECT_THAT(whole->Wait(kLong), IsOkAndHolds(0)) << whole->output();
+  EXPECT_EQ(AucOf(*run), AucOf(*whole));
+  EXPECT_TRUE(StateIn(saved) == StateIn(untouched));
+}
+
+// The trainers have the MLPs: what they have alike is saved and resumed too.
+TEST_F(Recommender, WithTheMlpsAveragedByDdpAKillAndAResumeLeaveTheBits) {
+  const std::string saved = dir_.Path("saved");
+  auto run = Train(saved, {Rows(1000000), "--dense=ddp", "--snapshot-every=1s"});
+  ASSERT_TRUE(Becomes([&] { return !Checkpoints(saved).empty(); }))
+      << run->output();
+  ASSERT_TRUE(Becomes([&] { return IsReplicated(); })) << run->output();
+  KillWorker(*run, "ps", 1);
+  if (HasFatalFailure()) return;
+  const std::string before = NewestName(saved);
+  ASSERT_TRUE(Becomes([&] { return NewestName(saved) != before; }))
+      << run->output();
+  ASSERT_TRUE(Becomes([&] { return IsReplicated(); })) << run->output();
+  Stop(*run);
+
+  const int64_t rounds = StepOf(NewestName(saved)) + 10;
+  const Flags rest = {Rows(rounds), "--dense=ddp", "--snapshot-every=0"};
+  Flags resumed = rest;
+  resumed.push_back("--resume");
+  run = Train(saved, resumed);
+  ASSERT_THAT(run->WaitForOutput("resuming from ", kLong), IsOk());
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+
+  const std::string untouched = dir_.Path("untouched");
+  const auto whole = Train(untouched, rest);
   EXPECT_THAT(whole->Wait(kLong), IsOkAndHolds(0)) << whole->output();
   EXPECT_EQ(AucOf(*run), AucOf(*whole));
   EXPECT_TRUE(StateIn(saved) == StateIn(untouched));
