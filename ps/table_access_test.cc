@@ -68,6 +68,18 @@ TEST(TableAccess, ReaderOpensWhatIsThereAndMakesNothing) {
               StatusIs(absl::StatusCode::kPermissionDenied, "may not read"));
 }
 
+// Any that a certificate has; which of them may call the functions of tables is
+// said elsewhere (docs/security.md).
+TEST(TableAccess, RulesNameRolesOfAnyName) {
+  WEFT_ASSERT_OK_AND_ASSIGN(
+      const TableAccess access,
+      TableAccess::Parse("t=trainer:rw,reader:r,nightly_export-2:r"));
+  EXPECT_TRUE(May(access, "reader", "t", Right::kRead));
+  EXPECT_FALSE(May(access, "reader", "t", Right::kWrite));
+  EXPECT_TRUE(May(access, "nightly_export-2", "t", Right::kRead));
+  EXPECT_FALSE(May(access, "client", "t", Right::kRead));
+}
+
 TEST(TableAccess, CallerThatProvedNoRoleIsTrusted) {
   WEFT_ASSERT_OK_AND_ASSIGN(const TableAccess access,
                             TableAccess::Parse("t=trainer:r"));
