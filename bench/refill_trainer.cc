@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/time/time.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/status_macros.h"
@@ -34,11 +35,14 @@ absl::Status Run(int argc, char** argv) {
   int64_t rows = 400'000;
   int64_t keys = 256;
   int64_t steps = 1'000'000;
+  std::string durability = "default";
   worker::Flags flags("refill_trainer", "Pushes to a large sparse table.");
   options.AddTo(flags);
   flags.Add("rows", &rows, "of 64 floats in the table");
   flags.Add("keys", &keys, "of each push and pull");
   flags.Add("steps", &steps, "pushes");
+  flags.Add("durability", &durability,
+            "of the table: none (D0), applied (D1), stable (D2)");
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
   WEFT_RETURN_IF_ERROR(options.Resolve());
   WEFT_ASSIGN_OR_RETURN(auto worker, worker::Worker::Start(options));
@@ -54,6 +58,14 @@ absl::Status Run(int argc, char** argv) {
   spec.set_kind(ps::v1::TableSpec::SPARSE);
   spec.set_dim(kDim);
   spec.set_partitions(64);
+  ps::v1::TableSpec::Durability level;
+  if (!ps::v1::TableSpec::Durability_Parse(absl::AsciiStrToUpper(durability),
+                                           &level)) {
+    return absl::InvalidArgumentError(
+        "--durability=" + durability +
+        ": wanted default, none, applied or stable");
+  }
+  spec.set_durability(level);
   spec.mutable_rule()->mutable_sgd()->set_lr(0.01);
   WEFT_ASSIGN_OR_RETURN(const auto table, client.Sparse(spec));
   for (int64_t begin = 0; begin < rows; begin += kFillKeys) {
