@@ -72,12 +72,9 @@ class ServedModel {
   // trainer.
   absl::Status Step(const weft::input::Example& rows,
                     const weft::input::Example* next) {
-    std::vector<weft::ps::LookUp> look_ups = LookUpsOf(rows);
-    const ledger::Part entries =
-        ledger::PartOf(round(), options_.rank, options_.trainers);
-    look_ups.push_back({ledger_.get(), entries.keys});
+    const ledger::Part entries = EntriesOf(round());
     WEFT_ASSIGN_OR_RETURN(std::vector<weft::Variable> looked_up,
-                          lookups_->Embeddings(look_ups));
+                          lookups_->Embeddings(LookUpsOf(rows, entries)));
     // The gradient of the ledger's rows is to be what it enters.
     const weft::Variable entered =
         weft::Sum(looked_up.back() * weft::Variable(entries.gradients));
@@ -92,7 +89,8 @@ class ServedModel {
                static_cast<double>(options_.batch)) +
         entered;
     if (next != nullptr) {
-      WEFT_RETURN_IF_ERROR(lookups_->Prefetch(LookUpsOf(*next)));
+      WEFT_RETURN_IF_ERROR(
+          lookups_->Prefetch(LookUpsOf(*next, EntriesOf(round() + 1))));
     }
     if (hybrid_.has_value()) return hybrid_->Step(loss);
     loss.Backward();
@@ -224,6 +222,16 @@ class ServedModel {
            rows[0].Slice(1, FirstField(t), FirstField(t + 1)).Contiguous()});
     }
     return look_ups;
+  }
+  // The same, and those of the ledger last.
+  std::vector<weft::ps::LookUp> LookUpsOf(const weft::input::Example& rows,
+                                          const ledger::Part& entries) const {
+    std::vector<weft::ps::LookUp> look_ups = LookUpsOf(rows);
+    look_ups.push_back({ledger_.get(), entries.keys});
+    return look_ups;
+  }
+  ledger::Part EntriesOf(int64_t round) const {
+    return ledger::PartOf(round, options_.rank, options_.trainers);
   }
 
   weft::Variable Logits(const weft::input::Example& rows,
