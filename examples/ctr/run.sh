@@ -93,7 +93,7 @@ kill_servers() {
     [ "$round" -lt $((rounds * 9 / 10)) ] || return 0
     pid=$(sed -n "s/.*started\",\"rank\":\"ps$victim\",\"pid\":\([0-9]*\).*/\1/p" "$work/killed/events" | tail -n 1)
     echo "round $round of $rounds, $(progress rows_per_s) rows/s: kill -9 of ps$victim (pid $pid)," \
-      "which was due $(seconds "$due") s ago, when a row had one copy"
+      "which has waited $(seconds "$due") s for second copies"
     kill -9 "$pid"
     echo "$(seconds "$due") $pid" >>"$work/kills"
     victim=$((1 - victim))
@@ -157,9 +157,9 @@ for name in killed undisturbed; do
   printf '%-11s  AUC %.6f  %6.0f rows/s  state %s\n' "$name" "$(field auc <<<"${result[$name]}")" \
     "$(field rows_per_s <<<"${result[$name]}")" "$(state "$name")" | tee "$work/$name/line"
 done
-echo "servers killed: $(wc -l <"$work/kills"), each $(awk '{ s += $1 } END { printf "%.1f", NR ? s / NR : 0 }' "$work/kills") s" \
-  "later than $kill_every s after the one before, when each row had two copies; snapshots while training:" \
-  "$(snapshots whole) whole, $(snapshots 'changes since') of what had changed"
+waited=$(awk '{ s += $1 } END { printf "%.1f", NR ? s / NR : 0 }' "$work/kills")
+echo "servers killed: $(wc -l <"$work/kills"), each $kill_every s and then once each row had two copies, $waited s later on" \
+  "average; snapshots while training: $(snapshots whole) whole, $(snapshots 'changes since') of what had changed"
 echo "read: $(cat "$work/read")"
 if [ ! -s "$work/kills" ]; then
   echo 'run.sh: the training was over before a server was killed: give it more --rows, or a shorter --kill-every' >&2
