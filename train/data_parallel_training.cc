@@ -366,6 +366,7 @@ DataParallelTraining::NextOrEnd() {
       if (shards_ != nullptr && passes_ == 0) {
         WEFT_RETURN_IF_ERROR(BeginShard());
       }
+      has_batch_ = true;
       step_samples_ += ExamplesOf(**batch);
       forward_.emplace(metrics_, StepPhase::kForward);
       return batch;
@@ -441,6 +442,7 @@ absl::Status DataParallelTraining::Step() {
         "DataParallelTraining::Step: the training was stopped; wanted no step "
         "after the Next that gives nothing");
   }
+  has_batch_ = false;
   return CatchToStatus(
       [this] { return shards_ == nullptr ? Update() : EndShard(); });
 }

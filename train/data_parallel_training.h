@@ -128,6 +128,9 @@ class DataParallelTraining {
     std::function<absl::Status(absl::Duration wait)> await_stable = nullptr;
     // How long all that may take.
     absl::Duration timeout = absl::Minutes(1);
+    // The shards of the data that the tables know (ps::v1::TableSpec::shards).
+    // CreateElastic compares them with Parts::virtual_shards. 0: not known.
+    int shards = 0;
 
     // What checkpoints of model and tables need: all functions, or none.
     // `path` is Options::checkpoint_dir.
@@ -217,9 +220,9 @@ class DataParallelTraining {
       Elastic elastic, telemetry::Telemetry& telemetry, Parts parts,
       Options options);
   // The same with tables; checkpoints hold both. kInvalidArgument if there is a
-  // checkpoint directory, and no Tables::Checkpoints. The errors of the
-  // functions of `tables` end the training on this rank, but for that of
-  // `save`, which is logged.
+  // checkpoint directory, and no Tables::Checkpoints, or if Tables::shards are
+  // others than the virtual ones. The errors of the functions of `tables` end
+  // the training on this rank, but for that of `save`, which is logged.
   static absl::StatusOr<std::unique_ptr<DataParallelTraining>> CreateElastic(
       Elastic elastic, telemetry::Telemetry& telemetry, Parts parts,
       Tables tables, Options options);
@@ -246,10 +249,13 @@ class DataParallelTraining {
   // Adds the gradients of `loss`, one real number, and averages them
   // over the ranks. What the pass throws becomes its status.
   absl::Status Backward(const Variable& loss);
-  // With tables: gives what the pass of the present batch pushes to them. To be
-  // called between the batch's Next and its Step; without a call the part is
-  // empty. All ranks get it before the step is taken, so that any of them can
-  // push it. kFailedPrecondition without tables.
+  // With tables: gives what the own shard of the present batch pushes to them.
+  // To be called between the batch's Next and its Step, at most once; without a
+  // call the part is empty. Where several batches make the pass of a shard
+  // (several Next before a Step) one part has the keys and gradients of all.
+  // All ranks get it before the step is taken, so that any of them can push it.
+  // kFailedPrecondition without tables, without a batch of Next since the last
+  // Step, or if the shard has a part already, which stays.
   absl::Status GivePart(std::string part);
   // Tells all ranks the mean of the losses since the step before, updates the
   // parameters and makes their gradients undefined. OK also if a rank was lost
@@ -446,7 +452,9 @@ class DataParallelTraining {
   std::vector<TrainingPlace> places_;      // that all told when they met
   std::optional<ModelState> kept_;         // while it is given another
   std::optional<ReceivedState> received_;  // the same, as far as it has come
-  std::vector<std::string> own_parts_;   // by own shard, of the step under way
+  // By own shard, of the step under way; null: not given.
+  std::vector<std::optional<std::string>> own_parts_;
+  bool has_batch_ = false;  // Next has given one since the last Step
   std::vector<std::string> all_parts_;   // by shard, once all have told
   std::optional<StepParts> last_parts_;  // of the last step
   bool resumes_ = options_.resume;       // or that of any rank

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/checkpoint/checkpoint_directory.h"
@@ -217,6 +218,51 @@ TEST_F(ElasticTablesTest, TrainingGoesOnWhereServersCannotSave) {
   ASSERT_THAT(names, IsOk());
   EXPECT_EQ(names->size(), 1);
   EXPECT_EQ(table.row(), whole.row);
+}
+
+// A part that was given before its batch, or twice, would be lost, or another
+// batch's.
+TEST_F(ElasticTablesTest, PartsThatAreGivenAtOtherTimesAreRefused) {
+  Person person;
+  person.epochs = 1;
+  person.seed = 1;
+  const Whole whole = TrainWhole(person, 1);
+  int without_batch = 0, second = 0, with_another_code = 0;
+  person.gives_too_much = [&](DataParallelTraining& training) {
+    const absl::Status status = training.GivePart("of no batch");
+    with_another_code += !absl::IsFailedPrecondition(status);
+    without_batch += absl::StrContains(status.message(),
+                                       "call it after the Next that gave");
+    second +=
+        absl::StrContains(status.message(), "wanted one part of virtual shard");
+  };
+  const Whole refused = TrainWhole(person, 1);
+  const int64_t parts = whole.outcome.steps * kShards;
+  EXPECT_EQ(with_another_code, 0);
+  EXPECT_EQ(second, parts);
+  EXPECT_EQ(without_batch, 2 * parts + 1);  // and after the last Step
+  EXPECT_EQ(refused.outcome.bits == whole.outcome.bits, true);
+  EXPECT_EQ(refused.row, whole.row);
+
+  int without_tables = 0;
+  person.gives_too_much = [&](DataParallelTraining& training) {
+    without_tables += absl::StrContains(training.GivePart("").message(),
+                                        "wanted a training with Tables");
+  };
+  ASSERT_THAT(TrainAll({person})[0].status, IsOk());
+  EXPECT_GT(without_tables, 0);
+}
+
+TEST_F(ElasticTablesTest, TablesOfOtherShardsAreRefusedBeforeTheFirstStep) {
+  Person person;
+  PretendTable table;
+  person.table = &table;
+  person.table_shards = kShards / 2;
+  EXPECT_THAT(TrainAll({person})[0].status,
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "found TableSpec::shards of 4 and "
+                       "Parts::virtual_shards of 8"));
+  EXPECT_EQ(table.rounds(), 0);
 }
 
 TEST_F(ElasticTablesTest, CheckpointWithoutTablesIsRefused) {

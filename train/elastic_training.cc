@@ -58,6 +58,15 @@ DataParallelTraining::CreateElastic(Elastic elastic,
         "DataParallelTraining::CreateElastic: wanted all functions of Tables, "
         "or none");
   }
+  if (tables.shards != 0 && tables.shards != parts.virtual_shards) {
+    return worker::WithExitCode(
+        absl::InvalidArgumentError(absl::StrCat(
+            "DataParallelTraining::CreateElastic: wanted tables of as many "
+            "shards as the training has, found TableSpec::shards of ",
+            tables.shards, " and Parts::virtual_shards of ",
+            parts.virtual_shards, "; give both the same number")),
+        worker::ExitCode::kConfig);
+  }
   const Tables::Checkpoints& checkpoints = tables.checkpoints;
   const bool can_save =
       checkpoints.check != nullptr && checkpoints.save != nullptr &&

@@ -392,6 +392,9 @@ class ElasticTrainingTest : public ::testing::Test {
     std::function<void(int groups)> before_join;
     Ledger* ledger = nullptr;
     PretendTable* table = nullptr;
+    int table_shards = kShards;
+    // Called before each Next, and after each GivePart and each Step.
+    std::function<void(DataParallelTraining& training)> gives_too_much;
     bool joins_ahead = true;  // the same for all
     // Its steps wait for the next group once that is being made: without it a
     // short training may end before.
@@ -442,7 +445,11 @@ class ElasticTrainingTest : public ::testing::Test {
   static absl::Status TrainSteps(Crowd& crowd, int id, const Person& person,
                                  Net& net, const BackgroundTask<Group>& next,
                                  DataParallelTraining& training) {
+    const auto give_too_much = [&] {
+      if (person.gives_too_much != nullptr) person.gives_too_much(training);
+    };
     for (;;) {
+      give_too_much();
       WEFT_ASSIGN_OR_RETURN(const auto batch, training.Next());
       if (!batch.has_value()) return absl::OkStatus();
       if (person.dies(training.steps(), true)) {
@@ -465,8 +472,10 @@ class ElasticTrainingTest : public ::testing::Test {
       if (person.table != nullptr) {
         WEFT_RETURN_IF_ERROR(
             training.GivePart(std::string(testing::BytesOf(row.grad()))));
+        give_too_much();
       }
       WEFT_RETURN_IF_ERROR(training.Step());
+      give_too_much();
       while (person.awaits_next_group && next.has_begun() && !next.is_done()) {
         absl::SleepFor(absl::Milliseconds(1));
       }
@@ -480,10 +489,12 @@ class ElasticTrainingTest : public ::testing::Test {
   }
 
   static DataParallelTraining::Tables TablesOf(Crowd& crowd, int id,
-                                               PretendTable* table) {
+                                               const Person& person) {
     DataParallelTraining::Tables tables;
+    PretendTable* const table = person.table;
     if (table == nullptr) return tables;
     table->Open(id);
+    tables.shards = person.table_shards;
     auto rounds = std::make_shared<int64_t>(0);
     tables.begin_round = [](int64_t) { return absl::OkStatus(); };
     tables.push = [=](int64_t round, int shard, const std::string& part) {
@@ -578,7 +589,7 @@ class ElasticTrainingTest : public ::testing::Test {
         const auto training,
         DataParallelTraining::CreateElastic(
             std::move(elastic), telemetry::Silent(), std::move(parts),
-            TablesOf(crowd, id, person.table), OptionsOf(person)));
+            TablesOf(crowd, id, person), OptionsOf(person)));
     WEFT_RETURN_IF_ERROR(TrainSteps(crowd, id, person, net, next, *training));
     WEFT_ASSIGN_OR_RETURN(const Result result, training->Finish());
     outcome->checkpoint = result.checkpoint;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/parker.h"
 #include "weft/base/status_macros.h"
+#include "weft/ddp/shard_tree.h"
 #include "weft/rendezvous/membership.h"
 #include "weft/rendezvous/view.h"
 #include "weft/tensor/shape.h"
@@ -107,6 +108,17 @@ absl::StatusOr<std::unique_ptr<StepTable>> StepTable::Open(
                      "': wanted a sparse table, found a dense "
                      "one; what all ranks have belongs to the model"));
   }
+  if (const absl::Status fit =
+          ddp::CheckVirtualShards(spec.shards(), /*ranks=*/1);
+      !fit.ok()) {
+    return worker::WithExitCode(
+        absl::InvalidArgumentError(absl::StrCat(
+            "StepTable '", spec.name(),
+            "': wanted TableSpec::shards to be the number of virtual shards "
+            "of the training; ",
+            fit.message())),
+        worker::ExitCode::kConfig);
+  }
   if (options.servers < 2 || options.replicas < 2) {
     return worker::WithExitCode(
         absl::FailedPreconditionError(absl::StrCat(
@@ -186,6 +198,7 @@ DataParallelTraining::Tables StepTable::MakeTables() {
     return AwaitStable(wait);
   };
   tables.timeout = timeout_;
+  tables.shards = spec_.shards();
   tables.checkpoints.check = [this](const std::string& path) {
     return CheckServersUse(path, client_);
   };

@@ -52,7 +52,8 @@ class StepTable {
  public:
   // `spec`: SPARSE, with `shards` the virtual shards of the training; SYNC and
   // Orphans WAIT are set here. Waits until the servers of the job have joined.
-  //   kInvalidArgument     as ps::Client::Sparse, or the table is dense
+  //   kInvalidArgument     as ps::Client::Sparse; the table is dense; `shards`
+  //                        are no number of virtual shards
   //   kFailedPrecondition  the job has one replica, or no servers
   //   kDeadlineExceeded    servers are not there
   // `worker` must outlive it.
@@ -70,7 +71,8 @@ class StepTable {
   absl::StatusOr<std::string> PartOf(const Tensor& keys,
                                      const Tensor& gradients) const;
 
-  // This must outlive the training.
+  // For CreateElastic, which refuses a training of other shards. This must
+  // outlive the training.
   DataParallelTraining::Tables MakeTables();
 
  private:

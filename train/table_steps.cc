@@ -55,10 +55,26 @@ absl::StatusOr<std::vector<std::string>> ReadParts(absl::string_view text,
 }  // namespace
 
 absl::Status DataParallelTraining::GivePart(std::string part) {
-  if (!has_tables() || at_ >= own_parts_.size()) {
+  const auto refuse = [](const auto&... why) {
     return absl::FailedPreconditionError(
-        "DataParallelTraining::GivePart: wanted a training with Tables, and a "
-        "batch of Next");
+        absl::StrCat("DataParallelTraining::GivePart: ", why...));
+  };
+  if (!has_tables()) {
+    return refuse(
+        "wanted a training with Tables, found one without; give CreateElastic "
+        "StepTable::MakeTables()");
+  }
+  if (!has_batch_ || at_ >= own_parts_.size()) {
+    return refuse(
+        "wanted a batch whose part this is, found none since the last Step; "
+        "call it after the Next that gave the batch and before its Step");
+  }
+  const int shard = shards_->own().begin + static_cast<int>(at_);
+  if (own_parts_[at_].has_value()) {
+    return refuse("wanted one part of virtual shard ", shard, " in step ",
+                  steps() + 1,
+                  ", found another; where several batches make the pass of a "
+                  "shard, give one part of the keys and gradients of all");
   }
   own_parts_[at_] = std::move(part);
   return absl::OkStatus();
@@ -66,7 +82,7 @@ absl::Status DataParallelTraining::GivePart(std::string part) {
 
 absl::Status DataParallelTraining::GatherParts() {
   std::string own;
-  for (const std::string& part : own_parts_) AddPart(part, &own);
+  for (const auto& part : own_parts_) AddPart(part.value_or(""), &own);
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> told,
                         group_->AllGatherBytes(own));
   std::vector<std::string> all;

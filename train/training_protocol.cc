@@ -102,6 +102,7 @@ DataParallelTraining::Done DataParallelTraining::Do(
   stopped_at_ = SteadyClock().Now();
   failure_ = HealthOfDevices(*parts_.model);
   if (!failure_.ok()) return StepCommit::MeetingFailed{};
+  has_batch_ = false;
   shards_ = nullptr;
   group_ = nullptr;
   own_group_ = nullptr;  // those who have not noticed yet are told
@@ -230,7 +231,7 @@ DataParallelTraining::Done DataParallelTraining::Do(
 // The loop of the caller does.
 DataParallelTraining::Done DataParallelTraining::Do(const StepCommit::Train&) {
   if (!has_tables()) return std::nullopt;
-  own_parts_.assign(loaders_.size(), "");
+  own_parts_.assign(loaders_.size(), std::nullopt);
   WEFT_RETURN_IF_ERROR(tables_.begin_round(steps()));
   return std::nullopt;
 }

@@ -135,26 +135,38 @@ std::string Line(const json& fields, std::optional<int64_t> behind) {
   return absl::StrJoin(parts, ", ");
 }
 
-std::string BehindLine(const TrainingReport& report,
-                       std::optional<int64_t> furthest) {
+// Who is behind, and how: those that do not answer, then the furthest first.
+std::vector<std::pair<std::string, std::string>> BehindOf(
+    const TrainingReport& report, std::optional<int64_t> furthest) {
   std::vector<std::pair<int64_t, std::string>> behind;
   for (const auto& [name, fields] : report.trainers) {
     const int64_t steps = StepsBehind(fields, furthest).value_or(0);
     if (!IsBehind(fields, steps, report.spread)) continue;
-    behind.emplace_back(-steps, absl::StrCat(name, " (", Steps(steps), ")"));
+    behind.emplace_back(-steps, name);
   }
   std::sort(behind.begin(), behind.end());
-  std::vector<std::string> all;
+  std::vector<std::pair<std::string, std::string>> all;
   for (const auto& [name, why] : report.silent) {
-    all.push_back(absl::StrCat(name, " (no answer)"));
+    all.emplace_back(name, "no answer");
   }
-  for (const auto& [steps, text] : behind) all.push_back(text);
+  for (const auto& [steps, name] : behind) all.emplace_back(name, Steps(-steps));
+  return all;
+}
+
+std::string BehindLine(const TrainingReport& report,
+                       std::optional<int64_t> furthest) {
+  std::vector<std::string> all;
+  for (const auto& [name, how] : BehindOf(report, furthest)) {
+    all.push_back(absl::StrCat(name, " (", how, ")"));
+  }
   if (all.empty()) return "";
   return absl::StrCat("  behind: ", absl::StrJoin(all, ", "), "\n");
 }
 
 // Where all keep step, the one for which the others wait does not wait itself.
-std::string SlowestLine(const TrainingReport& report) {
+// That is of their last steps, and another one may be behind at this moment.
+std::string SlowestLine(const TrainingReport& report,
+                        std::optional<int64_t> furthest) {
   std::vector<std::pair<double, std::string>> waits;
   for (const auto& [name, fields] : report.trainers) {
     const auto share = NumberIn(fields, "wait_share");
@@ -164,10 +176,19 @@ std::string SlowestLine(const TrainingReport& report) {
   if (waits.size() < 2) return "";
   std::sort(waits.begin(), waits.end());
   if (waits[1].first - waits[0].first < kLessWaiting) return "";
-  return absl::StrCat("  slowest: ", waits[0].second, " waits ",
+  const std::string& slowest = waits[0].second;
+  const auto behind = BehindOf(report, furthest);
+  const bool is_another =
+      std::any_of(behind.begin(), behind.end(),
+                  [&](const auto& one) { return one.first != slowest; });
+  return absl::StrCat("  slowest: ", slowest, " waits ",
                       Percent(waits[0].first),
                       " of its time for others, each other trainer ",
-                      Percent(waits[1].first), " or more\n");
+                      Percent(waits[1].first), " or more",
+                      is_another
+                          ? ", over about ten steps; who is behind is as of now"
+                          : "",
+                      "\n");
 }
 
 // Only the group of all trainers is reported: it is not known who is in others.
@@ -276,8 +297,8 @@ std::string ToText(const TrainingReport& report) {
     absl::StrAppend(&text, "  ", name,
                     ": no answer: ", Printable(why.message()), "\n");
   }
-  absl::StrAppend(&text, BehindLine(report, furthest), SlowestLine(report),
-                  StuckLines(report));
+  absl::StrAppend(&text, BehindLine(report, furthest),
+                  SlowestLine(report, furthest), StuckLines(report));
   return text;
 }
 

@@ -98,6 +98,26 @@ TEST(TrainingReport, TheSlowestIsTheOneThatDoesNotWait) {
   EXPECT_THAT(ToText(report), Not(HasSubstr("slowest")));
 }
 
+// One is slow on the whole, another stands still at this moment.
+TEST(TrainingReport, SaysWhyAnotherIsBehindThanTheSlowest) {
+  constexpr char kWhy[] = "; who is behind is as of now\n";
+  TrainingReport report;
+  report.trainers = {{"trainer0", At(9, "all-reduce", 0)},
+                     {"trainer1", At(9, "all-reduce", 0)},
+                     {"trainer2", At(8, "data", 3)}};
+  report.trainers[1].second["wait_share"] = 0.02;
+  EXPECT_THAT(ToText(report), HasSubstr("  behind: trainer2 (1 step)\n"));
+  EXPECT_THAT(ToText(report), HasSubstr("  slowest: trainer1 waits 2 % "));
+  EXPECT_THAT(ToText(report), HasSubstr(kWhy));
+  // They agree.
+  report.trainers[1].second["step"] = 8;
+  report.trainers[1].second["phase_seconds"] = 3;
+  report.trainers[2].second["step"] = 9;
+  EXPECT_THAT(ToText(report), HasSubstr("  behind: trainer1 (1 step)\n"));
+  EXPECT_THAT(ToText(report), HasSubstr("  slowest: trainer1 waits 2 % "));
+  EXPECT_THAT(ToText(report), Not(HasSubstr(kWhy)));
+}
+
 TEST(TrainingReport, NamesTheOperationThatATrainerIsIn) {
   TrainingReport report;
   Json fields = At(9, "backward", 3);
