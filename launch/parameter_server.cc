@@ -99,8 +99,8 @@ absl::Status Parse(int argc, char** argv, Settings& settings) {
   for (const char* name :
        {"data", "strategy", "epochs", "batch-size", "lr", "optimizer",
         "clip-value", "clip-norm", "push-dtype", "pull-dtype", "staleness",
-        "quorum", "late", "keep", "keep-as", "snapshot-every",
-        "full-snapshot-every", "loss-every"}) {
+        "quorum", "late", "keep", "keep-as", "checkpoint-every",
+        "snapshot-every", "full-snapshot-every", "loss-every"}) {
     flags.Add(name, &of_trainers, "of trainers; taken and not used");
   }
   return flags.Parse(argc, argv);

@@ -356,7 +356,10 @@ DataParallelTraining::NextOrEnd() {
   forward_.reset();
   // Each epoch that ends counts, also one without a batch for this rank.
   while (!is_at_end()) {
-    if (passes_ == 0 && at_ == 0) metrics_.BeginStep(steps());
+    if (passes_ == 0 && at_ == 0) {
+      SaveIfDue();
+      metrics_.BeginStep(steps());
+    }
     absl::StatusOr<std::optional<input::Example>> batch = [this] {
       const auto phase = metrics_.Begin(StepPhase::kData);
       return loaders_[at_]->Next();
@@ -534,6 +537,29 @@ absl::Status DataParallelTraining::Save(bool is_last) {
                          : "no checkpoint was saved; training goes on")
       .With("why", saved.message());
   return saved;
+}
+
+// The others wait in the next step for this rank's gradients, and what they
+// push to tables comes after it: what is saved is the state as of this step, as
+// at the end of an epoch. There EndEpoch saves.
+void DataParallelTraining::SaveIfDue() {
+  const int64_t every = options_.checkpoint_every_steps;
+  const bool has_looked = std::exchange(looked_at_, steps()) == steps();
+  if (every == 0 || steps() == 0 || steps() % every != 0 || has_looked ||
+      loader().remaining() == 0 || options_.checkpoint_dir.empty() ||
+      !is_first()) {
+    return;
+  }
+  const absl::Status saved = CatchToStatus([this]() -> absl::Status {
+    // By this run before it was resumed, or by the rank 0 of a former group.
+    WEFT_ASSIGN_OR_RETURN(const bool is_saved, FindSaved());
+    if (is_saved) return absl::OkStatus();
+    return SaveOnce(/*score=*/std::nullopt, /*is_last=*/false);
+  });
+  if (saved.ok()) return;
+  WEFT_LOG(logger_, Error, "no checkpoint was saved; training goes on")
+      .With("step", steps())
+      .With("why", saved.message());
 }
 
 absl::Status DataParallelTraining::SaveOnce(std::optional<double> score,

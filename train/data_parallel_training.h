@@ -16,8 +16,9 @@
 //
 // Every rank runs the same steps on its share of the data; gradients are
 // averaged over all ranks (ddp/), and each rank updates its own copy. After
-// each epoch, and where the training is asked to stop, rank 0 saves a
-// checkpoint of model, optimizer and place in the data. To resume, it reads the
+// each epoch, after each Options::checkpoint_every_steps, and where the
+// training is asked to stop, rank 0 saves a checkpoint of model, optimizer and
+// place in the data. To resume, it reads the
 // newest and gives the others what it holds: they need not see its files, and
 // may be more or fewer than the ranks that saved it. With as many, a resumed
 // training has the same bits as one that was never interrupted.
@@ -231,8 +232,9 @@ class DataParallelTraining {
   DataParallelTraining(const DataParallelTraining&) = delete;
   DataParallelTraining& operator=(const DataParallelTraining&) = delete;
 
-  // The next batch of this rank; at the end of an epoch it saves, and goes on
-  // with the next one. Nothing after the last epoch, or once the training was
+  // The next batch of this rank; at the end of an epoch, and between two steps
+  // where Options::checkpoint_every_steps are over, it saves and goes on.
+  // Nothing after the last epoch, or once the training was
   // asked to stop. A checkpoint that cannot be saved is logged and reported by
   // Finish; training goes on without it. The errors of DataLoader::Next, and
   // what a function of Options throws.
@@ -414,6 +416,8 @@ class DataParallelTraining {
   absl::StatusOr<StepPosition> GoOnFrom(const std::string& place);
   // Goes to the next epoch, or to the end.
   absl::Status EndEpoch();
+  // Called between two steps. Rank 0 saves if it is time; a failure is logged.
+  void SaveIfDue();
   // Called by all ranks, of which rank 0 writes.
   absl::Status Save(bool is_last);
   absl::Status SaveOnce(std::optional<double> score, bool is_last);
@@ -476,6 +480,7 @@ class DataParallelTraining {
   absl::Duration training_;  // time of epochs that have ended
   std::string checkpoint_;
   absl::Status saved_;
+  int64_t looked_at_ = -1;  // the step after which SaveIfDue was called last
 };
 
 }  // namespace weft::train

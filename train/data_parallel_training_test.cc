@@ -10,6 +10,7 @@
 #include <memory>
 #include <numeric>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,6 +38,7 @@ namespace {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::Not;
 using ::testing::SizeIs;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
@@ -483,6 +485,32 @@ TEST_F(DataParallelTrainingTest, ResumedRunDrawsAsOneThatWasNotInterrupted) {
   ASSERT_THAT(second.statuses, Each(IsOk()));
   EXPECT_EQ(second.losses,
             std::vector<double>(whole.losses.begin() + 4, whole.losses.end()));
+}
+
+// One rank fails in the second epoch; what was saved within it is the newest.
+TEST_F(DataParallelTrainingTest, RunThatEndsWithinAnEpochIsResumedWithinIt) {
+  options_.dropout = 0.5;
+  const Run whole = Train(2);
+  ASSERT_THAT(whole.losses, SizeIs(8));
+  const std::string saved = dir_.Path("saved");
+  int steps = 0;
+  const Run first = Train(
+      2,
+      [&](int, TestOptions& options) {
+        options.checkpoint_dir = saved;
+        options.checkpoint_every_steps = 3;
+      },
+      [&](int rank) -> bool {
+        if (rank == 1 && ++steps == 8) throw std::runtime_error("it is over");
+        return false;
+      });
+  EXPECT_THAT(first.statuses, Each(Not(IsOk())));
+  EXPECT_EQ(first.losses.size(), 7);
+  const Run second = Train(2, ResumeFrom(saved));
+  ASSERT_THAT(second.statuses, Each(IsOk()));
+  EXPECT_EQ(second.first_step, 7);
+  EXPECT_EQ(second.losses,
+            std::vector<double>(whole.losses.begin() + 6, whole.losses.end()));
 }
 
 TEST_F(DataParallelTrainingTest, CheckpointOfTheBestScoreIsKept) {

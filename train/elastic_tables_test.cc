@@ -162,6 +162,38 @@ TEST_F(ElasticTablesTest, TrainingWhoseRanksHaveAllDiedGoesOnFromACheckpoint) {
   }
 }
 
+// All die in the middle of an epoch, after different steps.
+TEST_F(ElasticTablesTest, RanksThatAllDieWithinAnEpochGoOnFromWithinIt) {
+  Person person;
+  person.seed = 1;
+  const Whole whole = TrainWhole(person, 1);
+  person.checkpoint_dir = dir_.Path("saved");
+  person.checkpoint_every = 3;  // of 4 steps an epoch
+  PretendTable table;
+  person.table = &table;
+  std::vector<Person> people(3, person);
+  people[0].dies = InStep(7);
+  people[1].dies = AfterStep(7);
+  people[2].dies = AfterStep(7);
+  for (const Outcome& outcome : TrainAll(people)) {
+    EXPECT_THAT(outcome.status, StatusIs(absl::StatusCode::kCancelled));
+  }
+  EXPECT_GT(table.rounds(), 6);
+  const auto directory =
+      checkpoint::CheckpointDirectory::Open({person.checkpoint_dir});
+  ASSERT_THAT(directory, IsOk());
+  const auto names = (*directory)->List();
+  ASSERT_THAT(names, IsOk());
+  EXPECT_EQ((*directory)->ReadManifest(names->back()).value().step, 6);
+  for (const Outcome& outcome : TrainAll({person, person})) {
+    ASSERT_THAT(outcome.status, IsOk());
+    EXPECT_EQ(outcome.bits == whole.outcome.bits, true);
+  }
+  EXPECT_EQ(table.violation(), "");
+  EXPECT_EQ(table.rounds(), whole.rounds);
+  EXPECT_EQ(table.row(), whole.row);
+}
+
 // It waited while the others restored.
 TEST_F(ElasticTablesTest, NewcomerThatOpenedATableBeforeItWasRestored) {
   Person person;
@@ -231,8 +263,8 @@ TEST_F(ElasticTablesTest, PartsThatAreGivenAtOtherTimesAreRefused) {
   person.gives_too_much = [&](DataParallelTraining& training) {
     const absl::Status status = training.GivePart("of no batch");
     with_another_code += !absl::IsFailedPrecondition(status);
-    without_batch += absl::StrContains(status.message(),
-                                       "call it after the Next that gave");
+    without_batch +=
+        absl::StrContains(status.message(), "call it after the Next that gave");
     second +=
         absl::StrContains(status.message(), "wanted one part of virtual shard");
   };

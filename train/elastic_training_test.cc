@@ -14,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/mutex.h"
+#include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/train/elastic_training_world.h"
 #include "weft/worker/exit_code.h"
@@ -21,6 +22,7 @@
 namespace weft::train {
 namespace {
 
+using ::testing::ElementsAre;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
@@ -274,6 +276,39 @@ TEST_F(ElasticTrainingTest, CheckpointsGoOnWhereTheFirstRankDies) {
   late.checkpoint_dir = dir_.Path("saved");
   const std::vector<Outcome> again = TrainAll({late});
   ExpectUndisturbed(again[0]);
+}
+
+// All die in the middle of an epoch, rank 0 among them: first the one that has
+// saved, then the next that has.
+TEST_F(ElasticTrainingTest, RanksThatAllDieWithinAnEpochGoOnFromWithinIt) {
+  std::vector<Person> people(3);
+  for (Person& person : people) {
+    person.checkpoint_dir = dir_.Path("saved");
+    person.checkpoint_every = 3;  // of 4 steps an epoch
+  }
+  people[0].dies = InStep(4);
+  people[1].dies = InStep(7);
+  people[2].dies = InStep(7);
+  for (const Outcome& outcome : TrainAll(people)) {
+    EXPECT_EQ(outcome.status.message(), "died");
+  }
+  const auto directory =
+      checkpoint::CheckpointDirectory::Open({dir_.Path("saved")});
+  ASSERT_THAT(directory, IsOk());
+  const auto steps = [&] {
+    std::vector<int64_t> steps;
+    const auto names = (*directory)->List().value();
+    for (const std::string& name : names) {
+      steps.push_back((*directory)->ReadManifest(name).value().step);
+    }
+    return steps;
+  };
+  EXPECT_THAT(steps(), ElementsAre(3, 4, 6));
+  for (Person& person : people)
+    person.dies = [](int64_t, bool) { return false; };
+  for (const Outcome& outcome : TrainAll(people)) ExpectUndisturbed(outcome);
+  // Not again what it had gone on from, nor the last twice.
+  EXPECT_THAT(steps(), ElementsAre(8, 9, 12));
 }
 
 // The only rank that has trained dies when others wait to take part: what it

@@ -383,6 +383,7 @@ class ElasticTrainingTest : public ::testing::Test {
     // The seed of its own first weights; 0: its id.
     uint64_t seed = 0;
     std::string checkpoint_dir;
+    int64_t checkpoint_every = 0;
     bool resume = true;
     std::function<absl::StatusOr<bool>(bool begins)> has_trained;
     // Where its model is; null: on the CPU.
@@ -431,6 +432,7 @@ class ElasticTrainingTest : public ::testing::Test {
     options.epochs = person.epochs;
     options.progress = telemetry::Progress::Style::kQuiet;
     options.checkpoint_dir = person.checkpoint_dir;
+    options.checkpoint_every_steps = person.checkpoint_every;
     options.resume = person.resume && !person.checkpoint_dir.empty();
     options.asked_to_stop = [] { return false; };
     return options;

@@ -14,6 +14,25 @@
 namespace weft::train {
 namespace {
 
+absl::Status CheckEvery(const Options& options, const worker::Options& worker) {
+  const int64_t every = options.checkpoint_every_steps;
+  if (every == 0) return absl::OkStatus();
+  const auto refuse = [&](absl::string_view wanted) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--checkpoint-every=", every, wanted));
+  };
+  if (every < 0) return refuse(": wanted a number of steps of at least 0");
+  if (options.checkpoint_dir.empty()) {
+    return refuse(" needs --checkpoint-dir=DIR to save in");
+  }
+  if (worker.servers > 0 && !worker.is_elastic()) {
+    return refuse(
+        " is of data-parallel trainings; with parameter servers wanted "
+        "--snapshot-every=TIME");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckValues(const Options& options,
                          const worker::Options& worker) {
   if (options.epochs < 0) {
@@ -44,6 +63,7 @@ absl::Status CheckValues(const Options& options,
     return absl::InvalidArgumentError(
         "--resume needs --checkpoint-dir=DIR to resume from");
   }
+  WEFT_RETURN_IF_ERROR(CheckEvery(options, worker));
   if (options.full_snapshot_every < 1 ||
       options.full_snapshot_every > checkpoint::kMaxLinks) {
     return absl::InvalidArgumentError(
@@ -109,6 +129,9 @@ void Options::AddTo(worker::Flags& flags) {
             "test after each epoch, and keep the best checkpoint besides");
   flags.Add("keep-as", &keep_as,
             "keep the last checkpoint of this run under this name");
+  flags.Add("checkpoint-every", &checkpoint_every_steps,
+            "in a data-parallel training, after how many steps to save "
+            "besides; 0: never");
   flags.Add("snapshot-every", &snapshot_every,
             "how often to save besides while training with parameter servers "
             "goes on; 0: never");

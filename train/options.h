@@ -35,6 +35,10 @@ struct Options {
   bool keep_best = false;
   // The name under which the last checkpoint stays, if any.
   std::string keep_as;
+  // In a data-parallel training, elastic or not: after so many steps of all
+  // epochs, and again after as many, rank 0 saves besides, between two steps.
+  // 0: never.
+  int64_t checkpoint_every_steps = 0;
   // With parameter servers: how often the first trainer begins a checkpoint
   // that is written while training goes on, beside those between two epochs.
   // One at a time; 0: never.
@@ -59,8 +63,8 @@ struct Options {
   std::function<bool()> asked_to_stop = nullptr;
 
   // Adds flags that set these options: --epochs, --checkpoint-dir, --resume,
-  // --keep, --keep-best, --keep-as, --allow-non-finite. Programs may add their
-  // own.
+  // --keep, --keep-best, --keep-as, --checkpoint-every, --snapshot-every,
+  // --full-snapshot-every, --allow-non-finite. Programs may add their own.
   void AddTo(worker::Flags& flags);
   // Checks them, makes checkpoint_dir absolute, and resumes a job that
   // `weft run --max-restarts` has started again. On rank 0 it also looks

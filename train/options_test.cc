@@ -24,7 +24,8 @@ using worker::ExitCode;
 class OptionsTest : public ::testing::Test {
  protected:
   // Reads the flags and resolves the options, as trainer `rank`.
-  absl::Status Read(std::vector<std::string> flags, int rank = 0) {
+  absl::Status Read(std::vector<std::string> flags, int rank = 0,
+                    int servers = 0) {
     options_ = Options();
     worker::Flags parser("test", "A test.");
     options_.AddTo(parser);
@@ -34,6 +35,7 @@ class OptionsTest : public ::testing::Test {
         parser.Parse(static_cast<int>(argv.size()), argv.data()));
     worker::Options worker;
     worker.rank = rank;
+    worker.servers = servers;
     return options_.Resolve(worker);
   }
 
@@ -53,6 +55,9 @@ TEST_F(OptionsTest, WrongValueNamesTheFlagAndWhatIsWanted) {
            {{"--keep-as=../x", "--checkpoint-dir=c"},
             "--keep-as=../x: wanted a name of at most 63 of [a-z0-9-]"},
            {{"--snapshot-every=1s"}, "--snapshot-every needs --checkpoint-dir"},
+           {{"--checkpoint-every=-1"}, "wanted a number of steps"},
+           {{"--checkpoint-every=5"},
+            "--checkpoint-every=5 needs --checkpoint-dir=DIR"},
            {{"--full-snapshot-every=0"}, "wanted 1 to 1000"},
            {{"--full-snapshot-every=9"}, "wanted --snapshot-every=TIME"},
            {{"--snapshot-every=1s", "--checkpoint-dir=c"},
@@ -62,6 +67,17 @@ TEST_F(OptionsTest, WrongValueNamesTheFlagAndWhatIsWanted) {
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, error));
     EXPECT_EQ(worker::ExitCodeFor(status), ExitCode::kUsage);
   }
+}
+
+// Servers save while training goes on, by time.
+TEST_F(OptionsTest, EverySoManyStepsIsOfDataParallelTrainings) {
+  const std::vector<std::string> flags = {"--checkpoint-every=5",
+                                          "--checkpoint-dir=" + dir_.path()};
+  ASSERT_THAT(Read(flags), IsOk());
+  EXPECT_EQ(options_.checkpoint_every_steps, 5);
+  EXPECT_THAT(Read(flags, /*rank=*/0, /*servers=*/1),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "wanted --snapshot-every=TIME"));
 }
 
 TEST_F(OptionsTest, DirectoryIsMadeAbsolute) {

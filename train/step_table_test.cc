@@ -29,8 +29,7 @@ TEST(StepTable, OpenRefusesWhatNoTrainingHas) {
   const auto workers = worker::TestWorkers::Start(options).value();
   worker::Worker& trainer = workers->Get("trainer0");
   for (const int shards : {0, -1, 3, 1 << 30}) {
-    const absl::Status status =
-        StepTable::Open(trainer, Rows(shards)).status();
+    const absl::Status status = StepTable::Open(trainer, Rows(shards)).status();
     EXPECT_THAT(status,
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          "wanted TableSpec::shards to be the number of virtual "
@@ -39,9 +38,9 @@ TEST(StepTable, OpenRefusesWhatNoTrainingHas) {
   }
   ps::v1::TableSpec dense = Rows(8);
   dense.set_kind(ps::v1::TableSpec::DENSE);
-  EXPECT_THAT(StepTable::Open(trainer, dense).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       "wanted a sparse table"));
+  EXPECT_THAT(
+      StepTable::Open(trainer, dense).status(),
+      StatusIs(absl::StatusCode::kInvalidArgument, "wanted a sparse table"));
   EXPECT_THAT(StepTable::Open(trainer, Rows(8)).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        "wanted at least 2 servers and --replicas=2"));

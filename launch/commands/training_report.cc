@@ -149,7 +149,8 @@ std::vector<std::pair<std::string, std::string>> BehindOf(
   for (const auto& [name, why] : report.silent) {
     all.emplace_back(name, "no answer");
   }
-  for (const auto& [steps, name] : behind) all.emplace_back(name, Steps(-steps));
+  for (const auto& [steps, name] : behind)
+    all.emplace_back(name, Steps(-steps));
   return all;
 }
 
@@ -181,14 +182,12 @@ std::string SlowestLine(const TrainingReport& report,
   const bool is_another =
       std::any_of(behind.begin(), behind.end(),
                   [&](const auto& one) { return one.first != slowest; });
-  return absl::StrCat("  slowest: ", slowest, " waits ",
-                      Percent(waits[0].first),
-                      " of its time for others, each other trainer ",
-                      Percent(waits[1].first), " or more",
-                      is_another
-                          ? ", over about ten steps; who is behind is as of now"
-                          : "",
-                      "\n");
+  return absl::StrCat(
+      "  slowest: ", slowest, " waits ", Percent(waits[0].first),
+      " of its time for others, each other trainer ", Percent(waits[1].first),
+      " or more",
+      is_another ? ", over about ten steps; who is behind is as of now" : "",
+      "\n");
 }
 
 // Only the group of all trainers is reported: it is not known who is in others.

@@ -4,6 +4,7 @@
 
 #include <signal.h>
 
+#include <cstdint>
 #include <set>
 #include <string>
 #include <vector>
@@ -98,6 +99,39 @@ TEST_F(TableResume, AllTrainersAreKilledAtOnce) {
   EXPECT_THAT(run_->output(), ::testing::HasSubstr("resuming"));
   ExpectUndisturbed(LastStep(run_->output(), offset));
   ExpectNothingLeft(job_.Path("run"));
+}
+
+TEST_F(TableResume, AllProcessesAreKilledWithinAnEpoch) {
+  constexpr int64_t kStepsOfEpoch = 20;  // of table_worker
+  const std::string saved = job_.Path("saved");
+  const std::string every = " --checkpoint-every=3";
+  StartRun("tables", saved, every);
+  ASSERT_TRUE(AwaitsRunning("a checkpoint within an epoch", [&] {
+    const auto checkpoints = Checkpoints(saved);
+    return !checkpoints.empty() && StepOf(checkpoints.back()) > kStepsOfEpoch &&
+           StepOf(checkpoints.back()) % kStepsOfEpoch != 0;
+  }));
+  run_->Signal(SIGKILL);
+  ASSERT_TRUE(run_->Wait(kLong).ok());
+  const int64_t step = StepOf(Checkpoints(saved).back());
+  Note(absl::StrCat("the newest checkpoint is of step ", step));
+  StartRun("tables", saved, every + " --resume");
+  ASSERT_TRUE(
+      AwaitsRunning("steps", [&] { return LastStep(run_->output(), 0) >= 0; }));
+  EXPECT_THAT(run_->output(),
+              ::testing::HasSubstr("resuming checkpoint=ckpt-"));
+  EXPECT_THAT(run_->output(),
+              ::testing::HasSubstr(absl::StrCat("-step-", step)));
+  ExpectUndisturbed(LastStep(run_->output(), 0));
+}
+
+TEST_F(TableResume, TableOfOtherShardsThanTheTrainingIsRefused) {
+  StartRun("other", job_.Path("saved"), " --table-shards=4");
+  EXPECT_THAT(run_->Wait(kLong), IsOkAndHolds(3));
+  EXPECT_THAT(run_->output(),
+              ::testing::HasSubstr("found TableSpec::shards of 4 and "
+                                   "Parts::virtual_shards of 8"));
+  EXPECT_EQ(LastStep(run_->output(), 0), -1);
 }
 
 TEST_F(TableResume, AllProcessesAreKilledAndTheJobIsStartedAgain) {

@@ -82,11 +82,11 @@ int64_t StepsIn(const std::string& path) {
   return file >> steps >> whole && whole == "end" ? steps : -1;
 }
 
-ps::v1::TableSpec TableOf(const std::string& durability) {
+ps::v1::TableSpec TableOf(const std::string& durability, int shards) {
   ps::v1::TableSpec spec;
   spec.set_name("rows");
   spec.set_dim(kDim);
-  spec.set_shards(kShards);
+  spec.set_shards(shards);
   spec.set_reduction(ps::v1::TableSpec::MEAN);
   spec.mutable_rule()->mutable_adagrad()->set_lr(0.05);
   spec.mutable_initializer()->set_kind(ps::v1::Initializer::UNIFORM);
@@ -97,7 +97,8 @@ ps::v1::TableSpec TableOf(const std::string& durability) {
 }
 
 absl::StatusOr<train::Result> Train(train::Job& job, const std::string& end,
-                                    const std::string& durability) {
+                                    const std::string& durability,
+                                    int table_shards) {
   const KeySets data;
   Generator random(job.worker().options().seed);
   nn::Sequential net;
@@ -110,7 +111,7 @@ absl::StatusOr<train::Result> Train(train::Job& job, const std::string& end,
           {{optimizer::AdamOptions{0.01}, net.NamedParameters()}}));
   WEFT_ASSIGN_OR_RETURN(
       const auto table,
-      train::StepTable::Open(job.worker(), TableOf(durability)));
+      train::StepTable::Open(job.worker(), TableOf(durability, table_shards)));
   train::DataParallelTraining::Parts parts;
   parts.model = &net;
   parts.optimizer = optimizer.get();
@@ -181,17 +182,20 @@ int main(int argc, char** argv) {
   weft::train::Options training;
   std::string end;
   std::string durability = "D1";
+  int table_shards = weft::testing::kShards;
   training.epochs = 1000000;
   weft::worker::Flags flags("table_worker", "Learns classes of sets of keys.");
   worker.AddTo(flags);
   training.AddTo(flags);
   flags.Add("end", &end, "file with the number of steps, and the word end");
   flags.Add("durability", &durability, "of the table: D1 or D2");
+  flags.Add("table-shards", &table_shards,
+            "of the table; with others than the training's it is refused");
   weft::ExitIfError(flags.Parse(argc, argv));
   weft::ExitIfError(worker.Resolve());
   weft::ExitIfError(training.Resolve(worker));
   weft::ExitIfError(
       weft::train::Run(worker, training, [&](weft::train::Job& job) {
-        return weft::testing::Train(job, end, durability);
+        return weft::testing::Train(job, end, durability, table_shards);
       }));
 }

@@ -196,6 +196,49 @@ TEST(Elastic, AllTrainersKilledAtOnceGoOnFromTheNewestCheckpoint) {
   ExpectUndisturbed(*run, job, saved);
 }
 
+// kill -9 of `weft run`, with which all end that it has started, in the middle
+// of an epoch; the next one goes on from there.
+TEST(Elastic, AllProcessesKilledWithinAnEpochGoOnFromWithinIt) {
+  constexpr int64_t kStepsOfEpoch = Job::kTrainImages / 8;
+  const Job job;
+  const std::string saved = job.Path("saved");
+  const Flags elastic = {"--elastic=1:2", "--nproc-per-node=2"};
+  const Flags trainer = {"--batch-size=1", "--checkpoint-every=5"};
+  const auto newest_is_within = [&](int64_t from) {
+    return !Checkpoints(saved).empty() && [&] {
+      const int64_t step = StepOf(NewestName(saved));
+      return step > from && step % kStepsOfEpoch != 0;
+    }();
+  };
+  int64_t step = 0;
+  Flags more = trainer;
+  more.push_back(kForLong);
+  for (int kills = 0; kills < 3; ++kills) {
+    const auto run = StartRun(job, elastic, saved, more);
+    ASSERT_TRUE(Becomes([&] { return newest_is_within(step + 5); }))
+        << run->output();
+    run->Signal(SIGKILL);
+    ASSERT_TRUE(run->Wait(kLong).ok());
+    if (kills > 0) {
+      EXPECT_THAT(run->output(), HasSubstr(absl::StrCat("-step-", step)));
+    } else {
+      more.push_back("--resume");
+    }
+    step = StepOf(NewestName(saved));
+  }
+  const std::string epochs =
+      absl::StrCat("--epochs=", step / kStepsOfEpoch + 1);
+  const auto last = StartRun(job, elastic, saved,
+                             {trainer[0], trainer[1], epochs, "--resume"});
+  EXPECT_THAT(last->Wait(kLong), IsOkAndHolds(0)) << last->output();
+  const auto whole = StartRun(job, {"--nproc-per-node=1"}, job.Path("whole"),
+                              {trainer[0], epochs});
+  EXPECT_THAT(whole->Wait(3 * kLong), IsOkAndHolds(0)) << whole->output();
+  EXPECT_TRUE(ModelIn(saved + "/" + NewestName(saved)) ==
+              ModelIn(job.Path("whole/") + NewestName(job.Path("whole"))))
+      << last->output();
+}
+
 // The others go on without one that is stopped, once it counts as dead. When it
 // goes on it ends, and another takes part in its place.
 TEST(Elastic, TrainerThatIsStoppedForLongIsLeftOut) {
