@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""failover.py [--elastic [--goodput] | --both --goodput --every=30 | --refill | --join] [--kills=20] [--every=3] [--data=DIR]: what a kill costs a job in
-time, and what one that comes.
+"""failover.py [--elastic [--goodput] | --torchrun [--goodput] | --both --goodput --every=30 | --refill | --join] [--kills=20]
+[--every=3] [--data=DIR]: what a kill costs a job in time, and what one that comes.
 
 Runs `weft run --replicas=2` of 3 servers and 2 synchronous trainers, and kills a random server with SIGKILL every few
 seconds; with --elastic, `weft run --elastic` of 4 data-parallel trainers, and kills a random trainer. For each kill: the
 longest time between two steps within the 2 s after it, in which the process also comes back, and how much longer that is
-than the longest in the second before it. The last line is JSON. Needs bin/ (tools/build.sh).
+than the longest in the second before it. A step that is repeated counts once. Of all kills the median, the 99th percentile
+(the longest, of fewer than 100) and, with --all, each. The last line is JSON. Needs bin/ (tools/build.sh).
+
+--torchrun: the same of a rival: torchrun of Debian's python3-torch, which starts all 4 ranks of peers/torch_elastic.py again
+from the checkpoint that they save each 50 steps. --monitor-interval is torchrun's: how often it looks.
 
 --goodput: in place of that, the steps that count in the time of --every from a kill to the next, as a share of those in
 as long a time without a kill before it, over all kills. A step that is repeated counts once.
@@ -40,6 +44,10 @@ parser.add_argument("--every", type=float, default=3.0)
 parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist")
 parser.add_argument("--goodput", action="store_true")
 parser.add_argument("--both", action="store_true")
+parser.add_argument("--torchrun", action="store_true")
+parser.add_argument("--monitor-interval", type=float, default=5, help="of --torchrun, in seconds; 5 is its default")
+parser.add_argument("--all", action="store_true", help="also the time of each kill")
+parser.add_argument("--seed", type=int, default=1)
 parser.add_argument("--table-worker", default="")
 parser.add_argument("--refill", action="store_true")
 parser.add_argument("--refill-trainer", default="")
@@ -51,7 +59,7 @@ options = parser.parse_args()
 if options.both and not options.goodput:
     parser.error("--both: wanted --goodput, too")
 bin_dir = os.path.abspath(options.bin)
-random.seed(1)
+random.seed(options.seed)
 
 trainer = f"{bin_dir}/trainer --data={options.data} --epochs=1000 --batch-size=16 --json --loss-every=1"
 trainers = f"trainer=2:{trainer}"
@@ -69,20 +77,32 @@ joiner = [options.join_trainer or f"{bin_dir}/join_trainer", f"--rows={options.r
 if options.join:
     environment["XDG_RUNTIME_DIR"] = runtime
     command = ["--job=join", "--elastic=2:8", "--nproc-per-node=4"] + joiner
-run = subprocess.Popen([f"{bin_dir}/weft", "run"] + command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                       env=environment)
+argv = [f"{bin_dir}/weft", "run"] + command
+if options.torchrun:
+    rival = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers", "torch_elastic.py")
+    argv = ["/usr/bin/python3", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4", "--max_restarts=10000",
+            f"--monitor_interval={options.monitor_interval}", rival, runtime, "50", "16"]
+    environment["OMP_NUM_THREADS"] = "1"
+run = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 steps, lines, copies = [], [], []
 furthest = 0
 
 
-def read():
+def took(step):
     global furthest
+    if options.join or options.refill or step > furthest:
+        steps.append(time.monotonic())
+        furthest = max(furthest, step)
+
+
+def read():
     for line in run.stdout:
         lines.append(line)
         # Of the first of them, which with --elastic may be any.
         if "] {\"step\"" in line and (options.elastic or options.both or line.startswith("[trainer0]")):
-            steps.append(time.monotonic())
-            furthest = max(furthest, json.loads(line.split("] ", 1)[1])["step"])
+            took(json.loads(line.split("] ", 1)[1])["step"])
+        elif line.startswith("{\"step\"") and options.torchrun:
+            took(json.loads(line)["step"])
         elif line.startswith("[ps") and " without a backup in sync" in line:
             copies.append((time.monotonic(), ", 0 without a backup in sync" in line))
 
@@ -91,6 +111,8 @@ threading.Thread(target=read, daemon=True).start()
 
 
 def is_victim(words):
+    if options.torchrun:
+        return any(word.endswith("torch_elastic.py") for word in words)
     if options.both:
         return words[0].endswith(("table_worker", "parameter_server")) or words[1:2] == ["coordinator"]
     return words[0].endswith("trainer" if options.elastic else "parameter_server")
@@ -139,9 +161,21 @@ def measure_refill(since):
     return rate(max(at - took, since), at), rate(at, end), took, end
 
 
+def end_run():
+    run.send_signal(signal.SIGINT)
+    try:
+        run.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        run.kill()
+        sys.exit("the job does not end within 60 s of SIGINT")
+
+
 deadline = time.monotonic() + 60
-while len(steps) < 50 and time.monotonic() < deadline:
+while len(steps) < 50 and time.monotonic() < deadline and run.poll() is None:
     time.sleep(0.1)
+if len(steps) < 50:
+    run.send_signal(signal.SIGINT)
+    sys.exit("".join(lines[-30:]) + "no 50 steps within 60 s")
 if options.refill:
     time.sleep(3)
     kills, since = [], steps[49]
@@ -150,8 +184,7 @@ if options.refill:
         if measured is not None:
             *kill, since = measured
             kills.append(kill)
-    run.send_signal(signal.SIGINT)
-    run.wait(timeout=60)
+    end_run()
     middle = len(kills) // 2
     print(json.dumps({"kills": len(kills), "steps_per_s_before": round(sorted(k[0] for k in kills)[middle], 1),
                       "steps_per_s_refilling": round(sorted(k[1] for k in kills)[middle], 1),
@@ -198,8 +231,7 @@ def measure_join():
 
 if options.join:
     joins = [measure_join() for _ in range(options.kills)]
-    run.send_signal(signal.SIGINT)
-    run.wait(timeout=60)
+    end_run()
     result = {"joins": len(joins)}
     for key in joins[0]:
         values = sorted(j[key] for j in joins if j[key] is not None)
@@ -220,8 +252,7 @@ if options.goodput:
             marks.append(furthest)
         quiet += marks[1] - marks[0]
         killed.append(marks[2] - marks[1])
-    run.send_signal(signal.SIGINT)
-    run.wait(timeout=60)
+    end_run()
     time_of_each = options.kills * options.every
     print(json.dumps({"kills": options.kills, "every_s": options.every, "steps_per_s_quiet": round(quiet / time_of_each, 1),
                       "steps_per_s_with_kills": round(sum(killed) / time_of_each, 1),
@@ -237,11 +268,16 @@ for _ in range(options.kills):
     usual.append(longest(at - 1, at))
     os.kill(victim, signal.SIGKILL)
     time.sleep(2)
+    until = time.monotonic() + 120
+    while steps[-1] < at + 1 and time.monotonic() < until:
+        time.sleep(0.01)
     stops.append(longest(at, at + 2))
-run.send_signal(signal.SIGINT)
-run.wait(timeout=60)
-stops.sort()
+end_run()
 usual.sort()
-result = {"kills": len(stops), "median_s": round(stops[len(stops) // 2], 3), "longest_s": round(stops[-1], 3),
+in_order = sorted(stops)
+result = {"kills": len(stops), "median_s": round(in_order[len(stops) // 2], 3),
+          "p99_s": round(in_order[min(len(stops) - 1, len(stops) * 99 // 100)], 3), "longest_s": round(in_order[-1], 3),
           "usual_longest_step_s": round(usual[len(usual) // 2], 3), "steps": len(steps)}
+if options.all:
+    result["each_s"] = [round(stop, 3) for stop in stops]
 print(json.dumps(result))
