@@ -456,6 +456,9 @@ class DataParallelTraining {
   std::vector<TrainingPlace> places_;      // that all told when they met
   std::optional<ModelState> kept_;         // while it is given another
   std::optional<ReceivedState> received_;  // the same, as far as it has come
+  // Whether parts of another rank's state were put in place of its own, and
+  // others not: nobody may begin with that.
+  bool has_parts_of_others_ = false;
   // By own shard, of the step under way; null: not given.
   std::vector<std::optional<std::string>> own_parts_;
   bool has_batch_ = false;  // Next has given one since the last Step

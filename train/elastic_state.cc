@@ -112,6 +112,7 @@ class DataParallelTraining::Handover {
                          incoming.back().second, one.from, tag});
       }
     }
+    if (!incoming.empty()) training_.has_parts_of_others_ = true;
     std::optional<Future<void>> moved;
     if (!moves.empty()) moved = group_.ExchangeAsync(moves);
     const absl::Status told = wanted_.empty() ? TellHashes() : absl::OkStatus();

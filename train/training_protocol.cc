@@ -158,6 +158,12 @@ DataParallelTraining::Done DataParallelTraining::Do(
 }
 
 DataParallelTraining::Done DataParallelTraining::Do(const StepCommit::Begin&) {
+  if (has_parts_of_others_) {
+    return absl::UnavailableError(
+        "the ranks that trained died while they gave this one their state, of "
+        "which it has a part; nobody trains any more, and it cannot begin with "
+        "that: wanted a new process in its place (weft run starts one)");
+  }
   StepCommit::Begun begun;
   WEFT_ASSIGN_OR_RETURN(begun.position,
                         is_elastic() ? BeginElastic() : Begin());
@@ -191,6 +197,7 @@ DataParallelTraining::Done DataParallelTraining::Do(
   if (!kept_.has_value()) return std::nullopt;  // its device is lost
   for (const auto& [tensor, copy] : kept_->model) tensor.CopyFrom(copy);
   WEFT_RETURN_IF_ERROR(LoadUpdateState(kept_->optimizer));
+  has_parts_of_others_ = false;
   kept_.reset();
   received_.reset();
   return std::nullopt;
@@ -198,6 +205,7 @@ DataParallelTraining::Done DataParallelTraining::Do(
 
 DataParallelTraining::Done DataParallelTraining::Do(
     const StepCommit::TakePlace& action) {
+  has_parts_of_others_ = false;
   kept_.reset();
   received_.reset();
   // It opened the tables before it met the others, who may have restored them
