@@ -3,9 +3,10 @@
 // hosts, each with a `weft run` of one server and one trainer. Every kind of
 // process is killed and stopped at random times: servers, trainers, the
 // coordinator, `weft run` of a host with all that it has started, and others
-// while the last one is being mended. The test starts nothing again but the
-// `weft run` of a lost host, as a host's supervisor does. Parameters and rows
-// equal, by hash, those of a job that nobody touched.
+// while the last one is being mended; the link of a host to the coordinator is
+// cut, for less or more than silence is borne. The test starts nothing again
+// but the `weft run` of a lost host, as a host's supervisor does. Parameters
+// and rows equal, by hash, those of a job that nobody touched.
 //
 // What holds the only copy of something is spared (docs/reliability.md): the
 // last trainer that has the model, a server while some partition has one copy,
@@ -16,6 +17,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -32,6 +34,7 @@
 #include "weft/base/clock.h"
 #include "weft/sim/random.h"
 #include "weft/tests/chaos/chaos_job.h"
+#include "weft/tests/chaos/link.h"
 #include "weft/tests/chaos/table_job.h"
 #include "weft/tests/job/aftermath.h"
 #include "weft/tests/job/job.h"
@@ -60,8 +63,11 @@ enum class Kind {
   kKillTrainerThenServer,
   kKillHostThenCoordinator,
   kStopForAWhile,
+  kCutLink,  // of a host to the coordinator
 };
-constexpr int kKinds = 10;
+constexpr int kKinds = 11;
+// Longer than silence is borne (10 s).
+constexpr absl::Duration kLongCut = absl::Seconds(13);
 
 struct Fault {
   Kind kind = Kind::kKillServer;
@@ -94,8 +100,10 @@ std::vector<Fault> DrawFaults(uint64_t seed, int count) {
 
 class BothChaos : public ChaosJob {
  protected:
-  BothChaos()
-      : ChaosJob(kKinds), meet_(absl::StrCat("127.0.0.1:", FreePort())) {
+  BothChaos() : ChaosJob(kKinds) {
+    for (int node = 1; node < kNodes; ++node) {
+      links_[node] = std::make_unique<Link>(port_);
+    }
     const auto init = StartProcess({Program("weft"), "certs", "init",
                                     "--dir=" + job_.Path("certs"), "--job=both",
                                     absl::StrCat("--servers=", kNodes),
@@ -120,13 +128,14 @@ class BothChaos : public ChaosJob {
 
   // `weft run` of a host, of one server and one trainer.
   void StartNode(int node) {
+    const int port = node == 0 ? port_ : links_[node]->port();
     nodes_[node] = &Start(
         absl::StrCat("node", node), job_.Path(absl::StrCat("node", node)),
         {Program("weft"), "run", absl::StrCat("--nnodes=", kNodes),
          absl::StrCat("--node-rank=", node), "--job=both",
-         "--coordinator=" + meet_, "--certs=" + job_.Path("certs"),
-         absl::StrCat("--elastic=1:", kNodes), "--replicas=2", "--role",
-         "ps=1:" + ServerCommand(), "--role",
+         absl::StrCat("--coordinator=127.0.0.1:", port),
+         "--certs=" + job_.Path("certs"), absl::StrCat("--elastic=1:", kNodes),
+         "--replicas=2", "--role", "ps=1:" + ServerCommand(), "--role",
          "trainer=1:" + WorkerCommand({"--durability=D1"})},
         {absl::StrCat("WEFT_HOST_ID=node", node)});
   }
@@ -283,6 +292,22 @@ class BothChaos : public ChaosJob {
     return true;
   }
 
+  bool CutLink(const Fault& fault) {
+    const std::vector<std::string> cut_off = {
+        absl::StrCat("ps", fault.host), absl::StrCat("trainer", fault.host)};
+    if (AwaitVictims(cut_off).empty()) return false;
+    const double part = fault.times.part;
+    const absl::Duration time =
+        part < 0.7 ? part / 0.7 * absl::Seconds(3) : kLongCut;
+    links_[fault.host]->Cut(true);
+    Note(absl::StrCat("cut the link of node ", fault.host,
+                      " to the coordinator for ", absl::FormatDuration(time)));
+    absl::SleepFor(time);
+    links_[fault.host]->Cut(false);
+    NoteFaultOfServer(kToNotice);
+    return true;
+  }
+
   bool Do(const Fault& fault) {
     const std::string server = absl::StrCat("ps", fault.node);
     const std::string trainer = absl::StrCat("trainer", fault.other);
@@ -310,6 +335,8 @@ class BothChaos : public ChaosJob {
         return Kill({coordinator});
       case Kind::kStopForAWhile:
         return Stop(fault);
+      case Kind::kCutLink:
+        return CutLink(fault);
     }
     return false;
   }
@@ -326,7 +353,8 @@ class BothChaos : public ChaosJob {
                       " steps"));
   }
 
-  const std::string meet_;
+  const int port_ = FreePort();          // of the coordinator
+  std::unique_ptr<Link> links_[kNodes];  // to it, but for its own host
   Process* nodes_[kNodes] = {};
   int64_t fault_epoch_ = -1;  // of the map when a server was hit last
   Instant noticed_at_;
