@@ -217,7 +217,10 @@ absl::StatusOr<StepPosition> DataParallelTraining::Resume() {
   WEFT_ASSIGN_OR_RETURN(message, group_->BroadcastBytes(message, /*root=*/0));
   absl::string_view why = message;
   if (absl::ConsumePrefix(&why, kNoPlace)) return ParseFailure(why);
-  if (message.empty()) return StepPosition();
+  if (message.empty()) {
+    WEFT_RETURN_IF_ERROR(CheckOwnState());
+    return StepPosition();
+  }
   if (has_tables()) WEFT_RETURN_IF_ERROR(tables_.checkpoints.reopen());
   WEFT_RETURN_IF_ERROR(GiveOptimizerToAll(/*root=*/0));
   return GoOnFrom(message);

@@ -71,6 +71,7 @@
 #include "weft/train/options.h"
 #include "weft/train/saving/checkpoint_run.h"
 #include "weft/train/saving/training_place.h"
+#include "weft/train/state_parts.h"
 #include "weft/train/training_metrics.h"
 
 namespace weft::train {
@@ -185,6 +186,14 @@ class DataParallelTraining {
     // rank, after the same step. Null: all stop until the group is made.
     std::function<void()> join_ahead = nullptr;
     std::function<bool()> has_joined_ahead = nullptr;
+    // What the ranks of a new group do first, before it is used: those who
+    // train give newcomers a first copy of the state, and go on. The training
+    // sets `*prepare`, and calls `join` and `join_ahead`, which copy it: it is
+    // to be called on each group that they make, once, on the thread that made
+    // it, before the group is returned or has_joined_ahead is true; null: not.
+    // No pointer, on all ranks: they stop for all of the state.
+    using Prepare = std::function<void(collectives::ProcessGroup& group)>;
+    std::shared_ptr<Prepare> prepare = nullptr;
     // Whether somebody waits to be taken in; asked by rank 0 between steps, at
     // most each `ask_interval`. Null: nobody is taken in but where a rank is
     // lost.
@@ -279,6 +288,9 @@ class DataParallelTraining {
   double mean_loss() const { return mean_loss_; }
   // Only without virtual shards.
   ddp::DistributedDataParallel& ddp() { return *ddp_; }
+  // What this rank was given of the state of others, in bytes, while they stood
+  // still for it.
+  int64_t given_bytes() const { return given_bytes_; }
   // The ranks now; in an elastic training valid until the next call.
   collectives::ProcessGroup& group() { return *group_; }
   // Groups that this rank has trained in: 1, but in an elastic training.
@@ -376,6 +388,13 @@ class DataParallelTraining {
   // which names the first.
   absl::Status ShareState(int source);
   class Handover;
+  // The state of model and optimizer; `update` is UpdateStateInPlace().
+  std::vector<StateParts::NamedTensor> StateTensors(
+      const absl::btree_map<std::string, Tensor>& update) const;
+  Elastic::Prepare PrepareToGive();
+  Elastic::Prepare PrepareToTake();
+  // kUnavailable where nobody may begin with the state of this rank.
+  absl::Status CheckOwnState() const;
   absl::Status CheckBatches(int root);
   // Whether a rank was lost, so that this group is of no more use.
   bool HasLost() const {
@@ -459,6 +478,7 @@ class DataParallelTraining {
   // Whether parts of another rank's state were put in place of its own, and
   // others not: nobody may begin with that.
   bool has_parts_of_others_ = false;
+  int64_t given_bytes_ = 0;
   // By own shard, of the step under way; null: not given.
   std::vector<std::optional<std::string>> own_parts_;
   bool has_batch_ = false;  // Next has given one since the last Step

@@ -12,6 +12,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/train/core/state_handover.h"
 #include "weft/train/data_parallel_training.h"
+#include "weft/train/first_copy.h"
 #include "weft/train/state_parts.h"
 
 namespace weft::train {
@@ -31,11 +32,12 @@ class DataParallelTraining::Handover {
         holds_(std::move(holds)),
         source_(source),
         update_(training.UpdateStateInPlace()),
-        parts_(Tensors()),
+        parts_(training.StateTensors(update_)),
         core_(holds_, source, parts_.bytes()) {}
 
   absl::Status Run() {
-    std::vector<int> lacks = LackedAtFirst();
+    training_.given_bytes_ = 0;
+    WEFT_ASSIGN_OR_RETURN(std::vector<int> lacks, LackedAtFirst());
     for (;;) {
       WEFT_ASSIGN_OR_RETURN(const auto told, Tell(lacks));
       const auto transfers = core_.NextRound(told);
@@ -55,32 +57,24 @@ class DataParallelTraining::Handover {
  private:
   bool is_holder() const { return holds_[group_.rank()]; }
 
-  std::vector<StateParts::NamedTensor> Tensors() const {
-    const nn::Module& model = *training_.parts_.model;
-    std::vector<StateParts::NamedTensor> tensors;
-    for (const nn::NamedParameter& parameter : model.NamedParameters()) {
-      tensors.push_back({absl::StrCat("parameter ", parameter.name),
-                         parameter.variable.value()});
-    }
-    for (const nn::NamedBuffer& buffer : model.NamedBuffers()) {
-      tensors.push_back({absl::StrCat("buffer ", buffer.name), buffer.tensor});
-    }
-    for (const auto& [name, tensor] : update_) {
-      tensors.push_back({absl::StrCat("optimizer state ", name), tensor});
-    }
-    return tensors;
-  }
-
-  // All, but for what came of this state before a rank was lost.
-  std::vector<int> LackedAtFirst() {
-    if (is_holder()) return {};
+  // All, but for what has come before: of this state before a rank was lost, or
+  // of a first copy, of which the hashes of the source show what has changed
+  // since. Where any rank has that all are told the hashes first.
+  absl::StatusOr<std::vector<int>> LackedAtFirst() {
     std::optional<ReceivedState>& received = training_.received_;
     const int64_t steps = training_.places_[source_].rank.position.steps;
-    if (!received.has_value() || received->steps != steps) {
-      received.reset();
-      return parts_.All();
-    }
-    return parts_.Differing(received->hashes);
+    if (received.has_value() && received->steps != steps) received.reset();
+    const bool has_some = !is_holder() && training_.has_parts_of_others_;
+    const bool asks = has_some && !received.has_value();
+    const Tensor asking = Tensor::Scalar<int64_t>(asks ? 1 : 0);
+    WEFT_RETURN_IF_ERROR(group_.AllReduce(asking));
+    std::vector<uint64_t> own;
+    if (asks) own = parts_.Hashes();  // while the source computes its own
+    if (asking.item<int64_t>() > 0) WEFT_RETURN_IF_ERROR(TellHashes());
+    if (is_holder()) return std::vector<int>();
+    if (asks) return parts_.DifferingOf(own, wanted_);
+    return received.has_value() && has_some ? parts_.Differing(received->hashes)
+                                            : parts_.All();
   }
 
   // Tells the others what this rank lacks. Returns what each rank lacks.
@@ -108,6 +102,7 @@ class DataParallelTraining::Handover {
                          parts_.Outgoing(one.part), one.to, tag});
       } else if (one.to == group_.rank()) {
         incoming.emplace_back(one.part, parts_.Incoming(one.part));
+        training_.given_bytes_ += incoming.back().second.bytes();
         moves.push_back({collectives::PointToPoint::kReceive,
                          incoming.back().second, one.from, tag});
       }
@@ -172,6 +167,65 @@ class DataParallelTraining::Handover {
   StateHandover core_;
   std::vector<uint64_t> wanted_;  // the source's hashes, once they are known
 };
+
+std::vector<StateParts::NamedTensor> DataParallelTraining::StateTensors(
+    const absl::btree_map<std::string, Tensor>& update) const {
+  std::vector<StateParts::NamedTensor> tensors;
+  for (const nn::NamedParameter& parameter : parts_.model->NamedParameters()) {
+    tensors.push_back({absl::StrCat("parameter ", parameter.name),
+                       parameter.variable.value()});
+  }
+  for (const nn::NamedBuffer& buffer : parts_.model->NamedBuffers()) {
+    tensors.push_back({absl::StrCat("buffer ", buffer.name), buffer.tensor});
+  }
+  for (const auto& [name, tensor] : update) {
+    tensors.push_back({absl::StrCat("optimizer state ", name), tensor});
+  }
+  return tensors;
+}
+
+// All ranks of the group do this after the same step, with the same bits.
+DataParallelTraining::Elastic::Prepare DataParallelTraining::PrepareToGive() {
+  const auto update = UpdateStateInPlace();
+  const auto tensors = StateTensors(update);
+  const bool is_here =
+      std::all_of(tensors.begin(), tensors.end(),
+                  [](const auto& one) { return one.tensor.device().is_cpu(); });
+  auto copy = std::make_shared<FirstCopy>();
+  if (is_here) {  // that of a device would be copied as a whole
+    *copy =
+        FirstCopy::OfGiver(StateParts(tensors), group_->rank(), group_->size(),
+                           steps(), Place().rank.fingerprint);
+  }
+  return [copy](collectives::ProcessGroup& group) { copy->Run(group); };
+}
+
+// Called by Elastic::join, on this thread. One that has a place needs no first
+// copy: it is behind by a step.
+DataParallelTraining::Elastic::Prepare DataParallelTraining::PrepareToTake() {
+  return [this](collectives::ProcessGroup& group) {
+    if (commit_.is_known()) {
+      FirstCopy().Run(group);
+      return;
+    }
+    const auto update = UpdateStateInPlace();
+    const StateParts parts(StateTensors(update));
+    if (!FirstCopy::OfTaker(parts, Place().rank.fingerprint).Run(group)) return;
+    has_parts_of_others_ = true;
+    parts.WriteBack();
+    // What cannot be loaded is sent again.
+    LoadUpdateState(update).IgnoreError();
+  };
+}
+
+absl::Status DataParallelTraining::CheckOwnState() const {
+  if (!has_parts_of_others_) return absl::OkStatus();
+  return absl::UnavailableError(
+      "the ranks that trained died while they gave this one their state, of "
+      "which it has a part; nobody trains any more, and there is no "
+      "checkpoint, so it cannot begin with that: wanted a new process in its "
+      "place (weft run starts one)");
+}
 
 // Those who have taken as many steps as the source have its bits (StepCommit's
 // C1): where all have, nothing is sent or hashed.

@@ -112,7 +112,10 @@ bool DataParallelTraining::IsAskedToStop() const {
 // Nobody trains yet.
 absl::StatusOr<StepPosition> DataParallelTraining::BeginElastic() {
   WEFT_ASSIGN_OR_RETURN(resumes_, DoesAnyResume());
-  if (!resumes_) WEFT_RETURN_IF_ERROR(CheckNoFormerRun());
+  if (!resumes_) {
+    WEFT_RETURN_IF_ERROR(CheckOwnState());
+    WEFT_RETURN_IF_ERROR(CheckNoFormerRun());
+  }
   if (is_first()) HasTrained(/*begins=*/true);
   WEFT_ASSIGN_OR_RETURN(const StepPosition position, Begin());
   // Any rank may have to save.

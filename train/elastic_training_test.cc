@@ -161,6 +161,44 @@ TEST_F(ElasticTrainingTest, NewcomerDoesNotBeginWithAPartOfTheState) {
   EXPECT_GT(ended, 0);
 }
 
+// What no step has changed since the first copy is not sent again.
+TEST_F(ElasticTrainingTest, NewcomerIsGivenWhatHasChangedWhileTheOthersStop) {
+  constexpr int64_t kStill = 100000;
+  const int64_t still_bytes = kStill * static_cast<int64_t>(sizeof(float));
+  for (const bool has_first_copies : {true, false}) {
+    Person person;
+    person.seed = 1;
+    person.still = kStill;
+    person.has_first_copies = has_first_copies;
+    person.awaits_next_group = true;
+    const Outcome whole = TrainAll({person})[0];
+    Crowd crowd;
+    crowd.Add(0);
+    crowd.Add(1);
+    Outcome outcomes[3];
+    std::thread newcomer;
+    Person first = person;
+    first.dies = [&](int64_t steps, bool is_in_step) {
+      if (steps == 4 && !is_in_step && !newcomer.joinable()) {
+        crowd.Add(2);
+        newcomer = std::thread([&] { outcomes[2] = Train(crowd, 2, person); });
+        while (!crowd.HasWaiting()) absl::SleepFor(absl::Milliseconds(1));
+      }
+      return false;
+    };
+    std::thread second([&] { outcomes[1] = Train(crowd, 1, person); });
+    outcomes[0] = Train(crowd, 0, first);
+    second.join();
+    newcomer.join();
+    for (const Outcome& outcome : outcomes) {
+      ASSERT_THAT(outcome.status, IsOk());
+      EXPECT_EQ(outcome.bits == whole.bits, true);
+    }
+    EXPECT_GT(outcomes[2].given_bytes, 0);
+    EXPECT_EQ(outcomes[2].given_bytes < still_bytes, has_first_copies);
+  }
+}
+
 // This happens where a host is to be given back: its state is saved, and nobody
 // waits.
 TEST_F(ElasticTrainingTest, RankThatIsAskedToLeaveDoesAndTheOthersGoOn) {

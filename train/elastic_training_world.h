@@ -203,7 +203,8 @@ class Ledger {
 class Net : public nn::Module {
  public:
   // `ties`: its two buffers are one, which nothing but their bits can tell.
-  Net(int64_t width, Generator& random, bool ties = false)
+  // `still`: elements of another, which no step changes.
+  Net(int64_t width, Generator& random, bool ties = false, int64_t still = 0)
       : hidden_(2, width, random),
         dropout_(0.3, random),
         output_(width, 2, random) {
@@ -213,6 +214,7 @@ class Net : public nn::Module {
     const Tensor left = Tensor::Zeros({2}, DType::kF32);
     AddBuffer("left", left);
     AddBuffer("right", ties ? left : Tensor::Ones({2}, DType::kF32));
+    if (still > 0) AddBuffer("still", Tensor::Ones({still}, DType::kF32));
   }
   Variable Forward(const Variable& x) {
     return output_.Forward(dropout_.Forward(Tanh(hidden_.Forward(x))));
@@ -364,6 +366,7 @@ struct Outcome {
   std::string bits;  // of the model and the optimizer
   int64_t steps = 0;
   int groups = 0;
+  int64_t given_bytes = 0;
   bool was_stopped = false;
   std::string checkpoint;
 };
@@ -378,7 +381,9 @@ class ElasticTrainingTest : public ::testing::Test {
     int64_t leaves_after = 0;
     absl::Duration leave_after = absl::ZeroDuration();
     int64_t width = 16;
-    bool ties = false;  // Net
+    bool ties = false;  // Net, as the next
+    int64_t still = 0;
+    bool has_first_copies = true;  // the same for all
     int epochs = 3;
     // The seed of its own first weights; 0: its id.
     uint64_t seed = 0;
@@ -543,7 +548,7 @@ class ElasticTrainingTest : public ::testing::Test {
                          Outcome* outcome) {
     Generator generator(person.seed != 0 ? person.seed
                                          : static_cast<uint64_t>(id) + 1);
-    Net net(person.width, generator, person.ties);
+    Net net(person.width, generator, person.ties, person.still);
     net.To(DeviceOf(person));
     generator = Generator(5);
     optimizer::AdamOptions adam;
@@ -561,21 +566,28 @@ class ElasticTrainingTest : public ::testing::Test {
     };
     DataParallelTraining::Elastic elastic;
     int groups = 0;
-    const auto join = [&] {
+    using Prepare = DataParallelTraining::Elastic::Prepare;
+    const auto prepare = std::make_shared<Prepare>();
+    if (person.has_first_copies) elastic.prepare = prepare;
+    const auto join = [&](const Prepare& first) {
       if (person.before_join != nullptr) person.before_join(groups);
       ++groups;
-      return crowd.Join(id);
+      auto group = crowd.Join(id);
+      if (group.ok() && first != nullptr) first(**group);
+      return group;
     };
     BackgroundTask<Group> next;
     const auto leave = absl::MakeCleanup([&] { crowd.Remove(id); });
     elastic.join = [&]() -> absl::StatusOr<Group> {
-      auto group = next.has_begun() ? *next.Take() : join();
+      auto group = next.has_begun() ? *next.Take() : join(*prepare);
       if (group.ok()) WEFT_RETURN_IF_ERROR(crowd.Enter(id));
       return group;
     };
     if (person.joins_ahead) {
       elastic.join_ahead = [&] {
-        next.Begin("the next group", join).IgnoreError();
+        next.Begin("the next group",
+                   [&join, first = *prepare] { return join(first); })
+            .IgnoreError();
       };
       elastic.has_joined_ahead = [&] { return next.is_done(); };
     }
@@ -597,6 +609,7 @@ class ElasticTrainingTest : public ::testing::Test {
     outcome->checkpoint = result.checkpoint;
     outcome->steps = training->steps();
     outcome->groups = training->groups();
+    outcome->given_bytes = training->given_bytes();
     outcome->was_stopped = result.was_stopped;
     const auto add = [&](const auto& state) {
       for (const auto& [name, tensor] : state) {

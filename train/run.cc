@@ -109,6 +109,14 @@ worker::ShutdownOptions GoodBye(const worker::Options& options,
   return good_bye;
 }
 
+absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> MakeGroup(
+    worker::Worker& worker, const worker::JoinGroupOptions& options,
+    const DataParallelTraining::Elastic::Prepare& prepare) {
+  auto group = worker::JoinGroup(worker, options);
+  if (group.ok() && prepare != nullptr) prepare(**group);
+  return group;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Job::JoinGroup(
@@ -125,7 +133,8 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Job::JoinGroup(
 }
 
 absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Job::Join(
-    const worker::JoinGroupOptions& options) {
+    const worker::JoinGroupOptions& options,
+    const DataParallelTraining::Elastic::Prepare& prepare) {
   rendezvous::Membership& membership = worker_.membership();
   const worker::Options& self = worker_.options();
   absl::Status stopped;
@@ -148,7 +157,7 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Job::Join(
       membership.Leave(kHastyGoodBye).IgnoreError();
     });
     group = [&]() -> decltype(group) {
-      if (self.is_elastic()) return JoinElastic(options);
+      if (self.is_elastic()) return JoinElastic(options, prepare);
       WEFT_RETURN_IF_ERROR(AgreeOnSettings(membership, self.rank, self.trainers,
                                            options_.settings.All(),
                                            kAgreement));
@@ -162,7 +171,8 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Job::Join(
 
 // The group that was made while the training went on, if there is one.
 absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Job::JoinElastic(
-    const worker::JoinGroupOptions& options) {
+    const worker::JoinGroupOptions& options,
+    const DataParallelTraining::Elastic::Prepare& prepare) {
   if (auto made = next_group_.Take()) {
     if (made->ok() || !worker_.membership().status().ok()) {
       return *std::move(made);
@@ -171,7 +181,7 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Job::JoinElastic(
              "the group with those who waited was not made; meeting again")
         .With("why", made->status().message());
   }
-  return worker::JoinGroup(worker_, options);
+  return MakeGroup(worker_, options, prepare);
 }
 
 void Job::EndJoin() {
@@ -203,12 +213,16 @@ DataParallelTraining::Elastic Job::MakeElastic(
     return true;
   };
   options.cancel = end_join_.token();
-  elastic.join = [this, options] { return Join(options); };
-  elastic.join_ahead = [this, options] {
+  elastic.prepare = std::make_shared<DataParallelTraining::Elastic::Prepare>();
+  const auto prepare = elastic.prepare;
+  elastic.join = [this, options, prepare] { return Join(options, *prepare); };
+  elastic.join_ahead = [this, options, prepare] {
     // Where it has no thread, JoinElastic says so.
     next_group_
         .Begin("the next group of an elastic training",
-               [this, options] { return worker::JoinGroup(worker_, options); })
+               [this, options, prepare = *prepare] {
+                 return MakeGroup(worker_, options, prepare);
+               })
         .IgnoreError();
   };
   elastic.has_joined_ahead = [this] { return next_group_.is_done(); };

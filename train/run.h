@@ -65,9 +65,11 @@ class Job {
 
  private:
   absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Join(
-      const worker::JoinGroupOptions& options);
+      const worker::JoinGroupOptions& options,
+      const DataParallelTraining::Elastic::Prepare& prepare = nullptr);
   absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinElastic(
-      const worker::JoinGroupOptions& options);
+      const worker::JoinGroupOptions& options,
+      const DataParallelTraining::Elastic::Prepare& prepare);
 
   worker::Worker& worker_;
   const Options& options_;

@@ -124,10 +124,16 @@ std::vector<uint64_t> StateParts::Hashes() const {
 
 std::vector<int> StateParts::Differing(
     const std::vector<uint64_t>& hashes) const {
+  return DifferingOf(Hashes(), hashes);
+}
+
+std::vector<int> StateParts::DifferingOf(
+    const std::vector<uint64_t>& own,
+    const std::vector<uint64_t>& hashes) const {
   std::vector<int> differing;
   for (int part = 0; part < size(); ++part) {
     for (size_t i = parts_[part].first; i < parts_[part].last; ++i) {
-      if (HashOf(pieces_[i]) == hashes[i]) continue;
+      if (own[i] == hashes[i]) continue;
       differing.push_back(part);
       break;
     }

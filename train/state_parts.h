@@ -48,6 +48,9 @@ class StateParts {
   // The parts with a piece that has another hash, in rising order. REQUIRES: as
   // many as there are pieces.
   std::vector<int> Differing(const std::vector<uint64_t>& hashes) const;
+  // The same of pieces that have the hashes `own`.
+  std::vector<int> DifferingOf(const std::vector<uint64_t>& own,
+                               const std::vector<uint64_t>& hashes) const;
   // "parameter hidden.weight with bits of hash ..., found ...": the first
   // tensor of `part` that has another hash.
   std::string Difference(int part, const std::vector<uint64_t>& wanted) const;

@@ -92,7 +92,9 @@ DataParallelTraining::Done DataParallelTraining::Do(
   WEFT_LOG(logger_, Info,
            "others wait to take part; the group with them is made meanwhile")
       .With("step", steps());
+  if (elastic_.prepare != nullptr) *elastic_.prepare = PrepareToGive();
   elastic_.join_ahead();
+  if (elastic_.prepare != nullptr) *elastic_.prepare = nullptr;
   return std::nullopt;
 }
 
@@ -106,6 +108,7 @@ DataParallelTraining::Done DataParallelTraining::Do(
   shards_ = nullptr;
   group_ = nullptr;
   own_group_ = nullptr;  // those who have not noticed yet are told
+  if (elastic_.prepare != nullptr) *elastic_.prepare = PrepareToTake();
   auto group = CatchToStatus([this] { return elastic_.join(); });
   if (group.ok() && *group == nullptr) {
     group = absl::InvalidArgumentError("Elastic::join gave no group");
@@ -158,15 +161,10 @@ DataParallelTraining::Done DataParallelTraining::Do(
 }
 
 DataParallelTraining::Done DataParallelTraining::Do(const StepCommit::Begin&) {
-  if (has_parts_of_others_) {
-    return absl::UnavailableError(
-        "the ranks that trained died while they gave this one their state, of "
-        "which it has a part; nobody trains any more, and it cannot begin with "
-        "that: wanted a new process in its place (weft run starts one)");
-  }
   StepCommit::Begun begun;
   WEFT_ASSIGN_OR_RETURN(begun.position,
                         is_elastic() ? BeginElastic() : Begin());
+  has_parts_of_others_ = false;
   return begun;
 }
 
@@ -230,7 +228,8 @@ DataParallelTraining::Done DataParallelTraining::Do(
       .With("from_rank", action.source)
       .With("meeting_ms", absl::ToInt64Milliseconds(met_at_ - stopped_at_))
       .With("state_ms",
-            absl::ToInt64Milliseconds(SteadyClock().Now() - met_at_));
+            absl::ToInt64Milliseconds(SteadyClock().Now() - met_at_))
+      .With("given_bytes", given_bytes_);
   return std::nullopt;
 }
 
