@@ -12,7 +12,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/train/core/state_handover.h"
 #include "weft/train/data_parallel_training.h"
-#include "weft/train/first_copy.h"
+#include "weft/train/state/first_copy.h"
 #include "weft/train/state_parts.h"
 
 namespace weft::train {

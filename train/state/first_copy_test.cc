@@ -1,4 +1,4 @@
-#include "weft/train/first_copy.h"
+#include "weft/train/state/first_copy.h"
 
 #include <limits>
 #include <string>

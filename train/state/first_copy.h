@@ -10,8 +10,8 @@
 //
 // Thread-safety: one thread at a time.
 
-#ifndef WEFT_TRAIN_FIRST_COPY_H_
-#define WEFT_TRAIN_FIRST_COPY_H_
+#ifndef WEFT_TRAIN_STATE_FIRST_COPY_H_
+#define WEFT_TRAIN_STATE_FIRST_COPY_H_
 
 #include <cstdint>
 #include <map>
@@ -65,4 +65,4 @@ class FirstCopy {
 
 }  // namespace weft::train
 
-#endif  // WEFT_TRAIN_FIRST_COPY_H_
+#endif  // WEFT_TRAIN_STATE_FIRST_COPY_H_
