@@ -33,7 +33,13 @@ struct Transfer {
   uint64_t tag = 0;
   DType dtype = DType::kU8;
   Block block;
-  int64_t moved_bytes = 0;  // the backend's
+  // For a block on a device, where StreamOf has said so: the event after which
+  // it may be read and written. Null: it is on the host. Must outlive this.
+  const device::Event* ready = nullptr;
+  // The backend's: what of a message is there, so that it cannot be given up
+  // without the rest; and where it keeps what it does for it.
+  int64_t moved_bytes = 0;
+  std::shared_ptr<void> state = nullptr;
 };
 
 // A group to be made of some ranks of another.
@@ -99,7 +105,7 @@ class Backend {
   // The stream on which `operation`, of tensors on `device`, runs where its
   // blocks may be memory of that device; none: they are to be on the host. For
   // the same operation, and a device that the rank was given, all ranks return
-  // a stream or all return none. Any thread.
+  // a stream or all return none (not so of a Send or a Receive). Any thread.
   virtual device::Stream StreamOf(const Operation& /*operation*/,
                                   Device /*device*/) const {
     return {};

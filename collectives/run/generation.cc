@@ -356,7 +356,9 @@ absl::StatusOr<TransferQueue::Addition> Generation::AdditionOf(
   transfer.dtype = operation.dtype;
   transfer.block =
       transfer.is_send ? operation.inputs[0] : operation.outputs[0];
+  transfer.ready = operation.ready;
   addition.staged = movement.call.preparation.staged();
+  addition.caller = movement.call.preparation.caller();
   addition.deadline = deadline;
   addition.what = absl::StrCat(
       Describe(operation), transfer.is_send ? " to " : " from ",
@@ -372,7 +374,7 @@ absl::Status Generation::EndMovement(Preparation& preparation) {
       CatchToStatus([&] { return preparation.Finish(); });
   if (status.ok()) return status;
   const absl::Status annotated = Annotate(status, preparation.operation());
-  if (preparation.staged() != nullptr) backend_->Abort(annotated);
+  if (preparation.caller().is_valid()) backend_->Abort(annotated);
   return annotated;
 }
 

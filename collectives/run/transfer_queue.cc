@@ -55,7 +55,7 @@ void TransferQueue::Settle(std::list<Pending>& ended) {
   InlineScope callbacks;  // The next transfers need this thread.
   for (Pending& pending : ended) {
     std::optional<device::StreamScope> current;
-    if (pending.staged != nullptr) current.emplace(pending.staged->caller());
+    if (pending.caller.is_valid()) current.emplace(pending.caller);
     pending.promise.Set(pending.result);
   }
 }
@@ -112,10 +112,14 @@ bool TransferQueue::Move(Pending& pending) {
     pending.result = Prefixed(pending.what, pending.obstacle);
     return true;
   }
+  const bool has_begun = pending.transfer.moved_bytes > 0;
   pending.result = absl::DeadlineExceededError(
-      absl::StrCat(pending.what, ": the other rank has not called in time"));
+      absl::StrCat(pending.what, has_begun
+                                     ? ": it has begun, and not ended in time"
+                                     : ": the other rank has not called in "
+                                       "time"));
   // The rest of a message that is half there can go nowhere.
-  if (pending.transfer.moved_bytes > 0) backend_.Abort(pending.result.status());
+  if (has_begun) backend_.Abort(pending.result.status());
   return true;
 }
 
@@ -165,8 +169,8 @@ std::vector<Future<int>> TransferQueue::Add(std::vector<Addition> additions) {
   // All before the first is moved: it may wait for what another one takes.
   const size_t before = pending_.size();
   for (Addition& one : additions) {
-    pending_.push_back({one.transfer, std::move(one.staged), one.deadline,
-                        std::move(one.what), Promise<int>(), -1,
+    pending_.push_back({one.transfer, std::move(one.staged), one.caller,
+                        one.deadline, std::move(one.what), Promise<int>(), -1,
                         absl::OkStatus()});
   }
   for (auto it = std::next(pending_.begin(), before); it != pending_.end();) {

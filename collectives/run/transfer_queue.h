@@ -14,6 +14,7 @@
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
 #include "weft/collectives/backend.h"
+#include "weft/device/runtime.h"
 #include "weft/tensor/device_staging.h"
 
 namespace weft::collectives {
@@ -28,8 +29,9 @@ class TransferQueue {
 
   struct Addition {
     Transfer transfer;
-    // Where it passes a tensor of a device; null: it does not.
+    // Where a tensor of a device passes through the host; null: it does not.
     std::shared_ptr<StagedCall> staged;
+    device::Stream caller;  // with a tensor of a device: the caller's
     Instant deadline;
     std::string what;  // with which its errors begin
   };
@@ -49,6 +51,7 @@ class TransferQueue {
   struct Pending {
     Transfer transfer;
     std::shared_ptr<StagedCall> staged;
+    device::Stream caller;
     Instant deadline;
     std::string what;
     Promise<int> promise;

@@ -1,5 +1,6 @@
 #include "weft/collectives/backends/nccl/nccl_backend.h"
 
+#include <algorithm>
 #include <deque>
 #include <thread>
 #include <utility>
@@ -7,6 +8,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "weft/base/mutex.h"
 #include "weft/base/reworded.h"
 #include "weft/base/start_thread.h"
@@ -17,6 +19,8 @@
 #include "weft/collectives/backends/nccl/nccl_launch.h"
 #include "weft/collectives/backends/nccl/nccl_meeting.h"
 #include "weft/collectives/backends/nccl/nccl_passage.h"
+#include "weft/collectives/backends/nccl/nccl_streams.h"
+#include "weft/collectives/backends/nccl/nccl_transfers.h"
 #include "weft/collectives/linked_backends.h"
 #include "weft/collectives/subgroup_name.h"
 
@@ -25,46 +29,15 @@ void WeftCollectivesHasNccl() {}
 namespace weft::collectives {
 namespace {
 
-// Streams of one device for a group and those made from it: a Runtime keeps
-// each stream that was ever made, so they are used again.
-//
-// Thread-safety: thread-safe.
-class StreamPool {
- public:
-  StreamPool(std::shared_ptr<device::Context> context, int index)
-      : context_(std::move(context)), index_(index) {}
-
-  absl::StatusOr<device::Stream> Take() ABSL_LOCKS_EXCLUDED(mu_) {
-    MutexLock lock(mu_);
-    if (free_.empty()) {
-      return context_->runtime().CreateStream(context_->device(index_),
-                                              device::Runtime::Priority::kHigh);
-    }
-    const device::Stream stream = free_.back();
-    free_.pop_back();
-    return stream;
-  }
-  void GiveBack(device::Stream stream) ABSL_LOCKS_EXCLUDED(mu_) {
-    // What was aborted may still run on it.
-    const absl::StatusOr<bool> is_idle = stream.runtime().Query(stream);
-    if (!is_idle.ok() || !*is_idle) return;
-    MutexLock lock(mu_);
-    free_.push_back(stream);
-  }
-
- private:
-  const std::shared_ptr<device::Context> context_;
-  const int index_;
-  Mutex mu_;
-  std::vector<device::Stream> free_ ABSL_GUARDED_BY(mu_);
-};
+// How often a device is asked whether a Send or Receive has ended.
+constexpr absl::Duration kDevicePoll = absl::Microseconds(100);
 
 // Two threads: one lets each operation be compared, and gives it to NCCL; one
 // ends them (NcclFlights).
 class NcclBackend final : public Backend {
  public:
   NcclBackend(NcclOptions options, std::unique_ptr<Backend> host,
-              std::shared_ptr<StreamPool> streams)
+              std::shared_ptr<NcclStreams> streams)
       : options_(std::move(options)),
         host_(std::move(host)),
         streams_(std::move(streams)) {}
@@ -96,12 +69,10 @@ class NcclBackend final : public Backend {
     return host_->CheckShrink(key);
   }
   absl::StatusOr<bool> Advance(Transfer& transfer) override {
-    return host_->Advance(transfer);
+    return transfers_->Advance(transfer);
   }
   uint64_t transfer_events() const override { return host_->transfer_events(); }
-  void AwaitTransfers(uint64_t seen, Instant until) override {
-    host_->AwaitTransfers(seen, until);
-  }
+  void AwaitTransfers(uint64_t seen, Instant until) override;
   absl::StatusOr<Tensor> Allocate(const Shape& shape, DType dtype) override {
     return host_->Allocate(shape, dtype);
   }
@@ -128,10 +99,11 @@ class NcclBackend final : public Backend {
 
   const NcclOptions options_;
   const std::unique_ptr<Backend> host_;
-  const std::shared_ptr<StreamPool> streams_;
+  const std::shared_ptr<NcclStreams> streams_;
   device::Stream stream_;  // set by Start
   std::unique_ptr<NcclCommunicator> communicator_;
   std::unique_ptr<NcclFlights> flights_;
+  std::unique_ptr<NcclTransfers> transfers_;
   uint64_t next_ = 0;  // operation of the host's group; of the thread
 
   Mutex mu_;
@@ -148,6 +120,7 @@ NcclBackend::~NcclBackend() {
     changed_.NotifyAll();
   }
   if (thread_.joinable()) thread_.join();
+  transfers_ = nullptr;
   flights_ = nullptr;
   // No rank of an aborted group answers the farewell.
   if (communicator_ != nullptr && !host_->health().ok()) {
@@ -179,6 +152,13 @@ absl::Status NcclBackend::Start(Instant deadline) {
                                {driver().clock(), deadline, check});
   EndNcclMeeting(options_);
   WEFT_ASSIGN_OR_RETURN(communicator_, std::move(communicator));
+  NcclTransfers::Options transfers;
+  transfers.functions = options_.functions;
+  transfers.context = options_.context;
+  transfers.streams = streams_;
+  transfers.host_bytes = options_.host_bytes;
+  transfers_ = std::make_unique<NcclTransfers>(*host_, std::move(transfers));
+  WEFT_RETURN_IF_ERROR(transfers_->Start());
   flights_ = std::make_unique<NcclFlights>(*host_, *communicator_, stream_);
   WEFT_RETURN_IF_ERROR(flights_->Start());
   WEFT_ASSIGN_OR_RETURN(thread_,
@@ -210,7 +190,15 @@ device::Stream NcclBackend::StreamOf(const Operation& operation,
                                      Device device) const {
   const bool is_own = device.context() == options_.context.get() &&
                       device.index() == options_.device;
+  if (is_own && transfers_->Takes(operation)) return transfers_->stream();
   return is_own && IsOfNccl(operation) ? stream_ : device::Stream();
+}
+
+void NcclBackend::AwaitTransfers(uint64_t seen, Instant until) {
+  if (transfers_->awaits_device()) {
+    until = std::min(until, driver().clock().Now() + kDevicePoll);
+  }
+  host_->AwaitTransfers(seen, until);
 }
 
 void NcclBackend::RunRequests() {
@@ -309,7 +297,7 @@ absl::Status NcclBackend::Launch(NcclFlight& flight, bool with_factors) {
 
 absl::StatusOr<std::unique_ptr<Backend>> Connect(
     NcclOptions options, std::unique_ptr<Backend> host,
-    std::shared_ptr<StreamPool> streams, Instant deadline) {
+    std::shared_ptr<NcclStreams> streams, Instant deadline) {
   const std::string what =
       absl::StrCat("ConnectNccl, rank ", options.rank, " of ", options.size,
                    " of group ", options.name);
@@ -375,7 +363,7 @@ absl::StatusOr<std::unique_ptr<Backend>> ConnectNccl(
     if (host != nullptr) host->Abort(checked);
     return checked;
   }
-  auto streams = std::make_shared<StreamPool>(options.context, options.device);
+  auto streams = std::make_shared<NcclStreams>(options.context, options.device);
   const Instant deadline =
       host->driver().clock().Now() + options.connect_timeout;
   return Connect(std::move(options), std::move(host), std::move(streams),

@@ -17,21 +17,27 @@
 //
 //   NCCL  AllReduce, Reduce and ReduceScatter: sum and average of all dtypes
 //         but bool, product, min and max of integers; Broadcast, AllGather,
-//         Gather, Scatter, AllToAll
-//   host  the rest: other reductions, Barrier, Send, Receive, Split; and what
-//         all ranks have on the CPU, after one exchange more
+//         Gather, Scatter, AllToAll; Send of a tensor on the device
+//   host  the rest: other reductions, Barrier, Split, Send of a tensor of the
+//         CPU or of few bytes; and what all ranks have on the CPU, after one
+//         exchange more
+//
+// A Send that NCCL moves is over once it was received, and takes no memory
+// before. One over the host is over once the host's group has it.
 //
 // An average of floating elements is NCCL's: each rank's elements times 1 / n,
 // and then their sum. An operation ends by an event of its stream; its Future
 // is set after that. It is aborted, on every rank, by Revoke, at its deadline,
 // when a rank's process ends and when NCCL reports an error.
 //
-// Cost of a rank: two threads, a stream, and NCCL's own. Where the library is
+// Cost of a rank: two threads, two streams, and NCCL's own; for each rank that it
+// sends to or receives from over NCCL, a stream and a communicator more. Where the library is
 // missing, ConnectNccl says what to install; a build needs nothing of NCCL.
 
 #ifndef WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_BACKEND_H_
 #define WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_BACKEND_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -53,10 +59,12 @@ struct NcclOptions : GroupEndpoint {
   // NCCL's own traffic between hosts is neither encrypted nor authenticated:
   // ranks on several hosts want this.
   bool insecure = false;
+  // A Send of at most so many bytes goes over the host.
+  int64_t host_bytes = int64_t{64} << 10;
   // Ranks of one `host` are on one host; "": the machine says. For tests.
   std::string host;
   // Moves what all ranks have on the CPU through the device, too, and not over
-  // the host.
+  // the host; not so a Send.
   bool moves_host_tensors = false;
   // Null: those of libnccl.so.2.
   std::shared_ptr<const NcclFunctions> functions = nullptr;

@@ -30,6 +30,8 @@ absl::Status CallOn(const device::Stream& stream, absl::string_view name,
   return stream.runtime().LaunchNative(stream, name, call);
 }
 
+constexpr char kInit[] = "ncclCommInitRankConfig";
+
 absl::Status Ended() {
   return absl::CancelledError("the communicator of NCCL was aborted");
 }
@@ -43,28 +45,35 @@ absl::Status Begun(const NcclFunctions& functions, Result result,
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
-    Options options, const NcclWait& wait) {
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Begin(
+    Options options) {
   std::unique_ptr<NcclCommunicator> made(
       new NcclCommunicator(std::move(options)));
-  constexpr char kName[] = "ncclCommInitRankConfig";
   const NcclFunctions& f = *made->options_.functions;
+  absl::Status begun;
   {
     MutexLock lock(made->mu_);
     nccl::Comm comm = nullptr;
     nccl::Config config;
     config.blocking = 0;
-    const absl::Status begun = made->OnDevice(kName, [&](nccl::NativeStream) {
+    begun = made->OnDevice(kInit, [&](nccl::NativeStream) {
       return Begun(
           f,
           f.CommInitRankConfig(&comm, made->options_.size, made->options_.id,
                                made->options_.rank, &config),
-          kName, nullptr);
+          kInit, nullptr);
     });
     made->comm_ = comm;
-    WEFT_RETURN_IF_ERROR(begun);
   }
-  const absl::Status status = made->Await(kName, wait);
+  WEFT_RETURN_IF_ERROR(begun);
+  return made;
+}
+
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
+    Options options, const NcclWait& wait) {
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<NcclCommunicator> made,
+                        Begin(std::move(options)));
+  const absl::Status status = made->Await(kInit, wait);
   if (!status.ok()) made->Abort();
   WEFT_RETURN_IF_ERROR(status);
   return made;
@@ -132,20 +141,28 @@ absl::Status NcclCommunicator::Await(absl::string_view name,
   }
 }
 
+absl::Status NcclCommunicator::Launch(const Operation& operation,
+                                      bool with_factors,
+                                      NcclScratch& scratch) {
+  MutexLock lock(mu_);
+  if (comm_ == nullptr) return Ended();
+  const NcclPlace place = {*options_.functions, comm_,
+                           options_.rank,       options_.size,
+                           *options_.context,   options_.stream};
+  return OnDevice("NCCL", [&](nccl::NativeStream native) -> absl::Status {
+    return LaunchOnNccl(place, operation, with_factors, native, scratch);
+  });
+}
+
+absl::StatusOr<bool> NcclCommunicator::IsReady() {
+  WEFT_ASSIGN_OR_RETURN(const Result progress, Progress());
+  return progress != Result::kInProgress;
+}
+
 absl::Status NcclCommunicator::Enqueue(const Operation& operation,
                                        bool with_factors, NcclScratch& scratch,
                                        const NcclWait& wait) {
-  {
-    MutexLock lock(mu_);
-    if (comm_ == nullptr) return Ended();
-    const NcclPlace place = {*options_.functions, comm_,
-                             options_.rank,       options_.size,
-                             *options_.context,   options_.stream};
-    WEFT_RETURN_IF_ERROR(
-        OnDevice("NCCL", [&](nccl::NativeStream native) -> absl::Status {
-          return LaunchOnNccl(place, operation, with_factors, native, scratch);
-        }));
-  }
+  WEFT_RETURN_IF_ERROR(Launch(operation, with_factors, scratch));
   WEFT_RETURN_IF_ERROR(Await(Name(operation.verb), wait));
   device::Runtime& runtime = options_.stream.runtime();
   for (const NcclScratch::Copy& copy : scratch.copies) {

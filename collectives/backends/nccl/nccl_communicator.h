@@ -46,6 +46,9 @@ class NcclCommunicator {
   // Waits until all ranks have come. kDeadlineExceeded; errors of NCCL.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(
       Options options, const NcclWait& wait);
+  // The same, and does not wait: it is to be used once IsReady says so.
+  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Begin(
+      Options options);
   // Leaves: waits at most 2 s for what NCCL still has to send, then aborts. An
   // abort has 10 s; one that has not ended then goes on alone.
   ~NcclCommunicator();
@@ -56,6 +59,12 @@ class NcclCommunicator {
   absl::Status Enqueue(const Operation& operation, bool with_factors,
                        NcclScratch& scratch, const NcclWait& wait)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // LaunchOnNccl alone: it is on the stream once IsReady says so, and nothing
+  // else is to be launched before.
+  absl::Status Launch(const Operation& operation, bool with_factors,
+                      NcclScratch& scratch) ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether the call that was begun last is over; its error.
+  absl::StatusOr<bool> IsReady() ABSL_LOCKS_EXCLUDED(mu_);
   // What has failed since in what was enqueued; OK: nothing is known.
   absl::Status AsyncError() ABSL_LOCKS_EXCLUDED(mu_);
   // Ends the kernels that run, on this rank: what they leave is undefined. NCCL

@@ -205,6 +205,10 @@ absl::Status Launch::RunWith(RedOp op) {
       return Scatter();
     case Verb::kAllToAll:
       return AllToAll();
+    case Verb::kSend:
+      return InGroup([&] { return Send(in[0], operation_.root); });
+    case Verb::kReceive:
+      return InGroup([&] { return Receive(out[0], operation_.root); });
     default:
       return absl::InternalError(
           absl::StrCat(Name(operation_.verb), " is not run by NCCL"));

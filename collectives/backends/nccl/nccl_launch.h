@@ -6,6 +6,7 @@
 //   AllGather      ncclAllGather; of uneven counts, a ncclBroadcast of each
 //   rank ReduceScatter  ncclReduceScatter; uneven, a ncclReduce to each rank
 //   Gather, Scatter, AllToAll  ncclSend and ncclRecv, all in one group
+//   Send, Receive  one of them, with rank `root`
 //
 // Which calls there are depends on what all ranks know alike (verb, dtype,
 // reduction and counts), never on where the blocks of one rank lie: ranks that
@@ -64,7 +65,8 @@ struct NcclScratch {
 // Has NCCL put `operation`, whose blocks are memory of the stream's device, on
 // place.stream, which is `native` for NCCL; `with_factors`: some rank has a
 // factor other than 1. Does not wait: the communicator says when it is there.
-// Errors are those of NCCL and of the Runtime. REQUIRES: IsOfNccl(operation).
+// Errors are those of NCCL and of the Runtime. REQUIRES: IsOfNccl(operation), or
+// a Send or Receive.
 absl::Status LaunchOnNccl(const NcclPlace& place, const Operation& operation,
                           bool with_factors, nccl::NativeStream native,
                           NcclScratch& scratch);

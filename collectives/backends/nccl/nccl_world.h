@@ -39,7 +39,7 @@ struct NcclRank {
   }
 };
 
-class NcclWorld final : public TestWorld {
+class NcclWorld : public TestWorld {
  public:
   // `seed`: of the order in which tasks of devices run.
   NcclWorld(int size, uint64_t seed, const DiagnosisOptions& diagnosis = {})
@@ -62,6 +62,7 @@ class NcclWorld final : public TestWorld {
     options.functions = nccl_.Library(rank);
     options.moves_host_tensors = moves_host_tensors;
     options.connect_timeout = connect_timeout;
+    options.host_bytes = host_bytes;
     return options;
   }
 
@@ -85,6 +86,7 @@ class NcclWorld final : public TestWorld {
   }
 
   bool moves_host_tensors = false;
+  int64_t host_bytes = NcclOptions().host_bytes;
   absl::Duration connect_timeout = absl::Minutes(1);
 
  private:

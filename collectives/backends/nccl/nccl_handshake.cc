@@ -1,0 +1,181 @@
+#include "weft/collectives/backends/nccl/nccl_handshake.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+
+namespace weft::collectives {
+namespace {
+
+constexpr uint64_t kHeaderMagic = 0x31726468'6c63636eULL;  // "ncclhdr1"
+// Offers that are withdrawn before they were asked for: each has a header that
+// takes more memory than it.
+constexpr size_t kMostWithdrawn = size_t{1} << 20;
+
+template <typename T>
+void Append(std::string& to, const T& value) {
+  to.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+template <typename T>
+T At(absl::string_view bytes, size_t at) {
+  T value;
+  memcpy(&value, bytes.data() + at, sizeof value);
+  return value;
+}
+
+absl::Status NotUnderstood(absl::string_view what) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("it sent what no rank of an nccl group sends: ", what));
+}
+
+}  // namespace
+
+std::string Encode(const NcclHeader& header) {
+  std::string bytes;
+  Append(bytes, kHeaderMagic);
+  Append(bytes, header.id);
+  Append(bytes, header.elements);
+  Append(bytes, static_cast<uint32_t>(header.dtype));
+  Append(bytes, uint32_t{header.is_offer});
+  return bytes;
+}
+
+absl::StatusOr<NcclHeader> DecodeNcclHeader(absl::string_view bytes) {
+  if (bytes.size() != kNcclHeaderBytes ||
+      At<uint64_t>(bytes, 0) != kHeaderMagic) {
+    return NotUnderstood("no header of a message");
+  }
+  NcclHeader header;
+  header.id = At<uint64_t>(bytes, 8);
+  header.elements = At<int64_t>(bytes, 16);
+  const auto dtype = At<uint32_t>(bytes, 24);
+  const auto flags = At<uint32_t>(bytes, 28);
+  header.dtype = static_cast<DType>(dtype);
+  header.is_offer = flags == 1;
+  const int64_t item = dtype < 64 ? ItemSize(header.dtype) : 0;
+  if (item <= 0 || flags > 1 || header.elements < 0 ||
+      header.elements > std::numeric_limits<int64_t>::max() / item) {
+    return NotUnderstood(absl::StrCat("a message of ", header.elements,
+                                      " elements of dtype ", dtype));
+  }
+  return header;
+}
+
+std::string Encode(const NcclNotice& notice) {
+  std::string bytes;
+  Append(bytes, static_cast<uint64_t>(notice.kind));
+  Append(bytes, notice.id);
+  Append(bytes, notice.unique);
+  return bytes;
+}
+
+absl::StatusOr<NcclNotice> DecodeNcclNotice(absl::string_view bytes) {
+  if (bytes.size() != kNcclNoticeBytes) return NotUnderstood("no notice");
+  const auto kind = At<uint64_t>(bytes, 0);
+  if (kind < static_cast<uint64_t>(NcclNotice::Kind::kAccept) ||
+      kind > static_cast<uint64_t>(NcclNotice::Kind::kConnect)) {
+    return NotUnderstood(absl::StrCat("a notice of kind ", kind));
+  }
+  NcclNotice notice;
+  notice.kind = static_cast<NcclNotice::Kind>(kind);
+  notice.id = At<uint64_t>(bytes, 8);
+  notice.unique = At<nccl::UniqueId>(bytes, 16);
+  return notice;
+}
+
+uint64_t NcclHandshake::Offer() {
+  const uint64_t id = next_++;
+  sent_.stages[id] = Stage::kOffered;
+  return id;
+}
+
+bool NcclHandshake::Withdraw(uint64_t id) {
+  if (StageOf(true, id) != Stage::kOffered) return false;
+  sent_.stages.erase(id);
+  outbox_.push_back({NcclNotice::Kind::kWithdraw, id});
+  return true;
+}
+
+void NcclHandshake::Accept(uint64_t id) {
+  if (withdrawn_.erase(id) > 0) return;
+  received_.stages[id] = Stage::kAccepted;
+  outbox_.push_back({NcclNotice::Kind::kAccept, id});
+}
+
+void NcclHandshake::Refuse(uint64_t id) {
+  if (withdrawn_.erase(id) > 0) return;
+  outbox_.push_back({NcclNotice::Kind::kRefuse, id});
+}
+
+NcclHandshake::Stage NcclHandshake::StageOf(bool is_send, uint64_t id) const {
+  const auto found = side(is_send).stages.find(id);
+  return found == side(is_send).stages.end() ? Stage::kWithdrawn
+                                             : found->second;
+}
+
+bool NcclHandshake::IsNext(bool is_send, uint64_t id) const {
+  const Side& one = side(is_send);
+  return !one.order.empty() && one.order.front() == id;
+}
+
+void NcclHandshake::Forget(bool is_send, uint64_t id) {
+  Side& one = is_send ? sent_ : received_;
+  one.stages.erase(id);
+  one.order.erase(std::remove(one.order.begin(), one.order.end(), id),
+                  one.order.end());
+}
+
+absl::Status NcclHandshake::OnNotice(const NcclNotice& notice) {
+  using Kind = NcclNotice::Kind;
+  const uint64_t id = notice.id;
+  switch (notice.kind) {
+    case Kind::kAccept:
+    case Kind::kRefuse: {
+      if (id >= next_) break;
+      const auto sent = sent_.stages.find(id);
+      // It was withdrawn, which the other had not heard.
+      if (sent == sent_.stages.end()) return absl::OkStatus();
+      if (sent->second != Stage::kOffered) break;
+      if (notice.kind == Kind::kRefuse) {
+        sent->second = Stage::kRefused;
+        return absl::OkStatus();
+      }
+      sent->second = Stage::kAgreed;
+      sent_.order.push_back(id);
+      outbox_.push_back({Kind::kGo, id});
+      return absl::OkStatus();
+    }
+    case Kind::kWithdraw: {
+      const auto received = received_.stages.find(id);
+      if (received == received_.stages.end()) {
+        if (withdrawn_.size() >= kMostWithdrawn) break;
+        withdrawn_.insert(id);
+        return absl::OkStatus();
+      }
+      if (received->second != Stage::kAccepted) break;
+      received_.stages.erase(received);
+      return absl::OkStatus();
+    }
+    case Kind::kGo: {
+      const auto received = received_.stages.find(id);
+      if (received == received_.stages.end() ||
+          received->second != Stage::kAccepted) {
+        break;
+      }
+      received->second = Stage::kAgreed;
+      received_.order.push_back(id);
+      return absl::OkStatus();
+    }
+    case Kind::kConnect:
+      if (connect_.has_value()) break;
+      connect_ = notice.unique;
+      return absl::OkStatus();
+  }
+  return NotUnderstood(absl::StrCat("a notice of kind ",
+                                    static_cast<int>(notice.kind),
+                                    " about offer ", id, ", out of turn"));
+}
+
+}  // namespace weft::collectives

@@ -1,0 +1,119 @@
+// NcclHandshake: what two ranks say to each other before NCCL moves a tensor
+// from one to the other, so that neither hangs in a kernel that the other does
+// not run. A pure state machine: no threads, clocks or I/O.
+//
+//   sender                              receiver
+//   NcclHeader (dtype, count)  ------>  with the message's tag
+//                              <------  kAccept, or kRefuse: of another kind
+//   kGo, and ncclSend          ------>  ncclRecv
+//
+// Between kAccept and kGo nothing is launched, so a sender that gives up before
+// it is accepted says kWithdraw, and both go on. The transfers from one rank to
+// another are launched in the order of their kGo: by ncclSend there, by
+// ncclRecv here. They have a communicator and a stream of their own for each of
+// the two directions, which makes this order enough: no transfer waits for one
+// to, or from, another rank, nor for a collective operation.
+//
+// Guarantees, checked in nccl_handshake_test.cc for all orders of arrival:
+//   H1  both ranks launch the same transfers in the same order
+//   H2  a transfer that was withdrawn is launched on neither
+//   H3  what no rank sends is kFailedPrecondition, and ends no process
+
+#ifndef WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_HANDSHAKE_H_
+#define WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_HANDSHAKE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
+#include "weft/collectives/backends/nccl/nccl_abi.h"
+#include "weft/tensor/dtype.h"
+
+namespace weft::collectives {
+
+// Comes before each message of Send.
+struct NcclHeader {
+  // Whether NCCL is to move the elements; else they come behind the header.
+  bool is_offer = false;
+  uint64_t id = 0;  // of the offer, among those of its sender
+  DType dtype = DType::kU8;
+  int64_t elements = 0;
+};
+inline constexpr size_t kNcclHeaderBytes = 32;
+std::string Encode(const NcclHeader& header);  // kNcclHeaderBytes
+// kFailedPrecondition for anything that Encode does not write.
+absl::StatusOr<NcclHeader> DecodeNcclHeader(absl::string_view bytes);
+
+// What the two say besides, on a tag of their own.
+struct NcclNotice {
+  enum class Kind : uint8_t { kAccept = 1, kRefuse, kWithdraw, kGo, kConnect };
+
+  Kind kind = Kind::kAccept;
+  uint64_t id = 0;              // of the offer; kConnect: 0
+  nccl::UniqueId unique = {};  // kConnect: of the communicator to be made
+};
+inline constexpr size_t kNcclNoticeBytes = 16 + sizeof(nccl::UniqueId);
+std::string Encode(const NcclNotice& notice);  // kNcclNoticeBytes
+absl::StatusOr<NcclNotice> DecodeNcclNotice(absl::string_view bytes);
+
+// Of one rank with one other.
+//
+// Thread-safety: one thread at a time.
+class NcclHandshake {
+ public:
+  enum class Stage : uint8_t {
+    kOffered,    // the receiver has not answered
+    kAccepted,   // the sender has not said kGo
+    kAgreed,     // to be launched in its turn
+    kRefused,    // by the receiver: it has dropped it
+    kWithdrawn,  // by the sender, or unknown
+  };
+
+  // --- As the sender. ---
+  // The id of a new offer, whose header is to be sent.
+  uint64_t Offer();
+  // Gives up an offer: true, and the receiver is told, unless it is agreed on.
+  bool Withdraw(uint64_t id);
+  // --- As the receiver, of an offer whose header has come. ---
+  void Accept(uint64_t id);
+  void Refuse(uint64_t id);
+
+  // As the sender, or as the receiver.
+  Stage StageOf(bool is_send, uint64_t id) const;
+  // Whether it is agreed on and the next to be launched in its direction.
+  bool IsNext(bool is_send, uint64_t id) const;
+  // It was launched, refused or withdrawn, and is forgotten.
+  void Forget(bool is_send, uint64_t id);
+
+  // kFailedPrecondition: nothing that a rank says then.
+  absl::Status OnNotice(const NcclNotice& notice);
+  // What is to be said next, in this order; the caller takes it out.
+  std::deque<NcclNotice>& outbox() { return outbox_; }
+  // What the other has said of the communicator for what it sends.
+  const absl::optional<nccl::UniqueId>& connect() const { return connect_; }
+
+ private:
+  struct Side {
+    std::map<uint64_t, Stage> stages;
+    std::deque<uint64_t> order;  // agreed on, not launched
+  };
+  const Side& side(bool is_send) const { return is_send ? sent_ : received_; }
+
+  Side sent_, received_;
+  uint64_t next_ = 0;              // offer
+  std::set<uint64_t> withdrawn_;   // by the other, before this rank had asked
+  std::deque<NcclNotice> outbox_;
+  absl::optional<nccl::UniqueId> connect_;
+};
+
+}  // namespace weft::collectives
+
+#endif  // WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_HANDSHAKE_H_

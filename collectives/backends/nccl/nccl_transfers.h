@@ -1,0 +1,131 @@
+// NcclTransfers: Send and Receive of a group of the nccl backend.
+//
+// What a rank sends from its device, more than `host_bytes` of it, NCCL moves:
+// the two ranks agree on it over the group of the host (nccl_handshake.h), so
+// that a receive that does not come, or wants another tensor, is told there.
+// All else is a message of the host's group, behind a header.
+//
+//   the tensors                                 move
+//   device, and the receiver's is on its own    ncclSend, ncclRecv
+//   device, and the receiver's is elsewhere     the same, into device memory of
+//                                               the receiver, and to the host
+//   host or few bytes                           over the host, and to the
+//                                               receiver's device
+//
+// A Send that NCCL moves is over once it was received. Each rank has a
+// communicator of two ranks, and a stream, for each rank that it sends such
+// tensors to, and for each that it receives them from, made by the first.
+
+#ifndef WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_TRANSFERS_H_
+#define WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_TRANSFERS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "weft/base/clock.h"
+#include "weft/base/mutex.h"
+#include "weft/collectives/backend.h"
+#include "weft/collectives/backends/nccl/nccl_communicator.h"
+#include "weft/collectives/backends/nccl/nccl_functions.h"
+#include "weft/collectives/backends/nccl/nccl_handshake.h"
+#include "weft/collectives/backends/nccl/nccl_streams.h"
+#include "weft/device/context.h"
+#include "weft/device/runtime.h"
+
+namespace weft::collectives {
+
+// Thread-safety: thread-safe; nobody else calls Advance of `host`.
+class NcclTransfers {
+ public:
+  // The tag of what the ranks say besides: no Send or Receive has it.
+  static constexpr uint64_t kNoticeTag = std::numeric_limits<uint64_t>::max();
+
+  struct Options {
+    std::shared_ptr<const NcclFunctions> functions;
+    std::shared_ptr<device::Context> context;
+    std::shared_ptr<NcclStreams> streams;
+    int64_t host_bytes = 0;
+  };
+  // `host` must outlive it, and it the transfers.
+  NcclTransfers(Backend& host, Options options);
+  // Waits as ~NcclCommunicator does.
+  ~NcclTransfers();
+
+  absl::Status Start();
+
+  // Whether the tensor of such an operation may stay on the device; then all
+  // that is done with it has been done once this stream has run.
+  bool Takes(const Operation& operation) const;
+  device::Stream stream() const { return after_all_; }
+
+  // As Backend::Advance. An error of NCCL or of the device breaks the group.
+  absl::StatusOr<bool> Advance(Transfer& transfer) ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether some transfer waits for the device, which wakes nobody.
+  bool awaits_device() const { return on_device_.load() > 0; }
+
+ private:
+  struct One;   // transfer
+  struct Lane;  // of all from one rank to another
+  struct Peer;
+
+  absl::StatusOr<bool> Send(Transfer& transfer, One& one)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<bool> Receive(Transfer& transfer, One& one)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The steps of the two.
+  absl::StatusOr<bool> TakeHeader(Transfer& transfer, One& one)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status AnswerOffer(Transfer& transfer, One& one)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<bool> TakePayload(Transfer& transfer, One& one)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<bool> MoveOnDevice(Transfer& transfer, One& one)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Launch(Transfer& transfer, One& one, Lane& lane)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status EndLaunch(One& one, Lane& lane)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Whether the lane's communicator is there; the first call makes it.
+  absl::StatusOr<bool> IsConnected(Peer& peer, bool is_send)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  Peer& PeerOf(int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Sends and takes notices. An error breaks the group.
+  absl::Status Talk() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Tell(Peer& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Hear(Peer& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // OK, or why what is on the device is to end.
+  absl::Status CheckDevice() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Breaks the group, and ends what runs; returns why.
+  absl::Status Break(const absl::Status& why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The transfer is over, or given up.
+  void End(One& one) ABSL_LOCKS_EXCLUDED(mu_);
+
+  Backend& host_;
+  const Options options_;
+  device::Stream after_all_;  // set by Start
+  std::atomic<int> on_device_{0};
+
+  Mutex mu_;
+  std::map<int, std::unique_ptr<Peer>> peers_ ABSL_GUARDED_BY(mu_);
+  // Headers that were taken by a Receive that was given up before what comes
+  // behind them, by sender and tag.
+  std::map<std::pair<int, uint64_t>, std::deque<NcclHeader>> untaken_
+      ABSL_GUARDED_BY(mu_);
+  device::Stream copies_ ABSL_GUARDED_BY(mu_);  // to the device
+  Instant check_ranks_at_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace weft::collectives
+
+#endif  // WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_TRANSFERS_H_

@@ -1,0 +1,542 @@
+// Send and Receive between tensors of devices: by NCCL where host_bytes is 0,
+// as the point-to-point part of the conformance suite has them on the CPU.
+
+#include "weft/collectives/backends/nccl/nccl_transfers.h"
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <map>
+#include <random>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/base/status_macros.h"
+#include "weft/collectives/backends/nccl/nccl_communicator.h"
+#include "weft/collectives/backends/nccl/nccl_handshake.h"
+#include "weft/collectives/backends/nccl/nccl_meeting.h"
+#include "weft/collectives/backends/nccl/nccl_world.h"
+#include "weft/collectives/process_group.h"
+#include "weft/collectives/testing/conformance_values.h"
+#include "weft/tensor/ops/elementwise.h"
+#include "weft/tests/support/patience.h"
+#include "weft/tests/support/run_ranks.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::collectives {
+namespace {
+
+using ::testing::Each;
+using ::weft::testing::Becomes;
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+
+constexpr auto kCancelled = absl::StatusCode::kCancelled;
+constexpr auto kDifferent = absl::StatusCode::kFailedPrecondition;
+constexpr auto kFailed = absl::StatusCode::kInternal;
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kLate = absl::StatusCode::kDeadlineExceeded;
+constexpr auto kLost = absl::StatusCode::kUnavailable;
+constexpr absl::Duration kPatience = absl::Seconds(30);
+
+CallOptions Within(absl::Duration timeout) {
+  CallOptions options;
+  options.timeout = timeout;
+  return options;
+}
+
+std::string OnHost(const Tensor& x) { return BytesOf(x.To(Device::Cpu())); }
+
+Tensor Zeros(const NcclRank& rank, int64_t count, DType dtype = DType::kF32) {
+  return rank.Place(Tensor::Zeros({count}, dtype));
+}
+
+// All that is sent from a device goes by NCCL.
+class ByNccl : public NcclWorld {
+ public:
+  explicit ByNccl(int size, uint64_t seed) : NcclWorld(size, seed) {
+    host_bytes = 0;
+  }
+  // Whether NCCL was used as it is to be.
+  ~ByNccl() {
+    EXPECT_EQ(nccl().communicators(), 0);
+    EXPECT_EQ(nccl().mismatches(), 0);
+    EXPECT_EQ(nccl().misuses(), 0);
+  }
+};
+
+class NcclTransfersTest
+    : public ::testing::TestWithParam<std::tuple<uint64_t, int>> {
+ protected:
+  uint64_t seed() const { return std::get<0>(GetParam()); }
+  int size() const { return std::get<1>(GetParam()); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Seeds, NcclTransfersTest,
+                         ::testing::Combine(::testing::Range<uint64_t>(0, 20),
+                                            ::testing::Values(2, 4)),
+                         [](const auto& info) {
+                           return absl::StrCat("seed", std::get<0>(info.param),
+                                               "_ranks",
+                                               std::get<1>(info.param));
+                         });
+
+// ----- as the conformance suite has them
+
+TEST_P(NcclTransfersTest, AreMatchedByTagAndKeepTheirOrder) {
+  ByNccl world(2, seed());
+  const auto statuses = world.Run([](const NcclRank& rank) -> absl::Status {
+    ProcessGroup& group = rank.group;
+    const Tensor large = Numbers(0, 30'001);
+    if (group.rank() == 0) {
+      std::vector<Future<void>> sent;
+      for (const int i : {1, 2, 3}) {
+        sent.push_back(group.SendAsync(rank.Place(Tensor::Full({4}, i)), 1,
+                                       i % 2));
+      }
+      sent.push_back(group.SendAsync(rank.Place(large), 1, 9));
+      sent.push_back(group.SendAsync(Zeros(rank, 0), 1));
+      return WaitAll(std::move(sent), kPatience);
+    }
+    const Tensor tensor = Zeros(rank, 4);
+    const auto receive = [&](uint64_t tag) -> absl::StatusOr<float> {
+      WEFT_RETURN_IF_ERROR(group.Receive(tensor, 0, tag));
+      return tensor.To(Device::Cpu()).data<float>()[3];
+    };
+    WANT_EQ(receive(0).value(), 2.0f);
+    WANT_EQ(receive(1).value(), 1.0f);
+    WANT_EQ(receive(1).value(), 3.0f);
+    const Tensor found = Zeros(rank, 30'001);
+    WEFT_RETURN_IF_ERROR(group.Receive(found, 0, 9));
+    WANT_EQ(OnHost(found), BytesOf(large));
+    return group.Receive(Zeros(rank, 0), 0);
+  });
+  EXPECT_THAT(statuses, Each(IsOk()));
+  EXPECT_EQ(world.nccl().launches(), 8);  // of one element or more
+}
+
+// Each rank sends to each other and receives from it, two of each, in an order
+// of its own; collective operations go on meanwhile.
+TEST_P(NcclTransfersTest, OfAllPairsGoOnAtOnceInAnyOrder) {
+  ByNccl world(size(), seed());
+  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
+    ProcessGroup& group = rank.group;
+    const int n = group.size();
+    std::mt19937_64 random(seed() * 31 + group.rank());
+    struct Part {
+      bool is_send;
+      int peer;
+      uint64_t tag;
+    };
+    std::vector<Part> parts;
+    for (int peer = 0; peer < n; ++peer) {
+      for (uint64_t tag = 0; peer != group.rank() && tag < 2; ++tag) {
+        parts.push_back({true, peer, tag});
+        parts.push_back({false, peer, tag});
+      }
+    }
+    std::shuffle(parts.begin(), parts.end(), random);
+    const auto count = [&](int from, int to, uint64_t tag) {
+      return int64_t{1 + from * 10 + to + static_cast<int>(tag) * 100};
+    };
+    std::vector<Future<void>> all;
+    std::vector<std::pair<Part, Tensor>> received;
+    for (const Part& part : parts) {
+      const int64_t k = part.is_send
+                            ? count(group.rank(), part.peer, part.tag)
+                            : count(part.peer, group.rank(), part.tag);
+      if (part.is_send) {
+        all.push_back(group.SendAsync(rank.Place(Numbers(group.rank(), k)),
+                                      part.peer, part.tag));
+      } else {
+        received.emplace_back(part, Zeros(rank, k));
+        all.push_back(
+            group.ReceiveAsync(received.back().second, part.peer, part.tag));
+      }
+      if (all.size() == parts.size() / 2) {
+        const Tensor sum = rank.Place(Tensor::Ones({5}));
+        WEFT_RETURN_IF_ERROR(group.AllReduce(sum));
+        WANT_EQ(sum.To(Device::Cpu()).ToVector<float>(),
+                std::vector<float>(5, static_cast<float>(n)));
+      }
+    }
+    WEFT_RETURN_IF_ERROR(WaitAll(std::move(all), kPatience));
+    for (const auto& [part, tensor] : received) {
+      WANT_EQ(OnHost(tensor), BytesOf(Numbers(part.peer, tensor.numel())));
+    }
+    return group.Barrier();
+  });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST_P(NcclTransfersTest, ExchangeAndReceiveAny) {
+  ByNccl world(size(), seed());
+  const auto statuses = world.Run([](const NcclRank& rank) -> absl::Status {
+    ProcessGroup& group = rank.group;
+    const int n = group.size(), right = (group.rank() + 1) % n,
+              left = (group.rank() + n - 1) % n;
+    const Tensor out = rank.Place(Numbers(group.rank(), 1000));
+    const Tensor in = Zeros(rank, 1000);
+    WEFT_RETURN_IF_ERROR(
+        group.Exchange({{PointToPoint::kReceive, in, left, 5},
+                        {PointToPoint::kSend, out, right, 5}}));
+    WANT_EQ(OnHost(in), BytesOf(Numbers(left, 1000)));
+    if (group.rank() != 0) return group.Send(out, 0, 4);
+    std::map<int, std::string> found;
+    for (int i = 1; i < n; ++i) {
+      WEFT_ASSIGN_OR_RETURN(const int from, group.ReceiveAny(in, 4));
+      found[from] = OnHost(in);
+    }
+    WANT_EQ(found.size(), static_cast<size_t>(n - 1));
+    for (const auto& [from, bytes] : found) {
+      WANT_EQ(bytes, BytesOf(Numbers(from, 1000)));
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST_P(NcclTransfersTest, TensorOfAnotherKindIsAnErrorAndIsDropped) {
+  ByNccl world(2, seed());
+  const auto statuses = world.Run([](const NcclRank& rank) -> absl::Status {
+    ProcessGroup& group = rank.group;
+    if (group.rank() == 0) {
+      WEFT_RETURN_IF_ERROR(group.Send(Zeros(rank, 3), 1));
+      WEFT_RETURN_IF_ERROR(group.Send(Zeros(rank, 4, DType::kI32), 1));
+      return group.Send(rank.Place(Tensor::Ones({4})), 1);
+    }
+    const Tensor tensor = Zeros(rank, 4);
+    for (const std::string sent : {"f32[3]", "i32[4]"}) {
+      const absl::Status wrong = group.Receive(tensor, 0);
+      WANT_EQ(wrong.code(), kInvalid);
+      WANT_EQ(absl::StrContains(wrong.message(),
+                                "wants f32[4], rank 0 sent " + sent),
+              true);
+    }
+    WEFT_RETURN_IF_ERROR(group.Receive(tensor, 0));
+    WANT_EQ(OnHost(tensor), BytesOf(Tensor::Ones({4})));
+    return group.health();
+  });
+  EXPECT_THAT(statuses, Each(IsOk()));
+  EXPECT_EQ(world.nccl().launches(), 2);
+}
+
+// ----- from where to where
+
+TEST_P(NcclTransfersTest, BetweenTheCpuAndDevices) {
+  NcclWorld world(2, seed());
+  world.host_bytes = seed() % 2 == 0 ? 0 : 100;
+  const auto statuses = world.Run([](const NcclRank& rank) -> absl::Status {
+    ProcessGroup& group = rank.group;
+    const int other = 1 - group.rank();
+    for (int64_t count : {1, 25, 26, 500}) {
+      // 0: the CPU; else that device.
+      for (int from = 0; from < 3; ++from) {
+        for (int to = 0; to < 3; ++to) {
+          const auto place = [&](const Tensor& x, int where) {
+            return where == 0 ? x.Clone() : rank.Place(x, where - 1);
+          };
+          const Tensor in = place(Tensor::Zeros({count}), to);
+          Future<void> received = group.ReceiveAsync(in, other);
+          const Tensor out = place(Numbers(group.rank(), count), from);
+          WEFT_RETURN_IF_ERROR(group.Send(out, other));
+          WEFT_RETURN_IF_ERROR(received.Wait(kPatience));
+          WANT_EQ(OnHost(in), BytesOf(Numbers(other, count)));
+        }
+      }
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(NcclTransfers, FewBytesAreKeptByTheHostUntilTheyAreAskedFor) {
+  NcclWorld world(2, 1);
+  const auto statuses = world.Run([](const NcclRank& rank) -> absl::Status {
+    ProcessGroup& group = rank.group;
+    const Tensor tensor = Zeros(rank, 100);
+    if (group.rank() == 0) {
+      WEFT_RETURN_IF_ERROR(group.Send(rank.Place(Numbers(0, 100)), 1));
+      return group.Barrier();
+    }
+    WEFT_RETURN_IF_ERROR(group.Barrier());
+    WEFT_RETURN_IF_ERROR(group.Receive(tensor, 0));
+    WANT_EQ(OnHost(tensor), BytesOf(Numbers(0, 100)));
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(statuses, Each(IsOk()));
+  EXPECT_EQ(world.nccl().launches(), 0);
+}
+
+// ----- order
+
+TEST_P(NcclTransfersTest, AreOrderedByEventsAndKeptUntilThem) {
+  ByNccl world(2, seed());
+  const auto statuses = world.Run([](const NcclRank& rank) -> absl::Status {
+    ProcessGroup& group = rank.group;
+    std::vector<Future<void>> all;
+    std::vector<Tensor> received;
+    for (int round = 0; round < 5; ++round) {
+      if (group.rank() == 0) {
+        const Tensor x = rank.Place(Numbers(0, 100));
+        Mul_(x, 2);
+        all.push_back(group.SendAsync(x, 1));
+        // The caller drops it at once, and others take its place.
+        const Tensor other = Zeros(rank, 100);
+        Mul_(other, 3);
+      } else {
+        received.push_back(Zeros(rank, 100));
+        Future<void> one = group.ReceiveAsync(received.back(), 0);
+        WEFT_RETURN_IF_ERROR(one.Wait(kPatience));
+        Mul_(received.back(), 3);
+      }
+    }
+    WEFT_RETURN_IF_ERROR(WaitAll(std::move(all), kPatience));
+    const Tensor wanted = Numbers(0, 100);
+    Mul_(wanted, 6);
+    for (const Tensor& x : received) WANT_EQ(OnHost(x), BytesOf(wanted));
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+// ----- what goes wrong
+
+TEST_P(NcclTransfersTest, PeerThatDoesNotCallIsNamedAndTheGroupGoesOn) {
+  ByNccl world(2, seed());
+  std::atomic<bool> is_late{false};
+  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
+    ProcessGroup& group = rank.group;
+    const Tensor x = Zeros(rank, 4);
+    if (group.rank() == 0) {
+      const absl::Status late = group.Send(rank.Place(Tensor::Full({4}, 7)), 1,
+                                           3, Within(absl::Milliseconds(50)));
+      WANT_EQ(late.code(), kLate);
+      WANT_EQ(absl::StrContains(late.message(), "to rank 1, tag 3"), true);
+      is_late = true;
+      WEFT_RETURN_IF_ERROR(group.health());
+      // What was given up is not what the other receives.
+      return group.Send(rank.Place(Tensor::Full({4}, 8)), 1, 3);
+    }
+    const absl::Status late =
+        group.Receive(x, 0, 4, Within(absl::Milliseconds(50)));
+    WANT_EQ(late.code(), kLate);
+    WANT_EQ(absl::StrContains(late.message(), "from rank 0, tag 4"), true);
+    WANT_EQ(bool(Becomes([&] { return is_late.load(); })), true);
+    WEFT_RETURN_IF_ERROR(group.Receive(x, 0, 3));
+    WANT_EQ(OnHost(x), BytesOf(Tensor::Full({4}, 8)));
+    return group.health();
+  });
+  EXPECT_THAT(statuses, Each(IsOk()));
+  EXPECT_EQ(world.nccl().launches(), 2);
+}
+
+// Ranks go on, as a new group over the same NCCL.
+absl::Status ShrinkAndSend(const NcclRank& rank) {
+  ProcessGroup& group = rank.group;
+  WEFT_RETURN_IF_ERROR(group.Shrink({0, 1}));
+  const Tensor x = rank.Place(Numbers(group.rank(), 9));
+  if (group.rank() == 0) return group.Send(x, 1);
+  WEFT_RETURN_IF_ERROR(group.Receive(x, 0));
+  WANT_EQ(OnHost(x), BytesOf(Numbers(0, 9)));
+  return absl::OkStatus();
+}
+
+TEST_P(NcclTransfersTest, KernelThatNeverComesEndsAtTheDeadline) {
+  ByNccl world(2, seed());
+  world.nccl().SetSilent(1, true);
+  std::atomic<int> failed{0};
+  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
+    ProcessGroup& group = rank.group;
+    const Tensor x = rank.Place(Numbers(group.rank(), 100));
+    const CallOptions options = Within(absl::Milliseconds(300));
+    const absl::Status found = group.rank() == 0
+                                   ? group.Send(x, 1, 0, options)
+                                   : group.Receive(x, 0, 0, options);
+    WANT_EQ(found.code(), kLate);
+    WANT_EQ(group.health().code(), kLate);
+    ++failed;
+    WANT_EQ(bool(Becomes([&] { return failed == 2; })), true);
+    world.nccl().SetSilent(1, false);
+    return ShrinkAndSend(rank);
+  });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+// Begins it; once both ranks have given it to NCCL, its Future.
+absl::StatusOr<Future<void>> Begin(ByNccl& world, const NcclRank& rank) {
+  ProcessGroup& group = rank.group;
+  const Tensor x = rank.Place(Numbers(group.rank(), 100));
+  Future<void> begun =
+      group.rank() == 0 ? group.SendAsync(x, 1) : group.ReceiveAsync(x, 0);
+  WANT_EQ(bool(Becomes([&] { return world.nccl().launches() == 2; })), true);
+  return begun;
+}
+
+TEST_P(NcclTransfersTest, RevokeEndsWhatIsInFlight) {
+  ByNccl world(2, seed());
+  world.nccl().SetSilent(1, true);
+  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const Future<void> begun, Begin(world, rank));
+    if (rank.group.rank() == 1) {
+      rank.group.Revoke(absl::CancelledError("a rank is slow"));
+    }
+    return begun.Wait(kPatience);
+  });
+  EXPECT_THAT(statuses, Each(StatusIs(kCancelled, "a rank is slow")));
+}
+
+TEST(NcclTransfers, DeathOfTheOtherRankIsNamed) {
+  ByNccl world(2, 7);
+  world.nccl().SetSilent(1, true);
+  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const Future<void> begun, Begin(world, rank));
+    if (rank.group.rank() == 1) world.host().Kill(1);
+    return begun.Wait(kPatience);
+  });
+  EXPECT_THAT(statuses[0], StatusIs(kLost, "rank 1 has ended"));
+}
+
+TEST(NcclTransfers, DeathOfTheOtherRankBeforeItAnswersIsNamed) {
+  ByNccl world(2, 7);
+  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
+    if (rank.group.rank() == 0) return rank.group.Send(Zeros(rank, 4), 1);
+    world.host().Kill(1);
+    return absl::UnavailableError("rank 1 is no more");
+  });
+  EXPECT_THAT(statuses[0], StatusIs(kLost, "rank 1"));
+}
+
+TEST(NcclTransfers, ErrorsOfNcclAreToldOnBothRanks) {
+  for (const std::string name :
+       {"ncclSend", "ncclGroupEnd", "ncclGetUniqueId",
+        "ncclCommInitRankConfig", "ncclCommGetAsyncError"}) {
+    SCOPED_TRACE(name);
+    ByNccl world(2, 4);
+    const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
+      ProcessGroup& group = rank.group;
+      WEFT_RETURN_IF_ERROR(group.Barrier());
+      if (group.rank() == 0) {
+        world.nccl().FailCall(0, name, nccl::Result::kInternalError);
+      }
+      const Tensor x = rank.Place(Numbers(group.rank(), 100));
+      return group.rank() == 0 ? group.Send(x, 1) : group.Receive(x, 0);
+    });
+    EXPECT_THAT(statuses, Each(StatusIs(kFailed, name)));
+    EXPECT_THAT(statuses, Each(StatusIs(kFailed, "rank 0")));
+  }
+}
+
+TEST(NcclTransfers, AsynchronousErrorIsToldOnBothRanks) {
+  ByNccl world(2, 3);
+  world.nccl().SetSilent(1, true);
+  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const Future<void> begun, Begin(world, rank));
+    if (rank.group.rank() == 0) {
+      world.nccl().SetAsyncError(0, nccl::Result::kRemoteError);
+    }
+    return begun.Wait(kPatience);
+  });
+  EXPECT_THAT(statuses, Each(StatusIs(kLost, "remote error")));
+}
+
+TEST(NcclTransfers, DeviceThatFailsIsNamedOnBothRanks) {
+  ByNccl world(2, 8);
+  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
+    ProcessGroup& group = rank.group;
+    if (group.rank() == 1) {
+      rank.devices.runtime().FailKernel(rank.device().id(), "NCCL");
+    }
+    const Tensor x = rank.Place(Numbers(group.rank(), 100));
+    return group.rank() == 0 ? group.Send(x, 1) : group.Receive(x, 0);
+  });
+  EXPECT_THAT(statuses, Each(StatusIs(kFailed, "simulated:0")));
+}
+
+// Bytes of a rank that does not speak as this one does.
+TEST(NcclTransfers, MessageWithoutAHeaderBreaksTheGroupAndIsNamed) {
+  NcclWorld world(2, 1);
+  const auto statuses = testing::RunRanks(2, [&](int rank) -> absl::Status {
+    if (rank == 0) {
+      WEFT_ASSIGN_OR_RETURN(auto backend, world.Connect(0));
+      auto group = ProcessGroup::Create(std::move(backend));
+      return group->Receive(Tensor::Zeros({4}), 1);
+    }
+    // The group of the host alone, after NCCL's meeting.
+    const std::unique_ptr<Backend> host = world.host().Connect(1);
+    auto functions = world.nccl().Library(1);
+    NcclOptions options = world.OptionsOf(1);
+    WEFT_ASSIGN_OR_RETURN(
+        const nccl::UniqueId id,
+        MeetForNccl(options, *functions, SteadyClock().Now() + kPatience,
+                    [] { return absl::OkStatus(); }));
+    NcclCommunicator::Options made;
+    made.functions = functions;
+    made.context = options.context;
+    made.stream =
+        *options.context->runtime().CreateStream(options.context->device(0));
+    made.id = id;
+    made.rank = 1;
+    made.size = 2;
+    WEFT_ASSIGN_OR_RETURN(
+        const auto communicator,
+        NcclCommunicator::Create(
+            std::move(made),
+            {SteadyClock(), SteadyClock().Now() + kPatience, nullptr}));
+    std::string bytes(kNcclHeaderBytes, 'x');
+    Transfer raw;
+    raw.is_send = true;
+    raw.block = {reinterpret_cast<std::byte*>(bytes.data()),
+                 static_cast<int64_t>(bytes.size())};
+    WEFT_RETURN_IF_ERROR(host->Advance(raw).status());
+    Becomes([&] { return !host->health().ok(); });
+    return host->health();
+  });
+  EXPECT_THAT(statuses, Each(StatusIs(kDifferent, "rank 1: it sent what no")));
+}
+
+TEST(NcclTransfers, TagOfTheBackendIsRefused) {
+  NcclWorld world(2, 1);
+  const auto statuses = world.Run([](const NcclRank& rank) {
+    return rank.group.Send(Tensor::Zeros({4}), 1 - rank.group.rank(),
+                           NcclTransfers::kNoticeTag);
+  });
+  EXPECT_THAT(statuses, Each(StatusIs(kInvalid, "the nccl backend's own")));
+}
+
+// The header of a message whose elements come late is not lost.
+TEST(NcclTransfers, ReceiveThatEndsBetweenHeaderAndElementsLosesNothing) {
+  NcclWorld world(2, 1);
+  const auto statuses = world.Run([](const NcclRank& rank) -> absl::Status {
+    ProcessGroup& group = rank.group;
+    constexpr int64_t kMany = 1 << 20;  // more than fits under way
+    if (group.rank() == 0) {
+      std::vector<Future<void>> sent;
+      for (int i = 0; i < 6; ++i) {
+        sent.push_back(group.SendAsync(Tensor::Full({kMany}, i), 1, i % 2));
+      }
+      return WaitAll(std::move(sent), kPatience);
+    }
+    const Tensor x = Tensor::Zeros({kMany});
+    for (int i = 0, got = 0; got < 6; ++i) {
+      const absl::Status found =
+          group.Receive(x, 0, got % 2, Within(absl::Microseconds(i)));
+      if (absl::IsDeadlineExceeded(found)) continue;
+      WEFT_RETURN_IF_ERROR(found);
+      WANT_EQ(x.data<float>()[kMany - 1], static_cast<float>(got));
+      ++got;
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+}  // namespace
+}  // namespace weft::collectives
