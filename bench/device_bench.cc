@@ -2,6 +2,9 @@
 //
 //   device_bench                      cuda:0
 //   device_bench --device=simulated   for the program itself; no times of worth
+//   device_bench --goals              rows, as bench/goals.h says: V1 to V3,
+//                                     which need no GPU
+//   device_bench --goals=V1,V2
 //
 // Rows of a Markdown table: the median of several rounds, and the best.
 
@@ -15,11 +18,14 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
+#include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "weft/base/check.h"
 #include "weft/base/clock.h"
+#include "weft/bench/device_goals.h"
+#include "weft/bench/goals.h"
 #include "weft/device/caching_allocator.h"
 #include "weft/device/cuda/runtime.h"
 #include "weft/device/runtime.h"
@@ -179,17 +185,18 @@ class Bench {
 };
 
 int Main(int argc, char** argv) {
-  std::string wanted = "cuda";
-  for (int i = 1; i < argc; ++i) {
-    const absl::string_view arg = argv[i];
-    if (!absl::StartsWith(arg, "--device=")) {
-      std::fprintf(stderr,
-                   "device_bench: unknown argument '%s'; known: "
-                   "--device=cuda[:N] or simulated\n",
-                   argv[i]);
-      return 2;
-    }
-    wanted = std::string(arg.substr(9));
+  std::string wanted = "cuda", goals;
+  CLI::App app("What memory, streams and copies of a device cost.");
+  app.add_option("--device", wanted, "cuda[:N] or simulated");
+  CLI::Option* const wants_goals =
+      app.add_option("--goals", goals, "Print goals' rows: V1,V2,V3; empty: all")
+          ->expected(0, 1);
+  CLI11_PARSE(app, argc, argv);
+  if (wants_goals->count() > 0) {
+    bench::GoalReport report(absl::StrSplit(goals, ','));
+    bench::AddDeviceGoals(report);
+    report.Finish();
+    return 0;
   }
   const absl::StatusOr<Device> device = ParseDevice(wanted);
   if (!device.ok() || device->is_cpu()) {

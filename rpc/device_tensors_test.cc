@@ -16,6 +16,7 @@
 #include "weft/device/testing/simulated_context.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/batch.h"
+#include "weft/rpc/detail.h"
 #include "weft/rpc/handle.h"
 #include "weft/rpc/stream.h"
 #include "weft/rpc/testing/agent_fixture.h"
@@ -89,6 +90,19 @@ absl::Status Numbers(Writer<Tensor> out, const Tensor& x) {
   return out.Write(x);
 }
 WEFT_RPC_STREAM(Numbers);
+
+absl::StatusOr<int64_t> CountTensors(Reader<Tensor> in) {
+  for (int64_t count = 0;; ++count) {
+    WEFT_ASSIGN_OR_RETURN(const auto value, in.Next());
+    if (!value.has_value()) return count;
+  }
+}
+WEFT_RPC_STREAM(CountTensors);
+
+absl::Status FailWith(const Tensor& x) {
+  return WithDetail(absl::OutOfRangeError("as it was asked to"), x);
+}
+WEFT_RPC(FailWith);
 
 std::vector<Tensor> TwiceEach(std::vector<Tensor> all) {
   for (Tensor& x : all) x = Mul(x, 2.0);
@@ -352,6 +366,35 @@ TEST_F(DeviceMapTest, InlineResultsAndValuesOfStreamsAreRefused) {
               StatusIs(absl::StatusCode::kFailedPrecondition, "WEFT_RPC"));
   auto numbers = OpenStream(ranks_[0].To("w1"), Numbers, Ones(0));
   EXPECT_THAT(numbers.Next(), StatusIs(kInvalid, "simulated:0"));
+  ExpectUsable();
+}
+
+TEST_F(DeviceMapTest, ValuesOfUploadsAreRefusedAndTheUploadGoesOn) {
+  DeviceOptions options = Options(caller_, 1);
+  options.device_maps["w1"] = {{on(0), kFirst}};
+  ASSERT_THAT(ranks_[0].SetDevices(options), IsOk());
+  ASSERT_THAT(ranks_[1].SetDevices(Options(callee_, 2)), IsOk());
+  auto upload = OpenStream(ranks_[0].To("w1"), CountTensors);
+  EXPECT_THAT(upload.Write(Tensor::Ones({3})), IsOk());
+  EXPECT_THAT(upload.Write(Ones(0)), StatusIs(kInvalid, "simulated:0"));
+  EXPECT_THAT(upload.Write(Tensor::Ones({3})), IsOk());
+  EXPECT_THAT(upload.Finish(), testing::IsOkAndHolds(2));
+  ExpectUsable();
+}
+
+// As any detail that cannot be encoded: the error itself comes as it is.
+TEST_F(DeviceMapTest, DetailOfAnErrorIsLeftOut) {
+  DeviceOptions options = Options(caller_, 1);
+  options.device_maps["w1"] = {{on(0), kFirst}};
+  ASSERT_THAT(ranks_[0].SetDevices(options), IsOk());
+  ASSERT_THAT(ranks_[1].SetDevices(Options(callee_, 2)), IsOk());
+  for (const bool is_on_device : {false, true}) {
+    const Tensor x = is_on_device ? Ones(0) : Tensor::Ones({3});
+    const absl::Status failed = Call(ranks_[0].To("w1"), FailWith, x);
+    EXPECT_THAT(failed, StatusIs(absl::StatusCode::kOutOfRange, "asked to"));
+    EXPECT_EQ(DetailOf<Tensor>(failed).has_value(),
+              !is_on_device);
+  }
   ExpectUsable();
 }
 
