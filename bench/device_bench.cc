@@ -189,7 +189,8 @@ int Main(int argc, char** argv) {
   CLI::App app("What memory, streams and copies of a device cost.");
   app.add_option("--device", wanted, "cuda[:N] or simulated");
   CLI::Option* const wants_goals =
-      app.add_option("--goals", goals, "Print goals' rows: V1,V2,V3; empty: all")
+      app.add_option("--goals", goals,
+                     "Print goals' rows: V1,V2,V3; empty: all")
           ->expected(0, 1);
   CLI11_PARSE(app, argc, argv);
   if (wants_goals->count() > 0) {

@@ -61,7 +61,8 @@ std::pair<double, double> Compare(const std::function<void()>& a,
   return {best[0], best[1]};
 }
 
-// --- V1: an operation as those of tensor/ops are, and without OnDevice. -------
+// --- V1: an operation as those of tensor/ops are, and without OnDevice.
+// -------
 
 void Loop(const Tensor& from, const Tensor& to) {
   const float* const in = from.data<float>();
@@ -71,9 +72,7 @@ void Loop(const Tensor& from, const Tensor& to) {
 
 Tensor MapWithoutDevices(const Tensor& x) {
   const Tensor y = Tensor::Empty(x.shape(), DType::kF32, x.device());
-  const auto run = [](const Tensor& from, const Tensor& to) {
-    Loop(from, to);
-  };
+  const auto run = [](const Tensor& from, const Tensor& to) { Loop(from, to); };
   WEFT_CHECK(x.is_contiguous());
   run(x, y);
   return y;
@@ -81,9 +80,7 @@ Tensor MapWithoutDevices(const Tensor& x) {
 
 Tensor MapWithDevices(const Tensor& x) {
   const Tensor y = Tensor::Empty(x.shape(), DType::kF32, x.device());
-  const auto run = [](const Tensor& from, const Tensor& to) {
-    Loop(from, to);
-  };
+  const auto run = [](const Tensor& from, const Tensor& to) { Loop(from, to); };
   WEFT_CHECK(x.is_contiguous());
   internal::OnDevice("Next", run, x, y);
   return y;
@@ -210,7 +207,8 @@ class RunningDevice {
     thread_ = std::thread([this] {
       device::Runtime& running = context_->runtime();
       while (!stopping_) {
-        Must(running.Synchronize(context_->device(0), absl::Seconds(60)));
+        running.Synchronize(context_->device(0), absl::Seconds(1))
+            .IgnoreError();
         std::this_thread::sleep_for(std::chrono::microseconds(50));
       }
     });
@@ -298,8 +296,8 @@ void MeasureRank(collectives::ProcessGroup& group, const RunningDevice& device,
   options.bucket_bytes = options.first_bucket_bytes =
       kWidth * kWidth * static_cast<int64_t>(sizeof(float));
   options.is_static_graph = true;
-  const auto ddp = Must(
-      ddp::DistributedDataParallel::Create(model, group, options));
+  const auto ddp =
+      Must(ddp::DistributedDataParallel::Create(model, group, options));
   time_backward(times.both);
 }
 
@@ -339,15 +337,14 @@ void AddHidden(GoalReport& report) {
     const StepTimes times = MeasureSteps(gigabytes * 1e9);
     GoalCase row;
     row.goal = "V3";
-    row.name = absl::StrCat("share of ", times.reduction * 1e3,
-                            " ms of reductions hidden by ",
-                            times.backward * 1e3, " ms of backward, ",
-                            gigabytes, " GB/s links");
+    row.name = absl::StrCat(
+        "share of ", times.reduction * 1e3, " ms of reductions hidden by ",
+        times.backward * 1e3, " ms of backward, ", gigabytes, " GB/s links");
     row.weft = 1 - (times.both - times.backward) / times.reduction;
     // What is reduced last can be hidden by nothing, nor more than backward
     // takes.
-    row.peer = std::min(1.0, times.backward / times.reduction) *
-               (1 - 1.0 / kLayers);
+    row.peer =
+        std::min(1.0, times.backward / times.reduction) * (1 - 1.0 / kLayers);
     row.peer_name = "all but the last bucket";
     row.must = 0.6;
     row.aim = 0.9;

@@ -210,10 +210,9 @@ TEST_F(TrainerProgramTest, DeviceThatIsNotThereIsConfiguration) {
   const auto cuda = Start(Alone({"--device=cuda:99"}));
   EXPECT_THAT(cuda->Wait(kLong), IsOkAndHolds(kConfig)) << cuda->output();
   EXPECT_THAT(cuda->output(), HasSubstr("--device=cuda:99: "));
-  EXPECT_THAT(cuda->output(),
-              AnyOf(HasSubstr("install NVIDIA's CUDA toolkit"),
-                    HasSubstr("no CUDA device"),
-                    HasSubstr("this process sees")));
+  EXPECT_THAT(cuda->output(), AnyOf(HasSubstr("install NVIDIA's CUDA toolkit"),
+                                    HasSubstr("no CUDA device"),
+                                    HasSubstr("this process sees")));
   const auto simulated = Start(Alone({"--device=simulated:64"}));
   EXPECT_THAT(simulated->Wait(kLong), IsOkAndHolds(kConfig));
   EXPECT_THAT(simulated->output(), HasSubstr("wanted at most simulated:63"));
@@ -223,10 +222,9 @@ TEST_F(TrainerProgramTest, NcclWantsDevicesAndMembersThatStay) {
   ExpectUsageError(
       {"--strategy=ddp", "--trainers=1", "--device=cpu", "--backend=nccl"},
       "--backend=nccl: wanted --device=cuda, whose tensors NCCL moves");
-  ExpectUsageError(
-      {"--strategy=ddp", "--workers=1:2", "--device=simulated",
-       "--backend=nccl"},
-      "--backend=nccl: wanted host or auto in an elastic job");
+  ExpectUsageError({"--strategy=ddp", "--workers=1:2", "--device=simulated",
+                    "--backend=nccl"},
+                   "--backend=nccl: wanted host or auto in an elastic job");
 }
 
 TEST_F(TrainerProgramTest, ValueOfTheEnvironmentThatIsWrongIsConfiguration) {

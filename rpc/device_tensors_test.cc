@@ -392,8 +392,7 @@ TEST_F(DeviceMapTest, DetailOfAnErrorIsLeftOut) {
     const Tensor x = is_on_device ? Ones(0) : Tensor::Ones({3});
     const absl::Status failed = Call(ranks_[0].To("w1"), FailWith, x);
     EXPECT_THAT(failed, StatusIs(absl::StatusCode::kOutOfRange, "asked to"));
-    EXPECT_EQ(DetailOf<Tensor>(failed).has_value(),
-              !is_on_device);
+    EXPECT_EQ(DetailOf<Tensor>(failed).has_value(), !is_on_device);
   }
   ExpectUsable();
 }

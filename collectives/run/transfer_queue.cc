@@ -113,11 +113,10 @@ bool TransferQueue::Move(Pending& pending) {
     return true;
   }
   const bool has_begun = pending.transfer.moved_bytes > 0;
-  pending.result = absl::DeadlineExceededError(
-      absl::StrCat(pending.what, has_begun
-                                     ? ": it has begun, and not ended in time"
-                                     : ": the other rank has not called in "
-                                       "time"));
+  pending.result = absl::DeadlineExceededError(absl::StrCat(
+      pending.what, has_begun ? ": it has begun, and not ended in time"
+                              : ": the other rank has not called in "
+                                "time"));
   // The rest of a message that is half there can go nowhere.
   if (has_begun) backend_.Abort(pending.result.status());
   return true;

@@ -59,8 +59,8 @@ void Run(absl::string_view bytes) {
     for (const bool is_send : {true, false}) {
       for (const uint64_t id : {0, 1, 5}) {
         const bool is_next = handshake.IsNext(is_send, id);
-        Hold(!is_next || handshake.StageOf(is_send, id) ==
-                             NcclHandshake::Stage::kAgreed);
+        Hold(!is_next ||
+             handshake.StageOf(is_send, id) == NcclHandshake::Stage::kAgreed);
       }
     }
     Hold(handshake.outbox().size() <= 3);  // the answer to each

@@ -30,9 +30,10 @@
 // is set after that. It is aborted, on every rank, by Revoke, at its deadline,
 // when a rank's process ends and when NCCL reports an error.
 //
-// Cost of a rank: two threads, two streams, and NCCL's own; for each rank that it
-// sends to or receives from over NCCL, a stream and a communicator more. Where the library is
-// missing, ConnectNccl says what to install; a build needs nothing of NCCL.
+// Cost of a rank: two threads, two streams, and NCCL's own; for each rank that
+// it sends to or receives from over NCCL, a stream and a communicator more.
+// Where the library is missing, ConnectNccl says what to install; a build needs
+// nothing of NCCL.
 
 #ifndef WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_BACKEND_H_
 #define WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_BACKEND_H_

@@ -142,8 +142,7 @@ absl::Status NcclCommunicator::Await(absl::string_view name,
 }
 
 absl::Status NcclCommunicator::Launch(const Operation& operation,
-                                      bool with_factors,
-                                      NcclScratch& scratch) {
+                                      bool with_factors, NcclScratch& scratch) {
   MutexLock lock(mu_);
   if (comm_ == nullptr) return Ended();
   const NcclPlace place = {*options_.functions, comm_,

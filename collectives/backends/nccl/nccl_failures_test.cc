@@ -276,6 +276,33 @@ TEST(NcclFailures, DeathOfARankWhileItsKernelIsAwaitedIsNamed) {
   }
 }
 
+// The kernels of those who live hang until they are aborted.
+TEST(NcclFailures, ThoseWhoLiveGoOnOverNcclWithoutTheDead) {
+  NcclWorld world(3, 7);
+  world.nccl().SetSilent(1, true);
+  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
+    ProcessGroup& group = rank.group;
+    Future<void> reduced =
+        group.AllReduceAsync(rank.Place(Numbers(group.rank(), 100)));
+    if (group.rank() == 1) {
+      Becomes([&] { return world.nccl().launches() == 3; });
+      world.host().Kill(1);
+      return reduced.Wait(absl::Seconds(30));
+    }
+    WANT_EQ(reduced.Wait(absl::Seconds(30)).code(), kLost);
+    const int64_t before = world.nccl().launches();
+    WEFT_RETURN_IF_ERROR(group.Shrink({0, 2}));
+    WANT_EQ(group.backend_name(), "nccl");
+    const Tensor sum = rank.Place(Tensor::Ones({4}));
+    WEFT_RETURN_IF_ERROR(group.AllReduce(sum));
+    WANT_EQ(sum.To(Device::Cpu()).ToVector<float>(), std::vector<float>(4, 2));
+    WANT_EQ(world.nccl().launches() > before, true);
+    return group.Barrier();
+  });
+  for (const int r : {0, 2}) EXPECT_THAT(statuses[r], IsOk());
+  EXPECT_EQ(world.nccl().mismatches(), 0);
+}
+
 // ----- of the device
 
 TEST(NcclFailures, DeviceThatFailsIsNamedOnEveryRank) {

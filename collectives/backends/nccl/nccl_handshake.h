@@ -57,7 +57,7 @@ struct NcclNotice {
   enum class Kind : uint8_t { kAccept = 1, kRefuse, kWithdraw, kGo, kConnect };
 
   Kind kind = Kind::kAccept;
-  uint64_t id = 0;              // of the offer; kConnect: 0
+  uint64_t id = 0;             // of the offer; kConnect: 0
   nccl::UniqueId unique = {};  // kConnect: of the communicator to be made
 };
 inline constexpr size_t kNcclNoticeBytes = 16 + sizeof(nccl::UniqueId);
@@ -108,8 +108,8 @@ class NcclHandshake {
   const Side& side(bool is_send) const { return is_send ? sent_ : received_; }
 
   Side sent_, received_;
-  uint64_t next_ = 0;              // offer
-  std::set<uint64_t> withdrawn_;   // by the other, before this rank had asked
+  uint64_t next_ = 0;             // offer
+  std::set<uint64_t> withdrawn_;  // by the other, before this rank had asked
   std::deque<NcclNotice> outbox_;
   absl::optional<nccl::UniqueId> connect_;
 };

@@ -65,8 +65,8 @@ struct NcclScratch {
 // Has NCCL put `operation`, whose blocks are memory of the stream's device, on
 // place.stream, which is `native` for NCCL; `with_factors`: some rank has a
 // factor other than 1. Does not wait: the communicator says when it is there.
-// Errors are those of NCCL and of the Runtime. REQUIRES: IsOfNccl(operation), or
-// a Send or Receive.
+// Errors are those of NCCL and of the Runtime. REQUIRES: IsOfNccl(operation),
+// or a Send or Receive.
 absl::Status LaunchOnNccl(const NcclPlace& place, const Operation& operation,
                           bool with_factors, nccl::NativeStream native,
                           NcclScratch& scratch);

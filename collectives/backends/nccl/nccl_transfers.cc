@@ -239,9 +239,9 @@ absl::StatusOr<bool> NcclTransfers::TakeHeader(Transfer& transfer, One& one) {
     one.peer = one.message.peer;
     const absl::StatusOr<NcclHeader> header = DecodeNcclHeader(one.bytes);
     if (!header.ok()) {
-      return Break(Reworded(header.status(),
-                            absl::StrCat("rank ", one.peer, ": ",
-                                         header.status().message())));
+      return Break(Reworded(
+          header.status(),
+          absl::StrCat("rank ", one.peer, ": ", header.status().message())));
     }
     one.header = *header;
     one.has_message = false;
@@ -296,8 +296,8 @@ absl::StatusOr<bool> NcclTransfers::TakePayload(Transfer& transfer, One& one) {
   const auto copy = [&, copies = copies_]() -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(one.event, runtime.CreateEvent(copies.device()));
     WEFT_RETURN_IF_ERROR(runtime.StreamWaitEvent(copies, *transfer.ready));
-    WEFT_RETURN_IF_ERROR(runtime.CopyAsync(
-        transfer.block.memory, one.pinned, BytesOf(transfer), copies));
+    WEFT_RETURN_IF_ERROR(runtime.CopyAsync(transfer.block.memory, one.pinned,
+                                           BytesOf(transfer), copies));
     WEFT_RETURN_IF_ERROR(runtime.RecordEvent(one.event, copies));
     return runtime.StreamWaitEvent(after_all_, one.event);
   };
@@ -307,8 +307,7 @@ absl::StatusOr<bool> NcclTransfers::TakePayload(Transfer& transfer, One& one) {
   return false;
 }
 
-absl::StatusOr<bool> NcclTransfers::MoveOnDevice(Transfer& transfer,
-                                                 One& one) {
+absl::StatusOr<bool> NcclTransfers::MoveOnDevice(Transfer& transfer, One& one) {
   Peer& peer = PeerOf(one.peer);
   Lane& lane = peer.lane(one.is_send);
   const uint64_t id = one.header.id;
@@ -370,9 +369,9 @@ absl::StatusOr<bool> NcclTransfers::IsConnected(Peer& peer, bool is_send) {
   if (lane.communicator == nullptr) {
     NcclCommunicator::Options made;
     if (is_send) {
-      WEFT_RETURN_IF_ERROR(NcclStatus(
-          *options_.functions, options_.functions->GetUniqueId(&made.id),
-          "ncclGetUniqueId", nullptr));
+      WEFT_RETURN_IF_ERROR(NcclStatus(*options_.functions,
+                                      options_.functions->GetUniqueId(&made.id),
+                                      "ncclGetUniqueId", nullptr));
     } else if (!peer.handshake.connect().has_value()) {
       return false;
     } else {
@@ -409,9 +408,9 @@ absl::Status NcclTransfers::Launch(Transfer& transfer, One& one, Lane& lane) {
   if (transfer.ready != nullptr) {
     WEFT_RETURN_IF_ERROR(runtime.StreamWaitEvent(lane.stream, *transfer.ready));
   } else {
-    WEFT_ASSIGN_OR_RETURN(
-        one.passage, NcclPassage::Begin(*options_.context, lane.stream,
-                                        operation, kReceiver));
+    WEFT_ASSIGN_OR_RETURN(one.passage,
+                          NcclPassage::Begin(*options_.context, lane.stream,
+                                             operation, kReceiver));
     on_device = &one.passage->operation();
   }
   return lane.communicator->Launch(*on_device, /*with_factors=*/false,
@@ -484,8 +483,7 @@ absl::Status NcclTransfers::CheckDevice() {
 
 absl::Status NcclTransfers::Break(const absl::Status& why) {
   // Of a device that has failed, NCCL says but that CUDA has.
-  const absl::Status device =
-      after_all_.runtime().Health(after_all_.device());
+  const absl::Status device = after_all_.runtime().Health(after_all_.device());
   host_.Abort(Reworded(device.ok() ? why : device,
                        absl::StrCat("a Send or Receive of rank ", host_.rank(),
                                     " over NCCL has failed: ",

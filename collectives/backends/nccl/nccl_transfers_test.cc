@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <functional>
 #include <map>
+#include <memory>
 #include <random>
 #include <string>
 #include <tuple>
@@ -98,8 +100,8 @@ TEST_P(NcclTransfersTest, AreMatchedByTagAndKeepTheirOrder) {
     if (group.rank() == 0) {
       std::vector<Future<void>> sent;
       for (const int i : {1, 2, 3}) {
-        sent.push_back(group.SendAsync(rank.Place(Tensor::Full({4}, i)), 1,
-                                       i % 2));
+        sent.push_back(
+            group.SendAsync(rank.Place(Tensor::Full({4}, i)), 1, i % 2));
       }
       sent.push_back(group.SendAsync(rank.Place(large), 1, 9));
       sent.push_back(group.SendAsync(Zeros(rank, 0), 1));
@@ -149,9 +151,8 @@ TEST_P(NcclTransfersTest, OfAllPairsGoOnAtOnceInAnyOrder) {
     std::vector<Future<void>> all;
     std::vector<std::pair<Part, Tensor>> received;
     for (const Part& part : parts) {
-      const int64_t k = part.is_send
-                            ? count(group.rank(), part.peer, part.tag)
-                            : count(part.peer, group.rank(), part.tag);
+      const int64_t k = part.is_send ? count(group.rank(), part.peer, part.tag)
+                                     : count(part.peer, group.rank(), part.tag);
       if (part.is_send) {
         all.push_back(group.SendAsync(rank.Place(Numbers(group.rank(), k)),
                                       part.peer, part.tag));
@@ -416,8 +417,8 @@ TEST(NcclTransfers, DeathOfTheOtherRankBeforeItAnswersIsNamed) {
 
 TEST(NcclTransfers, ErrorsOfNcclAreToldOnBothRanks) {
   for (const std::string name :
-       {"ncclSend", "ncclGroupEnd", "ncclGetUniqueId",
-        "ncclCommInitRankConfig", "ncclCommGetAsyncError"}) {
+       {"ncclSend", "ncclGroupEnd", "ncclGetUniqueId", "ncclCommInitRankConfig",
+        "ncclCommGetAsyncError"}) {
     SCOPED_TRACE(name);
     ByNccl world(2, 4);
     const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
@@ -452,7 +453,7 @@ TEST(NcclTransfers, DeviceThatFailsIsNamedOnBothRanks) {
   const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
     ProcessGroup& group = rank.group;
     if (group.rank() == 1) {
-      rank.devices.runtime().FailKernel(rank.device().id(), "NCCL");
+      rank.devices.runtime().FailKernel(rank.device().id(), "NCCL messages");
     }
     const Tensor x = rank.Place(Numbers(group.rank(), 100));
     return group.rank() == 0 ? group.Send(x, 1) : group.Receive(x, 0);
@@ -460,46 +461,97 @@ TEST(NcclTransfers, DeviceThatFailsIsNamedOnBothRanks) {
   EXPECT_THAT(statuses, Each(StatusIs(kFailed, "simulated:0")));
 }
 
-// Bytes of a rank that does not speak as this one does.
-TEST(NcclTransfers, MessageWithoutAHeaderBreaksTheGroupAndIsNamed) {
+// Rank 1 of two as a rank of NCCL and of the host's group, whose messages the
+// test writes.
+struct RawRank {
+  std::unique_ptr<Backend> host;
+  std::unique_ptr<NcclCommunicator> communicator;
+
+  absl::Status Send(const std::string& bytes, DType dtype = DType::kU8) const {
+    std::string copy = bytes;
+    Transfer message;
+    message.is_send = true;
+    message.dtype = dtype;
+    message.block = {reinterpret_cast<std::byte*>(copy.data()),
+                     static_cast<int64_t>(bytes.size()) / ItemSize(dtype)};
+    const auto sent = host->Advance(message);
+    if (sent.ok() && !*sent) return absl::InternalError("is not sent");
+    return sent.status();
+  }
+};
+
+absl::StatusOr<RawRank> ConnectRaw(NcclWorld& world) {
+  RawRank raw;
+  raw.host = world.host().Connect(1);
+  const NcclOptions options = world.OptionsOf(1);
+  NcclCommunicator::Options made;
+  made.functions = options.functions;
+  made.context = options.context;
+  made.rank = 1;
+  made.size = 2;
+  WEFT_ASSIGN_OR_RETURN(made.stream, options.context->runtime().CreateStream(
+                                         options.context->device(0)));
+  const Instant deadline = SteadyClock().Now() + kPatience;
+  WEFT_ASSIGN_OR_RETURN(made.id,
+                        MeetForNccl(options, *options.functions, deadline,
+                                    [] { return absl::OkStatus(); }));
+  WEFT_ASSIGN_OR_RETURN(
+      raw.communicator,
+      NcclCommunicator::Create(std::move(made),
+                               {SteadyClock(), deadline, nullptr}));
+  return raw;
+}
+
+// Rank 0 is a group; rank 1 writes what it likes.
+std::vector<absl::Status> RunBesideRaw(
+    const std::function<absl::Status(ProcessGroup&)>& body,
+    const std::function<absl::Status(const RawRank&)>& raw) {
   NcclWorld world(2, 1);
-  const auto statuses = testing::RunRanks(2, [&](int rank) -> absl::Status {
-    if (rank == 0) {
-      WEFT_ASSIGN_OR_RETURN(auto backend, world.Connect(0));
-      auto group = ProcessGroup::Create(std::move(backend));
-      return group->Receive(Tensor::Zeros({4}), 1);
+  return testing::RunRanks(2, [&](int rank) -> absl::Status {
+    if (rank == 1) {
+      WEFT_ASSIGN_OR_RETURN(const RawRank made, ConnectRaw(world));
+      return raw(made);
     }
-    // The group of the host alone, after NCCL's meeting.
-    const std::unique_ptr<Backend> host = world.host().Connect(1);
-    auto functions = world.nccl().Library(1);
-    NcclOptions options = world.OptionsOf(1);
-    WEFT_ASSIGN_OR_RETURN(
-        const nccl::UniqueId id,
-        MeetForNccl(options, *functions, SteadyClock().Now() + kPatience,
-                    [] { return absl::OkStatus(); }));
-    NcclCommunicator::Options made;
-    made.functions = functions;
-    made.context = options.context;
-    made.stream =
-        *options.context->runtime().CreateStream(options.context->device(0));
-    made.id = id;
-    made.rank = 1;
-    made.size = 2;
-    WEFT_ASSIGN_OR_RETURN(
-        const auto communicator,
-        NcclCommunicator::Create(
-            std::move(made),
-            {SteadyClock(), SteadyClock().Now() + kPatience, nullptr}));
-    std::string bytes(kNcclHeaderBytes, 'x');
-    Transfer raw;
-    raw.is_send = true;
-    raw.block = {reinterpret_cast<std::byte*>(bytes.data()),
-                 static_cast<int64_t>(bytes.size())};
-    WEFT_RETURN_IF_ERROR(host->Advance(raw).status());
-    Becomes([&] { return !host->health().ok(); });
-    return host->health();
+    WEFT_ASSIGN_OR_RETURN(auto backend, world.Connect(0));
+    return body(*ProcessGroup::Create(std::move(backend)));
   });
+}
+
+TEST(NcclTransfers, MessageWithoutAHeaderBreaksTheGroupAndIsNamed) {
+  const auto statuses = RunBesideRaw(
+      [](ProcessGroup& group) { return group.Receive(Tensor::Zeros({4}), 1); },
+      [](const RawRank& raw) -> absl::Status {
+        WEFT_RETURN_IF_ERROR(raw.Send(std::string(kNcclHeaderBytes, 'x')));
+        Becomes([&] { return !raw.host->health().ok(); });
+        return raw.host->health();
+      });
   EXPECT_THAT(statuses, Each(StatusIs(kDifferent, "rank 1: it sent what no")));
+}
+
+// The header of a message whose elements come late is not lost.
+TEST(NcclTransfers, ReceiveThatEndsBetweenHeaderAndElementsLosesNothing) {
+  std::atomic<bool> is_late{false};
+  const auto statuses = RunBesideRaw(
+      [&](ProcessGroup& group) -> absl::Status {
+        const Tensor x = Tensor::Zeros({4});
+        const absl::Status late =
+            group.Receive(x, 1, 0, Within(absl::Milliseconds(100)));
+        WANT_EQ(late.code(), kLate);
+        is_late = true;
+        WEFT_ASSIGN_OR_RETURN(const int from, group.ReceiveAny(x));
+        WANT_EQ(from, 1);
+        WANT_EQ(BytesOf(x), BytesOf(Numbers(1, 4)));
+        return group.health();
+      },
+      [&](const RawRank& raw) -> absl::Status {
+        NcclHeader header;
+        header.dtype = DType::kF32;
+        header.elements = 4;
+        WEFT_RETURN_IF_ERROR(raw.Send(Encode(header)));
+        Becomes([&] { return is_late.load(); });
+        return raw.Send(BytesOf(Numbers(1, 4)), DType::kF32);
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
 }
 
 TEST(NcclTransfers, TagOfTheBackendIsRefused) {
@@ -509,33 +561,6 @@ TEST(NcclTransfers, TagOfTheBackendIsRefused) {
                            NcclTransfers::kNoticeTag);
   });
   EXPECT_THAT(statuses, Each(StatusIs(kInvalid, "the nccl backend's own")));
-}
-
-// The header of a message whose elements come late is not lost.
-TEST(NcclTransfers, ReceiveThatEndsBetweenHeaderAndElementsLosesNothing) {
-  NcclWorld world(2, 1);
-  const auto statuses = world.Run([](const NcclRank& rank) -> absl::Status {
-    ProcessGroup& group = rank.group;
-    constexpr int64_t kMany = 1 << 20;  // more than fits under way
-    if (group.rank() == 0) {
-      std::vector<Future<void>> sent;
-      for (int i = 0; i < 6; ++i) {
-        sent.push_back(group.SendAsync(Tensor::Full({kMany}, i), 1, i % 2));
-      }
-      return WaitAll(std::move(sent), kPatience);
-    }
-    const Tensor x = Tensor::Zeros({kMany});
-    for (int i = 0, got = 0; got < 6; ++i) {
-      const absl::Status found =
-          group.Receive(x, 0, got % 2, Within(absl::Microseconds(i)));
-      if (absl::IsDeadlineExceeded(found)) continue;
-      WEFT_RETURN_IF_ERROR(found);
-      WANT_EQ(x.data<float>()[kMany - 1], static_cast<float>(got));
-      ++got;
-    }
-    return absl::OkStatus();
-  });
-  EXPECT_THAT(statuses, Each(IsOk()));
 }
 
 }  // namespace
