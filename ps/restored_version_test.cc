@@ -46,8 +46,8 @@ class RestoredVersion : public ::testing::Test {
   }
 
   void Push(SparseTable& table) {
-    ASSERT_THAT(
-        table.Push(keys_, Tensor::Full({kKeys, 2}, -1)).Wait(kTimeout), IsOk());
+    ASSERT_THAT(table.Push(keys_, Tensor::Full({kKeys, 2}, -1)).Wait(kTimeout),
+                IsOk());
   }
 
   // What `job` restores, and goes on with, is never of an earlier version.

@@ -139,9 +139,8 @@ class Training {
     served.asked_to_stop = [this] { return job_.options().IsAskedToStop(); };
     WEFT_ASSIGN_OR_RETURN(model_, ServedModel::Open(client_, served));
     if (resumed.empty() || !is_averaged()) return absl::OkStatus();
-    WEFT_ASSIGN_OR_RETURN(
-        const auto own,
-        TableCheckpoints::ReadOwnState(options.checkpoint_dir, resumed));
+    WEFT_ASSIGN_OR_RETURN(const auto own, TableCheckpoints::ReadOwnState(
+                                              options.checkpoint_dir, resumed));
     return model_->LoadOwnState(own);
   }
 
@@ -242,8 +241,8 @@ absl::Status Run(int argc, char** argv) {
   }
   if (settings.dense != "server" && settings.dense != "ddp") {
     return weft::worker::WithExitCode(
-        absl::InvalidArgumentError(absl::StrCat(
-            "--dense=", settings.dense, ": wanted server or ddp")),
+        absl::InvalidArgumentError(
+            absl::StrCat("--dense=", settings.dense, ": wanted server or ddp")),
         weft::worker::ExitCode::kUsage);
   }
   training.settings.fixed = {

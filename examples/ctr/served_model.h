@@ -79,15 +79,14 @@ class ServedModel {
     const weft::Variable entered =
         weft::Sum(looked_up.back() * weft::Variable(entries.gradients));
     looked_up.pop_back();
-    const weft::Variable sum = BceWithLogits(Logits(rows, looked_up), rows[2],
-                                             weft::Reduction::kSum);
+    const weft::Variable sum =
+        BceWithLogits(Logits(rows, looked_up), rows[2], weft::Reduction::kSum);
     // Added up over all trainers, this is the gradient of the mean; DDP, and
     // then the embeddings, have the mean over the trainers.
     const int divided = hybrid_.has_value() ? options_.trainers : 1;
-    const weft::Variable loss =
-        sum * (static_cast<double>(divided) /
-               static_cast<double>(options_.batch)) +
-        entered;
+    const weft::Variable loss = sum * (static_cast<double>(divided) /
+                                       static_cast<double>(options_.batch)) +
+                                entered;
     if (next != nullptr) {
       WEFT_RETURN_IF_ERROR(
           lookups_->Prefetch(LookUpsOf(*next, EntriesOf(round() + 1))));
@@ -164,13 +163,12 @@ class ServedModel {
     return parameters_->AdoptValues(std::move(values));
   }
   absl::Status OpenAveraged() {
-    WEFT_ASSIGN_OR_RETURN(
-        ddp_, weft::ddp::DistributedDataParallel::Create(net_, *options_.group));
-    WEFT_ASSIGN_OR_RETURN(
-        optimizer_,
-        weft::optimizer::Optimizer::Create(
-            {{weft::optimizer::AdamOptions{kLearningRate},
-              net_.NamedParameters()}}));
+    WEFT_ASSIGN_OR_RETURN(ddp_, weft::ddp::DistributedDataParallel::Create(
+                                    net_, *options_.group));
+    WEFT_ASSIGN_OR_RETURN(optimizer_,
+                          weft::optimizer::Optimizer::Create(
+                              {{weft::optimizer::AdamOptions{kLearningRate},
+                                net_.NamedParameters()}}));
     hybrid_.emplace(weft::ps::HybridParts{ddp_.get(), options_.group,
                                           optimizer_.get(), &*lookups_});
     return absl::OkStatus();

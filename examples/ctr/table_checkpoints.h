@@ -152,8 +152,8 @@ class TableCheckpoints {
   absl::Status AddOwn(const Tensors& own) {
     own_.reset();
     if (own.empty()) return absl::OkStatus();
-    WEFT_ASSIGN_OR_RETURN(own_, directory_->AddShard(attempt_, kOwnShard,
-                                                     "trainer0", {own, {}}));
+    WEFT_ASSIGN_OR_RETURN(
+        own_, directory_->AddShard(attempt_, kOwnShard, "trainer0", {own, {}}));
     return absl::OkStatus();
   }
   absl::StatusOr<weft::Future<Files>> Begin(int64_t round, const Tensors& own) {

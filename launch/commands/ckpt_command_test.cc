@@ -499,8 +499,8 @@ TEST_F(CkptServe, ATableInAFileAndInTheFollowedDirectoryIsRefusedWithBoth) {
   const Ended ended =
       Ckpt({"serve", file_, "--follow=" + saved_, "--listen=" + address_});
   EXPECT_EQ(ended.code, kUsage);
-  EXPECT_THAT(ended.output, HasSubstr("table 'words' is in " + file_ +
-                                      " and in " + saved_));
+  EXPECT_THAT(ended.output,
+              HasSubstr("table 'words' is in " + file_ + " and in " + saved_));
   EXPECT_THAT(ended.output, HasSubstr("wanted it from one place"));
 }
 

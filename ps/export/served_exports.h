@@ -111,8 +111,8 @@ class ServedExports {
 
   const ExportedTable::Options options_;
   std::map<std::string, std::string> places_;  // of each table; Open's
-  std::vector<Watched> watched_;        // the thread's that polls
-  std::vector<Directory> directories_;  // the same
+  std::vector<Watched> watched_;               // the thread's that polls
+  std::vector<Directory> directories_;         // the same
   mutable Mutex mu_;
   std::map<std::string, Table, std::less<>> tables_ ABSL_GUARDED_BY(mu_);
 };

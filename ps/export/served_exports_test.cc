@@ -103,9 +103,10 @@ TEST_F(Served, TableThatIsNotThereNamesThoseThatAre) {
   ASSERT_NE(served, nullptr);
   EXPECT_THAT(served->Find("none"),
               StatusIs(absl::StatusCode::kNotFound, "there are words"));
-  EXPECT_THAT(ServedExports::Open({path_, path_}),
-              StatusIs(absl::StatusCode::kAlreadyExists,
-                       absl::StrCat("'words' is in ", path_, " and in ", path_)));
+  EXPECT_THAT(
+      ServedExports::Open({path_, path_}),
+      StatusIs(absl::StatusCode::kAlreadyExists,
+               absl::StrCat("'words' is in ", path_, " and in ", path_)));
 }
 
 TEST_F(Served, EachAnswerIsOfOneFileWhileFilesAreReplaced) {

@@ -36,10 +36,9 @@ constexpr uint64_t kMostRounds = uint64_t{1} << 62;
 // the version that the table was restored at.
 int64_t RoundsOf(const Marks& marks) {
   const auto rounds = marks.find(kRounds);
-  return rounds == marks.end()
-             ? 0
-             : static_cast<int64_t>(
-                   std::min(rounds->second.through(), kMostRounds));
+  return rounds == marks.end() ? 0
+                               : static_cast<int64_t>(std::min(
+                                     rounds->second.through(), kMostRounds));
 }
 
 }  // namespace

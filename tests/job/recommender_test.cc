@@ -84,7 +84,8 @@ class Recommender : public ::testing::Test {
     const std::string list = Ckpt({"list", "--json", saved});
     for (const auto& one : nlohmann::json::parse(list).at("checkpoints")) {
       for (const auto& table : one.at("tables")) {
-        if (table.at("name") == "ledger" && table.value("removed_rows", 0) > 0) {
+        if (table.at("name") == "ledger" &&
+            table.value("removed_rows", 0) > 0) {
           return true;
         }
       }
@@ -130,8 +131,8 @@ class Recommender : public ::testing::Test {
 
 TEST_F(Recommender, KillsSnapshotsAndAResumeLeaveTheBitsOfAnUndisturbedRun) {
   const std::string saved = dir_.Path("saved");
-  auto run = Train(saved, {Rows(1000000), "--snapshot-every=1s",
-                           "--full-snapshot-every=8"});
+  auto run = Train(
+      saved, {Rows(1000000), "--snapshot-every=1s", "--full-snapshot-every=8"});
   ASSERT_TRUE(Becomes([&] { return !Checkpoints(saved).empty(); }))
       << run->output();
   Export(saved, "latest");
@@ -141,9 +142,9 @@ TEST_F(Recommender, KillsSnapshotsAndAResumeLeaveTheBitsOfAnUndisturbedRun) {
        "--tables=ledger,embedding0", export_, "--listen=" + exports});
   ASSERT_THAT(server->WaitForOutput("serving at ", kLong), IsOk());
   // Reads all the time; ends with what it finds wrong, or once the test ends.
-  const auto reader = StartProcess(
-      {Example("reader"), exports, "--until=1000000", "--timeout=10m",
-       "--embeddings=embedding0,embedding1"});
+  const auto reader =
+      StartProcess({Example("reader"), exports, "--until=1000000",
+                    "--timeout=10m", "--embeddings=embedding0,embedding1"});
   for (int victim : {0, 1, 0}) {
     ASSERT_TRUE(Becomes([&] { return IsReplicated(); })) << run->output();
     KillWorker(*run, "ps", victim);
@@ -187,7 +188,8 @@ TEST_F(Recommender, KillsSnapshotsAndAResumeLeaveTheBitsOfAnUndisturbedRun) {
 // The trainers have the MLPs: what they have alike is saved and resumed too.
 TEST_F(Recommender, WithTheMlpsAveragedByDdpAKillAndAResumeLeaveTheBits) {
   const std::string saved = dir_.Path("saved");
-  auto run = Train(saved, {Rows(1000000), "--dense=ddp", "--snapshot-every=1s"});
+  auto run =
+      Train(saved, {Rows(1000000), "--dense=ddp", "--snapshot-every=1s"});
   ASSERT_TRUE(Becomes([&] { return !Checkpoints(saved).empty(); }))
       << run->output();
   ASSERT_TRUE(Becomes([&] { return IsReplicated(); })) << run->output();
