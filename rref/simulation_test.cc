@@ -388,19 +388,20 @@ absl::Status UseEverythingAtOnce(World& world) {
 TEST(SimulatedAges, HoldersAndWhatIsHeldGrowOldByTheClockOfTheAgents) {
   World world(1, Quiet());
   rpc::SimulatedAgents& agents = world.agents();
-  ASSERT_THAT(agents.Run(1,
-                         [&](int) -> absl::Status {
-                           WEFT_ASSIGN_OR_RETURN(
-                               RRef<Cell> cell,
-                               rref::Make<Cell>(agents[0].To("w1"), 10));
-                           agents.Sleep(absl::Hours(1));
-                           const std::string open = world.Open();
-                           EXPECT_THAT(open, HasSubstr("is held here for 1h"));
-                           EXPECT_THAT(open, HasSubstr("is held by w0 for 1h"));
-                           cell = RRef<Cell>();
-                           return world.AwaitEmpty(0);
-                         }),
-              Each(IsOk()));
+  ASSERT_THAT(
+      agents.Run(1,
+                 [&](int) -> absl::Status {
+                   WEFT_ASSIGN_OR_RETURN(
+                       RRef<Cell> cell,
+                       rref::Make<Cell>(agents[0].To("w1"), 10));
+                   agents.Sleep(absl::Seconds(100));
+                   const std::string open = world.Open();
+                   EXPECT_THAT(open, HasSubstr("is held here for 1m40"));
+                   EXPECT_THAT(open, HasSubstr("is held by w0 for 1m40"));
+                   cell = RRef<Cell>();
+                   return world.AwaitEmpty(0);
+                 }),
+      Each(IsOk()));
 }
 
 struct LostMessage {

@@ -29,6 +29,7 @@ class NcclMeetingTest : public ::testing::Test {
       memset(id->bytes, made_, sizeof id->bytes);
       return result_;
     };
+    functions_.GetLastError = [](nccl::Comm) { return ""; };
   }
 
   NcclOptions OptionsOf(int rank, const std::string& host = "h") {
@@ -54,7 +55,7 @@ class NcclMeetingTest : public ::testing::Test {
 
   MemoryStore store_;
   NcclFunctions functions_;
-  nccl::Result result_ = {};
+  nccl::Result result_ = nccl::Result::kSuccess;
   int made_ = 0;
 };
 
@@ -84,7 +85,7 @@ TEST_F(NcclMeetingTest, CheckEndsTheWaitForRank0) {
 }
 
 TEST_F(NcclMeetingTest, ErrorOfNcclOnRank0IsThatOfAllRanks) {
-  result_ = static_cast<nccl::Result>(2);  // a system error
+  result_ = nccl::Result::kSystemError;
   EXPECT_FALSE(Meet(OptionsOf(0)).ok());
   for (const int rank : {1, 2}) {
     EXPECT_THAT(Meet(OptionsOf(rank)).status(),
