@@ -1,5 +1,7 @@
 #include "weft/ps/export/served_exports.h"
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -31,16 +33,25 @@ absl::StatusOr<std::unique_ptr<ServedExports>> ServedExports::Open(
 
 absl::Status ServedExports::AddNew(const std::string& where, Table table) {
   const std::string name = table->name();
-  const auto [place, is_new] = places_.emplace(name, where);
-  if (!is_new) {
-    return absl::AlreadyExistsError(absl::StrCat(
-        "table '", name, "' is in ", place->second, " and in ", where,
-        ": wanted it from one place; leave out one of the two, or name the "
-        "tables that are to be followed"));
+  {
+    MutexLock lock(mu_);
+    if (tables_.emplace(name, std::move(table)).second) return absl::OkStatus();
   }
-  MutexLock lock(mu_);
-  tables_.emplace(name, std::move(table));
-  return absl::OkStatus();
+  std::string place = where;  // of the first that has it
+  for (auto it = directories_.rbegin(); it != directories_.rend(); ++it) {
+    if (std::count(it->tables.begin(), it->tables.end(), name) > 0) {
+      place = it->path;
+    }
+  }
+  for (const Watched& watched : watched_) {
+    if (watched.table != name) continue;
+    place = watched.path;
+    break;
+  }
+  return absl::AlreadyExistsError(absl::StrCat(
+      "table '", name, "' is in ", place, " and in ", where,
+      ": wanted it from one place; leave out one of the two, or name the "
+      "tables that are to be followed"));
 }
 
 absl::Status ServedExports::Follow(const Followed& followed) {

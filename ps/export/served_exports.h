@@ -36,8 +36,7 @@ class ServedExports {
     std::vector<std::string> tables;  // none: all of the newest checkpoint
   };
 
-  // Errors as ExportedTable::Open's; kAlreadyExists, with both places, if a
-  // table is in two.
+  // Errors as ExportedTable::Open's; kInvalidArgument if a table is in two.
   static absl::StatusOr<std::unique_ptr<ServedExports>> Open(
       const std::vector<std::string>& paths,
       const ExportedTable::Options& options = ExportedTable::Options()) {
@@ -110,9 +109,8 @@ class ServedExports {
                                                     const std::string& name);
 
   const ExportedTable::Options options_;
-  std::map<std::string, std::string> places_;  // of each table; Open's
-  std::vector<Watched> watched_;               // the thread's that polls
-  std::vector<Directory> directories_;         // the same
+  std::vector<Watched> watched_;        // the thread's that polls
+  std::vector<Directory> directories_;  // the same
   mutable Mutex mu_;
   std::map<std::string, Table, std::less<>> tables_ ABSL_GUARDED_BY(mu_);
 };

@@ -166,13 +166,8 @@ struct ReplicatedTable::Cell {
   Partition rows ABSL_GUARDED_BY(mu);
   RateChanges rates ABSL_GUARDED_BY(mu);
   // SYNC: rounds that are in the rows. The replica may have counted more, whose
-  // kApply is still to be done. ASYNC: the version of the checkpoint that the
-  // table was restored from, for the log begins anew.
+  // kApply is still to be done.
   int64_t rounds ABSL_GUARDED_BY(mu) = 0;
-  // Of the rows. It goes on from that of a checkpoint, and never back.
-  int64_t Version(bool is_sync) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
-    return is_sync ? rounds : rounds + static_cast<int64_t>(replica.end());
-  }
   RoundGate<RoundPayload> gate ABSL_GUARDED_BY(mu);  // of the primary
   uint64_t last_token ABSL_GUARDED_BY(mu) = 0;
   absl::flat_hash_map<uint64_t, Pushing> pushes

@@ -41,6 +41,15 @@ int64_t RoundsOf(const Marks& marks) {
                                      rounds->second.through(), kMostRounds));
 }
 
+// Of a cell's rows, under its lock. ASYNC: its `rounds` are those before its log
+// began, at a checkpoint's version, so it goes on from that, and never back.
+template <typename Cell>
+int64_t VersionOf(const Cell& cell,
+                  bool is_sync) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  return is_sync ? cell.rounds
+                 : cell.rounds + static_cast<int64_t>(cell.replica.end());
+}
+
 }  // namespace
 
 // --- Making ------------------------------------------------------------------
@@ -548,7 +557,7 @@ v1::TableStats ReplicatedTable::Stats() const {
     stats.set_rows(stats.rows() + cell->rows.rows());
     stats.set_memory_bytes(stats.memory_bytes() + cell->rows.memory_bytes());
     AddCounts(cell->rows.counts(), stats);
-    stats.set_version(std::max(stats.version(), cell->Version(is_sync())));
+    stats.set_version(std::max(stats.version(), VersionOf(*cell, is_sync())));
     if (layout_->is_dense() && cell->rows.rows() == 0) {
       stats.set_initialized(false);
     }
@@ -579,7 +588,7 @@ absl::StatusOr<std::unique_ptr<TableSnapshot>> ReplicatedTable::Freeze(
     if (!cell->replica.is_primary()) continue;
     if (primaries.empty()) moment.rates = cell->rates;
     primaries.push_back(cell->partition);
-    moment.version = std::max(moment.version, cell->Version(is_sync()));
+    moment.version = std::max(moment.version, VersionOf(*cell, is_sync()));
   }
   const int64_t version = moment.version;
   const auto freeze = [this, version](int p,
@@ -614,7 +623,7 @@ TableShard::Image ReplicatedTable::ImageOfAll() const {
   for (const auto& cell : cells_) {
     if (cell == nullptr) continue;
     MutexLock lock(cell->mu);
-    image.version = std::max(image.version, cell->Version(is_sync()));
+    image.version = std::max(image.version, VersionOf(*cell, is_sync()));
     if (cell->rows.rows() > 0) image.rates = cell->rates;
     image.partitions.emplace_back(cell->partition, cell->rows.Image());
   }
