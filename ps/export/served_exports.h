@@ -36,7 +36,8 @@ class ServedExports {
     std::vector<std::string> tables;  // none: all of the newest checkpoint
   };
 
-  // Errors as ExportedTable::Open's; kInvalidArgument if a table is in two.
+  // Errors as ExportedTable::Open's; kAlreadyExists, with both places, if a
+  // table is in two.
   static absl::StatusOr<std::unique_ptr<ServedExports>> Open(
       const std::vector<std::string>& paths,
       const ExportedTable::Options& options = ExportedTable::Options()) {

@@ -41,8 +41,9 @@ int64_t RoundsOf(const Marks& marks) {
                                      rounds->second.through(), kMostRounds));
 }
 
-// Of a cell's rows, under its lock. ASYNC: its `rounds` are those before its log
-// began, at a checkpoint's version, so it goes on from that, and never back.
+// Of a cell's rows, under its lock. ASYNC: its `rounds` are those before its
+// log began, at a checkpoint's version, so it goes on from that, and never
+// back.
 template <typename Cell>
 int64_t VersionOf(const Cell& cell,
                   bool is_sync) ABSL_NO_THREAD_SAFETY_ANALYSIS {
