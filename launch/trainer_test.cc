@@ -222,8 +222,8 @@ TEST_F(TrainerProgramTest, NcclWantsDevicesAndMembersThatStay) {
   ExpectUsageError(
       {"--strategy=ddp", "--trainers=1", "--device=cpu", "--backend=nccl"},
       "--backend=nccl: wanted --device=cuda, whose tensors NCCL moves");
-  ExpectUsageError({"--strategy=ddp", "--workers=1:2", "--device=simulated",
-                    "--backend=nccl"},
+  ExpectUsageError({"--strategy=ddp", "--workers=1:2", "--virtual-shards=2",
+                    "--device=simulated", "--backend=nccl"},
                    "--backend=nccl: wanted host or auto in an elastic job");
 }
 
