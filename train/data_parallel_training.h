@@ -391,6 +391,8 @@ class DataParallelTraining {
   // The state of model and optimizer; `update` is UpdateStateInPlace().
   std::vector<StateParts::NamedTensor> StateTensors(
       const absl::btree_map<std::string, Tensor>& update) const;
+  void KeepState();
+  absl::Status RestoreState();
   Elastic::Prepare PrepareToGive();
   Elastic::Prepare PrepareToTake();
   // kUnavailable where nobody may begin with the state of this rank.

@@ -210,8 +210,13 @@ DataParallelTraining::Elastic::Prepare DataParallelTraining::PrepareToTake() {
     }
     const auto update = UpdateStateInPlace();
     const StateParts parts(StateTensors(update));
-    if (!FirstCopy::OfTaker(parts, Place().rank.fingerprint).Run(group)) return;
-    has_parts_of_others_ = true;
+    // Its own is kept until it takes part: the others may all end before.
+    const auto keep = [this] {
+      if (!kept_.has_value()) KeepState();
+      has_parts_of_others_ = true;
+    };
+    FirstCopy copy = FirstCopy::OfTaker(parts, Place().rank.fingerprint);
+    if (!copy.Run(group, keep)) return;
     parts.WriteBack();
     // What cannot be loaded is sent again.
     LoadUpdateState(update).IgnoreError();
@@ -221,10 +226,10 @@ DataParallelTraining::Elastic::Prepare DataParallelTraining::PrepareToTake() {
 absl::Status DataParallelTraining::CheckOwnState() const {
   if (!has_parts_of_others_) return absl::OkStatus();
   return absl::UnavailableError(
-      "the ranks that trained died while they gave this one their state, of "
-      "which it has a part; nobody trains any more, and there is no "
-      "checkpoint, so it cannot begin with that: wanted a new process in its "
-      "place (weft run starts one)");
+      "the ranks that trained died while they gave this one their state; "
+      "nobody trains any more, there is no checkpoint, and it cannot begin "
+      "with a part of that: wanted a new process in its place (weft run starts "
+      "one)");
 }
 
 // Those who have taken as many steps as the source have its bits (StepCommit's

@@ -161,6 +161,8 @@ DataParallelTraining::Done DataParallelTraining::Do(
 }
 
 DataParallelTraining::Done DataParallelTraining::Do(const StepCommit::Begin&) {
+  // A newcomer that was given a state, whose owners have all ended since.
+  if (has_parts_of_others_) WEFT_RETURN_IF_ERROR(RestoreState());
   StepCommit::Begun begun;
   WEFT_ASSIGN_OR_RETURN(begun.position,
                         is_elastic() ? BeginElastic() : Begin());
@@ -170,6 +172,11 @@ DataParallelTraining::Done DataParallelTraining::Do(const StepCommit::Begin&) {
 
 DataParallelTraining::Done DataParallelTraining::Do(
     const StepCommit::KeepState&) {
+  KeepState();
+  return std::nullopt;
+}
+
+void DataParallelTraining::KeepState() {
   ModelState state;
   for (const nn::NamedParameter& parameter : parts_.model->NamedParameters()) {
     const Tensor& value = parameter.variable.value();
@@ -180,7 +187,6 @@ DataParallelTraining::Done DataParallelTraining::Do(
   }
   state.optimizer = UpdateState();
   kept_ = std::move(state);
-  return std::nullopt;
 }
 
 DataParallelTraining::Done DataParallelTraining::Do(
@@ -192,13 +198,18 @@ DataParallelTraining::Done DataParallelTraining::Do(
 
 DataParallelTraining::Done DataParallelTraining::Do(
     const StepCommit::RestoreState&) {
-  if (!kept_.has_value()) return std::nullopt;  // its device is lost
+  WEFT_RETURN_IF_ERROR(RestoreState());
+  return std::nullopt;
+}
+
+absl::Status DataParallelTraining::RestoreState() {
+  if (!kept_.has_value()) return absl::OkStatus();  // its device is lost
   for (const auto& [tensor, copy] : kept_->model) tensor.CopyFrom(copy);
   WEFT_RETURN_IF_ERROR(LoadUpdateState(kept_->optimizer));
   has_parts_of_others_ = false;
   kept_.reset();
   received_.reset();
-  return std::nullopt;
+  return absl::OkStatus();
 }
 
 DataParallelTraining::Done DataParallelTraining::Do(

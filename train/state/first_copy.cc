@@ -82,7 +82,8 @@ std::vector<FirstCopy::Transfer> FirstCopy::Plan(
   return transfers;
 }
 
-bool FirstCopy::Run(collectives::ProcessGroup& group) {
+bool FirstCopy::Run(collectives::ProcessGroup& group,
+                    absl::FunctionRef<void()> before_taking) {
   const Tensor all = Tensor::Empty({group.size() * kNumbers}, DType::kI64);
   const Tensor own = Tensor::FromVector<int64_t>(NumbersOf(own_));
   if (!group.AllGather(own, all).ok()) return false;
@@ -98,6 +99,7 @@ bool FirstCopy::Run(collectives::ProcessGroup& group) {
       moves.push_back(
           {collectives::PointToPoint::kSend, given_.at(one.part), one.to, tag});
     } else if (one.to == group.rank()) {
+      if (incoming.empty()) before_taking();
       incoming.emplace_back(one.part, taken_->Incoming(one.part));
       moves.push_back({collectives::PointToPoint::kReceive,
                        incoming.back().second, one.from, tag});

@@ -17,6 +17,7 @@
 #include <map>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "weft/collectives/process_group.h"
 #include "weft/tensor/tensor.h"
 #include "weft/train/state_parts.h"
@@ -49,8 +50,11 @@ class FirstCopy {
   // Run receives into `parts`, which must outlive it.
   static FirstCopy OfTaker(const StateParts& parts, uint64_t fingerprint);
 
-  // Returns whether parts of others may have come.
-  bool Run(collectives::ProcessGroup& group);
+  // Returns whether parts of others may have come. Calls `before_taking` before
+  // it receives the first one, if any.
+  bool Run(
+      collectives::ProcessGroup& group,
+      absl::FunctionRef<void()> before_taking = [] {});
 
   // Who sends what, the same on all ranks: a taker gets all that those have who
   // give the same state as the first of them, of the same model. Pure; what
