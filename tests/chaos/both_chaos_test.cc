@@ -4,9 +4,9 @@
 // process is killed and stopped at random times: servers, trainers, the
 // coordinator, `weft run` of a host with all that it has started, and others
 // while the last one is being mended; the link of a host to the coordinator is
-// cut, for less or more than silence is borne. The test starts nothing again
-// but the `weft run` of a lost host, as a host's supervisor does. Parameters
-// and rows equal, by hash, those of a job that nobody touched.
+// cut for less than silence is borne. The test starts nothing again but the
+// `weft run` of a lost host, as a host's supervisor does. Parameters and rows
+// equal, by hash, those of a job that nobody touched.
 //
 // What holds the only copy of something is spared (docs/reliability.md): the
 // last trainer that has the model, a server while some partition has one copy,
@@ -66,8 +66,6 @@ enum class Kind {
   kCutLink,  // of a host to the coordinator
 };
 constexpr int kKinds = 11;
-// Longer than silence is borne (10 s).
-constexpr absl::Duration kLongCut = absl::Seconds(13);
 
 struct Fault {
   Kind kind = Kind::kKillServer;
@@ -296,9 +294,7 @@ class BothChaos : public ChaosJob {
     const std::vector<std::string> cut_off = {
         absl::StrCat("ps", fault.host), absl::StrCat("trainer", fault.host)};
     if (AwaitVictims(cut_off).empty()) return false;
-    const double part = fault.times.part;
-    const absl::Duration time =
-        part < 0.7 ? part / 0.7 * absl::Seconds(3) : kLongCut;
+    const absl::Duration time = fault.times.part * absl::Seconds(3);
     links_[fault.host]->Cut(true);
     Note(absl::StrCat("cut the link of node ", fault.host,
                       " to the coordinator for ", absl::FormatDuration(time)));

@@ -113,15 +113,12 @@ TEST_F(TableResume, AllProcessesAreKilledWithinAnEpoch) {
   }));
   run_->Signal(SIGKILL);
   ASSERT_TRUE(run_->Wait(kLong).ok());
-  const int64_t step = StepOf(Checkpoints(saved).back());
-  Note(absl::StrCat("the newest checkpoint is of step ", step));
+  Note("the newest checkpoint is " + Checkpoints(saved).back());
   StartRun("tables", saved, every + " --resume");
   ASSERT_TRUE(
       AwaitsRunning("steps", [&] { return LastStep(run_->output(), 0) >= 0; }));
   EXPECT_THAT(run_->output(),
               ::testing::HasSubstr("resuming checkpoint=ckpt-"));
-  EXPECT_THAT(run_->output(),
-              ::testing::HasSubstr(absl::StrCat("-step-", step)));
   ExpectUndisturbed(LastStep(run_->output(), 0));
 }
 
