@@ -143,11 +143,11 @@ Future<Slices> ClientUnary::Start(const void* owner, const Target& target,
 }
 
 void ClientUnary::Begin(Slices request, const Metadata& metadata) {
-  context_.set_deadline(ToGpr(SteadyClock().Now() + timeout_));
-  context_.set_wait_for_ready(target_.wait_for_ready);
-  AddMetadata(metadata, context_);
+  context_->set_deadline(ToGpr(SteadyClock().Now() + timeout_));
+  context_->set_wait_for_ready(target_.wait_for_ready);
+  AddMetadata(metadata, *context_);
   grpc::GenericStub stub(target_.channel);
-  reader_ = stub.PrepareUnaryCall(&context_, method_, ToByteBuffer(request),
+  reader_ = stub.PrepareUnaryCall(&*context_, method_, ToByteBuffer(request),
                                   target_.core->queue());
   reader_->StartCall();
   // From here on the call may end on another thread.
@@ -157,12 +157,10 @@ void ClientUnary::Begin(Slices request, const Metadata& metadata) {
 // A context that is cancelled before its call has started cancels the call when
 // it starts.
 void ClientUnary::Abort(absl::Status reason) {
-  {
-    MutexLock lock(mu_);
-    if (over_ || aborted_.has_value()) return;
-    aborted_ = std::move(reason);
-  }
-  context_.TryCancel();
+  MutexLock lock(mu_);
+  if (over_ || aborted_.has_value()) return;
+  aborted_ = std::move(reason);
+  context_->TryCancel();  // the queue says what becomes of it
 }
 
 void ClientUnary::OnFinished(bool) {
@@ -182,6 +180,10 @@ void ClientUnary::OnFinished(bool) {
                               ? Result<Slices>(FromByteBuffer(response_))
                               : target_.Explain(status);
   reader_ = nullptr;
+  {
+    MutexLock lock(mu_);
+    context_.reset();
+  }
   promise_.Set(std::move(result));
   target_.core->RemoveCall(this);
 }

@@ -56,7 +56,8 @@ class ClientUnary final : public OpenCall,
   const std::string method_;
   const absl::Duration timeout_;
   Promise<Slices> promise_;
-  grpc::ClientContext context_;
+  // None once it is over: before the Loop may believe that nothing is left.
+  std::optional<grpc::ClientContext> context_{std::in_place};
   std::unique_ptr<grpc::GenericClientAsyncResponseReader> reader_;
   grpc::ByteBuffer response_;
   grpc::Status status_;
