@@ -81,8 +81,8 @@ class Recommender : public ::testing::Test {
   // Whether a checkpoint has of the ledger only the rows that had changed, and
   // the keys of some that had gone.
   bool HasDeltaWithEvictedRows(const std::string& saved) {
-    const std::string list = Ckpt({"list", "--json", saved});
-    for (const auto& one : nlohmann::json::parse(list).at("checkpoints")) {
+    const auto list = nlohmann::json::parse(Ckpt({"list", "--json", saved}));
+    for (const auto& one : list.at("checkpoints")) {
       for (const auto& table : one.at("tables")) {
         if (table.at("name") == "ledger" &&
             table.value("removed_rows", 0) > 0) {
