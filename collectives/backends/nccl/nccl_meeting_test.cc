@@ -115,7 +115,7 @@ TEST_F(NcclMeetingTest, RanksOfThisMachineAreOnOneHost) {
 }
 
 TEST_F(NcclMeetingTest, WhatIsNoInvitationIsRefused) {
-  for (const std::string& wrong : {"", "id ", "id too short", "hello"}) {
+  for (const char* wrong : {"", "id ", "id too short", "hello"}) {
     ASSERT_THAT(store_.Set("nccl/group/id", wrong, kLong), IsOk());
     EXPECT_THAT(Meet(OptionsOf(1)).status(),
                 StatusIs(absl::StatusCode::kInvalidArgument,
