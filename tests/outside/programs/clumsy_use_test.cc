@@ -398,7 +398,7 @@ TEST_F(Clumsy, JsonThatIsNoTensorIsRefusedAndTheServerGoesOn) {
     return Run({"weft", "call", "ps0", "weft::ps::Initialize",
                 absl::StrCat("[\"none\", 1, ", tensor, "]"), at});
   };
-  for (const std::string& bad : kNoTensors) {
+  for (const char* bad : kNoTensors) {
     const Ended ended = call(bad);
     EXPECT_EQ(ended.code, 2) << bad << "\n" << ended.output;
   }
