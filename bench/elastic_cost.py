@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""elastic_cost.py [--rounds=5] [--seconds=6] [--ranks=2] [--batch=64] [--data=DIR]: what virtual shards and elastic mode cost a
+"""elastic_cost.py [--rounds=5] [--seconds=6] [--ranks=2] [--batch=64] [--data=DIR] [--together]: what virtual shards and elastic mode cost a
 job that nobody disturbs.
 
 Trains the trainer's model on Fashion-MNIST by `weft run`, by turns: data-parallel as it is; with as many virtual shards as
 there are ranks; with four times as many of a quarter of the batch, which is what an elastic job has that is to grow; and
 the first of these in an elastic job. All take as many samples a step. For each the steps a second, the seconds of processor
 that the trainers use for a step (which other programs on the machine disturb less), and the most memory of a trainer, as
-ratios to the first of the same round; medians of the rounds. The last line is JSON. Needs bin/ (tools/build.sh).
+ratios to the first of the same round; medians of the rounds. --together: the elastic job beside the same job without it, both at
+the same time, which the machine's own changes of speed disturb alike. The last line is JSON. Needs bin/ (tools/build.sh).
 """
 
 import argparse
+import concurrent.futures
 import json
 import os
 import signal
@@ -22,6 +24,7 @@ parser.add_argument("--rounds", type=int, default=5)
 parser.add_argument("--seconds", type=float, default=6.0)
 parser.add_argument("--ranks", type=int, default=2)
 parser.add_argument("--batch", type=int, default=64)
+parser.add_argument("--together", action="store_true")
 parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist")
 parser.add_argument("--bin", default=os.path.join(os.path.dirname(__file__), "..", "bin"))
 options = parser.parse_args()
@@ -83,9 +86,12 @@ variants = {
     "elastic": ([f"--elastic=1:{ranks}"], [f"--batch-size={options.batch}", f"--virtual-shards={ranks}"]),
 }
 rows = {name: [] for name in variants}
+if options.together:
+    variants = {name: variants[name] for name in ("shards", "elastic")}
 for _ in range(options.rounds):
-    for name, (flags, trainer_flags) in variants.items():
-        rows[name].append(measure(flags, trainer_flags))
+    with concurrent.futures.ThreadPoolExecutor(len(variants) if options.together else 1) as pool:
+        for name, row in zip(variants, pool.map(lambda variant: measure(*variant), variants.values())):
+            rows[name].append(row)
 
 
 def ratio(name, base, of):
@@ -93,11 +99,14 @@ def ratio(name, base, of):
     return {"median": round(ratios[len(ratios) // 2], 3), "range": [round(ratios[0], 3), round(ratios[-1], 3)]}
 
 
+first = next(iter(variants))
 result = {"rounds": options.rounds, "ranks": ranks,
-          "plain": {"steps_per_s": round(sorted(r[0] for r in rows["plain"])[options.rounds // 2], 1),
-                    "cpu_ms_a_step": round(1e3 * sorted(r[1] for r in rows["plain"])[options.rounds // 2], 2),
-                    "MiB": round(sorted(r[2] for r in rows["plain"])[options.rounds // 2], 1)}}
+          first: {"steps_per_s": round(sorted(r[0] for r in rows[first])[options.rounds // 2], 1),
+                  "cpu_ms_a_step": round(1e3 * sorted(r[1] for r in rows[first])[options.rounds // 2], 2),
+                  "MiB": round(sorted(r[2] for r in rows[first])[options.rounds // 2], 1)}}
 for name, base in (("shards", "plain"), ("shards_x4", "plain"), ("elastic", "shards")):
+    if name not in variants or base not in variants:
+        continue
     result[f"{name}:{base}"] = {"steps_per_s": ratio(name, base, 0), "cpu_a_step": ratio(name, base, 1),
                                 "memory": ratio(name, base, 2)}
 print(json.dumps(result))

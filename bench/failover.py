@@ -81,7 +81,9 @@ argv = [f"{bin_dir}/weft", "run"] + command
 if options.torchrun:
     rival = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers", "torch_elastic.py")
     argv = ["/usr/bin/python3", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4", "--max_restarts=10000",
-            f"--monitor_interval={options.monitor_interval}", rival, runtime, "50", "16"]
+            f"--monitor_interval={options.monitor_interval}",
+            # Of a rank that is not: with Python 3.11 torch 1.13 cannot read these flags' default.
+            "--redirects=9:3", "--tee=9:3", rival, runtime, "50", "16"]
     environment["OMP_NUM_THREADS"] = "1"
 run = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 steps, lines, copies = [], [], []
