@@ -140,6 +140,10 @@ class Backend {
   // from it until those are received. Of several transfers with the same peer,
   // tag and direction only the oldest advances, until it is complete.
   virtual absl::StatusOr<bool> Advance(Transfer& transfer) = 0;
+  // The caller gives up all sends that have begun, and their memory once this
+  // has returned: no Receive of another rank may take that memory for a
+  // message. Called once, after the last Advance.
+  virtual void WithdrawSends() {}
   // Changes whenever an Advance may find more than before.
   virtual uint64_t transfer_events() const = 0;
   // Returns once transfer_events() is not `seen`, at `until`, or without cause.

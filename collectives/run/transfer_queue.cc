@@ -39,6 +39,7 @@ TransferQueue::~TransferQueue() {
     thread = std::move(thread_);
   }
   if (thread.joinable()) thread.join();
+  backend_.WithdrawSends();
   std::list<Pending> ended;
   {
     MutexLock lock(mu_);

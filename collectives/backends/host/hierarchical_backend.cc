@@ -113,6 +113,7 @@ class HierarchicalBackend final : public Backend {
   absl::StatusOr<bool> Advance(Transfer& transfer) override {
     return between_->Advance(transfer);
   }
+  void WithdrawSends() override { between_->WithdrawSends(); }
   uint64_t transfer_events() const override {
     return between_->transfer_events();
   }

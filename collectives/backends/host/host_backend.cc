@@ -103,7 +103,8 @@ class HostBackend final : public Backend {
         peers_(std::move(meeting.peers)),
         names_(NamesOf(meeting.streams)),
         phases_(segment_->Controls(), rank, SpinRounds(segment_->size())),
-        transfers_(*segment_, options_.max_unasked_bytes) {}
+        transfers_(*segment_, peers_, options_.least_read_bytes / 8,
+                   options_.max_unasked_bytes) {}
 
   ~HostBackend() override {
     segment_->ControlOf(rank()).has_left.store(1, std::memory_order_seq_cst);
@@ -137,6 +138,7 @@ class HostBackend final : public Backend {
   }
 
   absl::StatusOr<bool> Advance(Transfer& transfer) override;
+  void WithdrawSends() override { transfers_.WithdrawSends(); }
   uint64_t transfer_events() const override { return transfers_.events(); }
   void AwaitTransfers(uint64_t seen, Instant until) override {
     transfers_.AwaitEvent(seen, until);
@@ -355,8 +357,14 @@ absl::StatusOr<bool> HostBackend::Advance(Transfer& transfer) {
     ++gone_ranks;
   }
   const int awaited = is_any ? size() - 1 : 1;
-  WEFT_ASSIGN_OR_RETURN(const bool is_complete, CatchToStatus(advance));
-  if (is_complete || gone_ranks < awaited) return is_complete;
+  const absl::StatusOr<bool> advanced = CatchToStatus(advance);
+  if (absl::IsUnavailable(advanced.status())) {  // half a message is lost
+    const absl::Status why = gone.ok() ? advanced.status() : gone;
+    Abort(why);
+    return why;
+  }
+  WEFT_RETURN_IF_ERROR(advanced.status());
+  if (*advanced || gone_ranks < awaited) return *advanced;
   return gone;
 }
 

@@ -52,6 +52,7 @@ struct HostOptions : GroupEndpoint {
   // Tensors in no arena are read from the memory of their ranks if they have so
   // many bytes on each rank and the kernel permits it to all ranks of the host;
   // else pieces are copied through shared memory, which is faster for less.
+  // Those of a Send already with an eighth of that.
   int64_t least_read_bytes = int64_t{2} << 20;
   // What the segment is counted against: its beginning, some 260 KiB for each
   // rank, at the rank that makes it, the rest at the rank that uses it. Null:

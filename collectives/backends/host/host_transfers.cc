@@ -12,7 +12,11 @@
 namespace weft::collectives {
 namespace {
 
-constexpr uint32_t kMagic = 0x57465431;  // "WFT1"
+constexpr uint32_t kMagic = 0x57465432;  // "WFT2"
+// What is read of one content before others have their turn.
+constexpr int64_t kMostAtOnce = int64_t{16} << 20;
+// What follows the header of a content that is to be read.
+constexpr int64_t kReadTrailer = 1;
 
 // Bytes [at, at + bytes) of a ring, which may go around its end.
 void CopyIn(const TransferRing& ring, uint64_t at, const std::byte* from,
@@ -42,13 +46,32 @@ absl::Status Damaged(int from) {
       absl::StrCat("what rank ", from, " wrote into its ring makes no sense"));
 }
 
+absl::Status IsOther(const Transfer& transfer, int from, DType dtype,
+                     int64_t elements) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "wants ", Name(transfer.dtype), "[", transfer.block.elements, "], rank ",
+      from, " sent ", Name(dtype), "[", elements, "]"));
+}
+
 }  // namespace
 
-HostTransfers::HostTransfers(HostSegment& segment, int64_t max_unasked_bytes)
+HostTransfers::HostTransfers(HostSegment& segment, const PeerMemory& peers,
+                             int64_t least_read_bytes,
+                             int64_t max_unasked_bytes)
     : segment_(segment),
+      peers_(peers),
+      least_read_bytes_(least_read_bytes),
       max_unasked_bytes_(max_unasked_bytes),
       sending_(segment.size()),
-      incoming_(segment.size()) {}
+      incoming_(segment.size()) {
+  segment_.ControlOf(segment_.rank())
+      .reads_peers.store(peers_.reads_all() ? 1 : 0, std::memory_order_release);
+}
+
+void HostTransfers::WithdrawSends() {
+  segment_.ControlOf(segment_.rank())
+      .has_withdrawn.store(1, std::memory_order_seq_cst);
+}
 
 uint64_t HostTransfers::events() const {
   return segment_.ControlOf(segment_.rank())
@@ -103,7 +126,14 @@ absl::StatusOr<int64_t> HostTransfers::ReadSome(int from, std::byte* to,
   if (n == 0) return 0;
   CopyOut(ring, read, to, n);
   ring.head.read.store(read + n, std::memory_order_release);
+  has_read_ = true;
   return n;
+}
+
+bool HostTransfers::HasUnread(int to) const {
+  const RingHead& head = segment_.RingOf(segment_.rank(), to).head;
+  return head.written.load(std::memory_order_relaxed) !=
+         head.read.load(std::memory_order_acquire);
 }
 
 bool HostTransfers::HasBytes(int from) const {
@@ -112,18 +142,32 @@ bool HostTransfers::HasBytes(int from) const {
          head.read.load(std::memory_order_relaxed);
 }
 
+bool HostTransfers::IsRead(const Transfer& transfer) const {
+  const int64_t bytes = transfer.block.elements * ItemSize(transfer.dtype);
+  return bytes > 0 && bytes >= least_read_bytes_ && peers_.reads_all() &&
+         segment_.ControlOf(transfer.peer)
+                 .reads_peers.load(std::memory_order_acquire) != 0;
+}
+
 // Messages to one rank go one after the other: another waits until the one that
 // is half sent is whole.
 absl::StatusOr<bool> HostTransfers::Send(Transfer& transfer) {
-  const Transfer*& current = sending_[transfer.peer];
-  if (current != nullptr && current != &transfer) return false;
-  const int64_t content = transfer.block.elements * ItemSize(transfer.dtype);
+  Outgoing& out = sending_[transfer.peer];
+  if (out.transfer != nullptr && out.transfer != &transfer) return false;
   const int64_t before = transfer.moved_bytes;
   constexpr int64_t kHeader = sizeof(Header);
+  if (before == 0) out.is_read = IsRead(transfer);
+  const bool is_read = out.is_read;
+  const std::byte trailer{};
+  const std::byte* const content = is_read ? &trailer : transfer.block.memory;
+  const int64_t content_bytes =
+      is_read ? kReadTrailer
+              : transfer.block.elements * ItemSize(transfer.dtype);
   if (transfer.moved_bytes < kHeader) {
-    const Header header = {transfer.tag,
-                           static_cast<uint64_t>(transfer.block.elements),
-                           static_cast<uint32_t>(transfer.dtype), kMagic};
+    const Header header = {
+        transfer.tag, static_cast<uint64_t>(transfer.block.elements),
+        is_read ? reinterpret_cast<uint64_t>(transfer.block.memory) : 0,
+        static_cast<uint32_t>(transfer.dtype), kMagic};
     WEFT_ASSIGN_OR_RETURN(
         const int64_t n, WriteSome(transfer.peer,
                                    reinterpret_cast<const std::byte*>(&header) +
@@ -132,82 +176,156 @@ absl::StatusOr<bool> HostTransfers::Send(Transfer& transfer) {
     transfer.moved_bytes += n;
   }
   if (transfer.moved_bytes >= kHeader &&
-      transfer.moved_bytes < kHeader + content) {
+      transfer.moved_bytes < kHeader + content_bytes) {
     const int64_t sent = transfer.moved_bytes - kHeader;
     WEFT_ASSIGN_OR_RETURN(
         const int64_t n,
-        WriteSome(transfer.peer, transfer.block.memory + sent, content - sent));
+        WriteSome(transfer.peer, content + sent, content_bytes - sent));
     transfer.moved_bytes += n;
   }
   if (transfer.moved_bytes != before) Ring(transfer.peer);
-  const bool is_whole = transfer.moved_bytes == kHeader + content;
-  current = is_whole || transfer.moved_bytes == 0 ? nullptr : &transfer;
+  // Nothing is written behind a content that is to be read.
+  const bool is_whole = transfer.moved_bytes == kHeader + content_bytes &&
+                        (!is_read || !HasUnread(transfer.peer));
+  const bool is_half_sent = !is_whole && transfer.moved_bytes > 0;
+  out.transfer = is_half_sent ? &transfer : nullptr;
   return is_whole;
 }
 
-absl::Status HostTransfers::ReceiveAll(int from) {
+absl::StatusOr<bool> HostTransfers::ReceiveHeader(int from) {
   Incoming& in = incoming_[from];
-  bool has_moved = false;
-  while (in.header_bytes > 0 || in.kept_bytes < max_unasked_bytes_) {
-    if (in.header_bytes < static_cast<int64_t>(sizeof(Header))) {
-      WEFT_ASSIGN_OR_RETURN(
-          const int64_t n,
-          ReadSome(from,
-                   reinterpret_cast<std::byte*>(&in.header) + in.header_bytes,
-                   sizeof(Header) - in.header_bytes));
-      in.header_bytes += n;
-      has_moved |= n > 0;
-      if (in.header_bytes < static_cast<int64_t>(sizeof(Header))) break;
-      const bool is_good =
-          in.header.magic == kMagic && in.header.dtype < 64 &&
-          ItemSize(static_cast<DType>(in.header.dtype)) > 0 &&
-          in.header.elements <= static_cast<uint64_t>(kMaxTensorBytes) / 8;
-      if (!is_good) return Damaged(from);
-      in.bytes.resize(in.header.elements *
-                      ItemSize(static_cast<DType>(in.header.dtype)));
-    }
-    WEFT_ASSIGN_OR_RETURN(const int64_t n,
-                          ReadSome(from, in.bytes.data() + in.content_bytes,
-                                   in.bytes.size() - in.content_bytes));
-    in.content_bytes += n;
-    has_moved |= n > 0;
-    if (in.content_bytes < static_cast<int64_t>(in.bytes.size())) break;
-    in.kept_bytes += KeptBytes(in.bytes);
-    in.complete.push_back({in.header, std::move(in.bytes)});
-    in.bytes = {};
-    in.header_bytes = in.content_bytes = 0;
-  }
-  if (has_moved) Ring(from);
-  return absl::OkStatus();
+  constexpr int64_t kHeader = sizeof(Header);
+  if (in.header_bytes == kHeader) return true;
+  WEFT_ASSIGN_OR_RETURN(
+      const int64_t n,
+      ReadSome(from, reinterpret_cast<std::byte*>(&in.header) + in.header_bytes,
+               kHeader - in.header_bytes));
+  in.header_bytes += n;
+  if (in.header_bytes < kHeader) return false;
+  const bool is_good =
+      in.header.magic == kMagic && in.header.dtype < 64 &&
+      ItemSize(static_cast<DType>(in.header.dtype)) > 0 &&
+      in.header.elements <= static_cast<uint64_t>(kMaxTensorBytes) / 8;
+  if (!is_good) return Damaged(from);
+  in.content_bytes = 0;
+  in.receive = nullptr;
+  return true;
 }
 
-absl::StatusOr<bool> HostTransfers::Take(Transfer& transfer, int from) {
-  WEFT_RETURN_IF_ERROR(ReceiveAll(from));
-  std::deque<Message>& complete = incoming_[from].complete;
-  const auto it = std::find_if(complete.begin(), complete.end(),
+// Of a content that is not in the ring: the byte that follows is taken once it
+// has been read as a whole, and counts as the last of it.
+absl::Status HostTransfers::ReadContent(int from, std::byte* to,
+                                        int64_t bytes) {
+  Incoming& in = incoming_[from];
+  if (in.header.address == 0) {
+    WEFT_ASSIGN_OR_RETURN(const int64_t n, ReadSome(from, to + in.content_bytes,
+                                                    bytes - in.content_bytes));
+    in.content_bytes += n;
+    return absl::OkStatus();
+  }
+  if (!HasBytes(from)) return absl::OkStatus();  // the byte is on its way
+  const int64_t n = std::min(bytes - in.content_bytes, kMostAtOnce);
+  WEFT_RETURN_IF_ERROR(peers_.Read(
+      from, in.header.address + static_cast<uint64_t>(in.content_bytes), n,
+      to + in.content_bytes));
+  // Who gives up a message says so before it gives up its memory.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  WEFT_RETURN_IF_ERROR(segment_.abort_status());
+  if (segment_.ControlOf(from).has_withdrawn.load(std::memory_order_seq_cst)) {
+    return absl::UnavailableError(absl::StrCat(
+        "rank ", segment_.NumberOf(from),
+        " left the group before what it was sending had been read"));
+  }
+  in.content_bytes += n;
+  if (in.content_bytes < bytes) {
+    Ring(segment_.rank());  // there is more to read
+    return absl::OkStatus();
+  }
+  std::byte trailer;
+  return ReadSome(from, &trailer, kReadTrailer).status();
+}
+
+absl::StatusOr<bool> HostTransfers::ReceiveContent(Transfer& transfer,
+                                                   int from) {
+  Incoming& in = incoming_[from];
+  const DType dtype = static_cast<DType>(in.header.dtype);
+  const int64_t elements = static_cast<int64_t>(in.header.elements);
+  const int64_t bytes = elements * ItemSize(dtype);
+  if (in.content_bytes == 0 && in.receive == nullptr && in.kept.empty()) {
+    const bool is_asked = in.header.tag == transfer.tag &&
+                          dtype == transfer.dtype &&
+                          elements == transfer.block.elements;
+    if (is_asked) {
+      in.receive = &transfer;
+      transfer.peer = from;
+    } else {
+      in.kept.resize(bytes);
+    }
+  }
+  // What has begun to come for another Receive comes by that one's turns.
+  if (in.receive != nullptr && in.receive != &transfer) return false;
+  std::byte* const to =
+      in.receive == nullptr ? in.kept.data() : transfer.block.memory;
+  if (bytes > 0) WEFT_RETURN_IF_ERROR(ReadContent(from, to, bytes));
+  if (in.receive != nullptr) {
+    transfer.moved_bytes = sizeof(Header) + in.content_bytes;
+  }
+  if (in.content_bytes < bytes) return false;
+  if (in.receive == nullptr) {
+    in.complete_bytes += KeptBytes(in.kept);
+    in.complete.push_back({in.header, std::move(in.kept)});
+  }
+  in.kept = {};
+  in.header_bytes = in.content_bytes = 0;
+  return true;
+}
+
+absl::StatusOr<bool> HostTransfers::TakeKept(Transfer& transfer, int from) {
+  Incoming& in = incoming_[from];
+  const auto it = std::find_if(in.complete.begin(), in.complete.end(),
                                [&](const Message& message) {
                                  return message.header.tag == transfer.tag;
                                });
-  if (it == complete.end()) {
-    const int64_t kept = incoming_[from].kept_bytes;
-    if (kept < max_unasked_bytes_ || transfer.peer < 0) return false;
-    return TooMuchUnasked(from, kept, complete.front().header.tag);
-  }
+  if (it == in.complete.end()) return false;
   const Message message = std::move(*it);
-  complete.erase(it);
-  incoming_[from].kept_bytes -= KeptBytes(message.bytes);
+  in.complete.erase(it);
+  in.complete_bytes -= KeptBytes(message.bytes);
   transfer.peer = from;
   const DType dtype = static_cast<DType>(message.header.dtype);
   const int64_t elements = static_cast<int64_t>(message.header.elements);
   if (dtype != transfer.dtype || elements != transfer.block.elements) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "wants ", Name(transfer.dtype), "[", transfer.block.elements,
-        "], rank ", from, " sent ", Name(dtype), "[", elements, "]"));
+    return IsOther(transfer, from, dtype, elements);
   }
   if (elements > 0) {
     memcpy(transfer.block.memory, message.bytes.data(), message.bytes.size());
   }
   return true;
+}
+
+absl::StatusOr<bool> HostTransfers::Receive(Transfer& transfer, int from) {
+  has_read_ = false;
+  const absl::StatusOr<bool> received = ReceiveAll(transfer, from);
+  if (has_read_) Ring(from);
+  return received;
+}
+
+absl::StatusOr<bool> HostTransfers::ReceiveAll(Transfer& transfer, int from) {
+  Incoming& in = incoming_[from];
+  const bool may_be_any = transfer.peer < 0;
+  for (;;) {
+    WEFT_ASSIGN_OR_RETURN(const bool is_taken, TakeKept(transfer, from));
+    if (is_taken) return true;
+    if (in.header_bytes == 0 && in.complete_bytes >= max_unasked_bytes_) {
+      if (may_be_any) return false;
+      return TooMuchUnasked(from, in.complete_bytes,
+                            in.complete.front().header.tag);
+    }
+    WEFT_ASSIGN_OR_RETURN(const bool has_header, ReceiveHeader(from));
+    if (!has_header) return false;
+    WEFT_ASSIGN_OR_RETURN(const bool is_whole, ReceiveContent(transfer, from));
+    if (!is_whole) return false;
+    if (std::exchange(in.receive, nullptr) != nullptr) return true;
+  }
 }
 
 absl::StatusOr<bool> HostTransfers::Advance(Transfer& transfer) {
@@ -216,8 +334,9 @@ absl::StatusOr<bool> HostTransfers::Advance(Transfer& transfer) {
   const int last = transfer.peer < 0 ? segment_.size() - 1 : transfer.peer;
   for (int from = first; from <= last; ++from) {
     if (from == segment_.rank()) continue;
-    WEFT_ASSIGN_OR_RETURN(const bool taken, Take(transfer, from));
+    WEFT_ASSIGN_OR_RETURN(const bool taken, Receive(transfer, from));
     if (taken) return true;
+    if (transfer.moved_bytes > 0) return false;  // it comes from this one
   }
   return false;
 }

@@ -44,6 +44,11 @@ struct alignas(64) RankControl {
   // Changes with what this rank can send or receive.
   alignas(64) std::atomic<uint32_t> transfer_bell;
   std::atomic<uint32_t> transfer_sleepers;
+  // Whether this rank reads the memory of the others (PeerMemory).
+  std::atomic<uint32_t> reads_peers;
+  // Whether it has given up what it was sending: memory that a message names
+  // may hold anything.
+  std::atomic<uint32_t> has_withdrawn;
 };
 
 // A status that some rank has written, once.

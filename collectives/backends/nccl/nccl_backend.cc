@@ -71,6 +71,7 @@ class NcclBackend final : public Backend {
   absl::StatusOr<bool> Advance(Transfer& transfer) override {
     return transfers_->Advance(transfer);
   }
+  void WithdrawSends() override { host_->WithdrawSends(); }
   uint64_t transfer_events() const override { return host_->transfer_events(); }
   void AwaitTransfers(uint64_t seen, Instant until) override;
   absl::StatusOr<Tensor> Allocate(const Shape& shape, DType dtype) override {
