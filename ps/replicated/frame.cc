@@ -469,8 +469,8 @@ Bytes EncodeCopy(const PartitionImage& image, const RateChanges& rates,
 }
 
 CopyInPieces::CopyInPieces(const TableLayout& layout, PartitionImage image,
-                           RateChanges rates, PartitionClocks::State clocks,
-                           int64_t most_bytes)
+                           RateChanges rates, int64_t most_bytes,
+                           PartitionClocks::State clocks)
     : image_(std::move(image)),
       rates_(std::move(rates)),
       clocks_(std::move(clocks)) {

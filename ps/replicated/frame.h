@@ -133,8 +133,8 @@ Bytes EncodeCopy(const PartitionImage& image, const RateChanges& rates,
 class CopyInPieces {
  public:
   CopyInPieces(const TableLayout& layout, PartitionImage image,
-               RateChanges rates, PartitionClocks::State clocks,
-               int64_t most_bytes);
+               RateChanges rates, int64_t most_bytes,
+               PartitionClocks::State clocks = {});
   uint32_t pieces() const { return static_cast<uint32_t>(ends_.size()); }
   int64_t bytes() const { return bytes_; }  // about, of all
   // REQUIRES: piece < pieces().
