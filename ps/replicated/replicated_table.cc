@@ -270,7 +270,7 @@ void ReplicatedTable::DoOne(Cell& cell, Replica::Action& action,
     case Kind::kCopy:
       SetCopy(cell, std::make_unique<CopyInPieces>(
                         *layout_, cell.rows.Image(), cell.rates,
-                        cell.clocks.Save(), options_.piece_bytes));
+                        options_.piece_bytes, cell.clocks.Save()));
       return cell.replica.OnCopied(cell.copy->pieces());
     case Kind::kDrop:
       cell.rows.Load(PartitionImage{{}, {}, {}, {}});
