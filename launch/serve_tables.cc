@@ -359,9 +359,17 @@ absl::Status Serve(worker::Worker& worker, ps::Server& server,
                            .value_or(0);
   }
   const auto follow = worker.membership().OnChange(
-      [&, known_keys = KnownKeys()](
+      [&, known_keys = KnownKeys(),
+       forgotten = std::set<rendezvous::WorkerKey>()](
           std::shared_ptr<const rendezvous::View> view) mutable {
         TellServer(*view, trainers, server, known_keys);
+        // Also those that were gone before this server came: copies of tables
+        // may still name them.
+        for (const rendezvous::Departed& departed : view->departed()) {
+          if (forgotten.insert(departed.key).second) {
+            server.Forget(departed.key);
+          }
+        }
         if (const auto replicas = server.replicated()) {
           TellReplicas(*view, worker.options().servers, *replicas);
         }

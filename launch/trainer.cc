@@ -76,9 +76,8 @@ absl::Status CheckConsistency(const weft::worker::Options& worker,
   if (training.strategy != kPs) {
     return refuse("--staleness, --quorum and --late need --strategy=ps");
   }
-  if (worker.replicas > 1) {
-    return refuse("--staleness and --quorum need --replicas=1, found ",
-                  worker.replicas);
+  if (has_quorum && worker.replicas > 1) {
+    return refuse("--quorum needs --replicas=1, found ", worker.replicas);
   }
   if (has_staleness && training.is_sync) {
     return refuse("--staleness=", training.staleness,

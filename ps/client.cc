@@ -138,9 +138,12 @@ absl::StatusOr<std::unique_ptr<TableClient>> Client::OpenReplicated(
   opened.generation = stats.empty() ? 0 : stats[0].generation();
   opened.rank = options_.rank;
   opened.timeout = options_.timeout;
-  return std::make_unique<TableClient>(options_, by_map_->open_session(),
-                                       std::move(opened), std::move(layout),
-                                       identity, version);
+  const bool joins = layout->spec().has_staleness() && options_.rank >= 0;
+  auto table = std::make_unique<TableClient>(
+      options_, by_map_->open_session(), std::move(opened), std::move(layout),
+      identity, version);
+  if (joins) WEFT_RETURN_IF_ERROR(table->JoinClocks());
+  return table;
 }
 
 absl::StatusOr<std::unique_ptr<TableClient>> Client::Open(v1::TableSpec spec) {

@@ -393,19 +393,6 @@ TEST(Consistency, SpecsThatAskForWhatCannotBeAreRefused) {
                       AllOf(HasSubstr("table 't'"), HasSubstr("staleness"))));
 }
 
-TEST(Consistency, TablesWithTwoReplicasRefuseBoth) {
-  TestJob job(2, 1, nullptr, "", /*replicas=*/2);
-  ASSERT_TRUE(job.BecomesReplicated());
-  auto client = job.MakeClient(0);
-  EXPECT_THAT(client->Sparse(StaleSpec(1)).status(),
-              Refuses(absl::StatusCode::kUnimplemented,
-                      AllOf(HasSubstr("table 't' wants a staleness"),
-                            HasSubstr("--replicas=1"))));
-  EXPECT_THAT(
-      client->Sparse(QuorumSpec(2, 1, false)).status(),
-      Refuses(absl::StatusCode::kUnimplemented, HasSubstr("wants a quorum")));
-}
-
 TEST(Quorum, RoundClosesWithoutTheSlowestWhosePushEndsWellAndSaysSo) {
   for (const bool folds : {false, true}) {
     OpenJob open(2, 3, QuorumSpec(3, 2, folds));

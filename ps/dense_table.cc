@@ -318,11 +318,13 @@ Future<Tensor> DenseTable::ExchangeReplicated(std::optional<Tensor> gradient,
   if (!fit.ok()) return MakeReady<Tensor>(fit);
   std::optional<Future<void>> pushed;
   if (gradient.has_value()) {
-    pushed =
-        table_->PushPieces(GradientPieces(*table_, table_->OwnPart(),
-                                          (*cut_)[0], gradient->Contiguous()),
-                           table_->OwnPart(), /*closes=*/true);
+    auto pieces = GradientPieces(*table_, table_->OwnPart(), (*cut_)[0],
+                                 gradient->Contiguous());
+    if (pull) table_->AddTicks(pieces);
+    pushed = table_->PushPieces(std::move(pieces), table_->OwnPart(),
+                                /*closes=*/true);
     table_->EndRound();
+    if (pull) table_->EndStep();
   }
   if (!pull) return pushed->Then([] { return Tensor(); });
   return table_->PullPieces(pushed, DenseKeys((*cut_)[0]))

@@ -393,11 +393,15 @@ Future<Tensor> SparseTable::ExchangeReplicated(const Tensor* push_keys,
   if (!fit.ok()) return MakeReady<Tensor>(fit);
   std::optional<Future<void>> pushed;
   if (push_keys != nullptr) {
-    pushed = table_->PushPieces(
+    Pieces pieces =
         SparsePieces(*table_, *table_->Cut(*push_keys), gradients->Contiguous(),
-                     table_->OwnPart(), table_->is_sync()),
-        table_->OwnPart(), /*closes=*/true);
+                     table_->OwnPart(), table_->is_sync());
+    // As with one replica, a push and pull in one ends a step.
+    if (pull_keys != nullptr) table_->AddTicks(pieces);
+    pushed = table_->PushPieces(std::move(pieces), table_->OwnPart(),
+                                /*closes=*/true);
     table_->EndRound();
+    if (pull_keys != nullptr) table_->EndStep();
   }
   if (pull_keys == nullptr) return pushed->Then([] { return Tensor(); });
   const auto cut = table_->Cut(*pull_keys);

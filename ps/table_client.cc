@@ -32,22 +32,51 @@ Future<void> TableClient::PushPieces(
                                std::move(pieces));
 }
 
+void TableClient::AddTicks(
+    std::vector<ReplicatedTableClient::Piece>& pieces) const {
+  if (!has_clock()) return;
+  const Bytes tick = EncodeTick(options_.rank, clock() + 1);
+  for (const int partition : clock_partitions_) {
+    pieces.push_back({partition, tick});
+  }
+}
+
+absl::Status TableClient::JoinClocks() {
+  clock_partitions_ = PartitionsWithRows();
+  WEFT_ASSIGN_OR_RETURN(
+      const ReplicatedTableClient::Clocks clocks,
+      replicated_->Join(clock_partitions_).Wait(options_.timeout));
+  int64_t at = 0;
+  for (const auto& [partition, clock] : clocks) at = std::max(at, clock);
+  // Partitions may have other lowest clocks, by what is under way. Where this
+  // one is lower nobody passes it by more than the bound, so this ends.
+  const Bytes tick = EncodeTick(options_.rank, at);
+  std::vector<ReplicatedTableClient::Piece> pieces;
+  for (const auto& [partition, clock] : clocks) {
+    if (clock < at) pieces.push_back({partition, tick});
+  }
+  WEFT_RETURN_IF_ERROR(
+      replicated_->Push(std::move(pieces)).Wait(options_.timeout));
+  BeginClock(at);
+  return absl::OkStatus();
+}
+
 Future<std::vector<Bytes>> TableClient::PullPieces(
     const std::optional<Future<void>>& pushed,
     std::vector<ReplicatedTableClient::Piece> pieces) const {
   if (!pushed.has_value() || is_sync()) {
-    return replicated_->Pull(round(), std::move(pieces));
+    return replicated_->Pull(round(), std::move(pieces), clock_);
   }
   // It is to see the push.
   auto [promise, future] = MakePromise<std::vector<Bytes>>();
-  pushed->OnReady([table = replicated_, pieces = std::move(pieces),
-                   promise =
-                       std::move(promise)](const absl::Status& status) mutable {
+  pushed->OnReady([table = replicated_, clock = clock_,
+                   pieces = std::move(pieces), promise = std::move(promise)](
+                      const absl::Status& status) mutable {
     if (!status.ok()) {
       promise.Set(status);
       return;
     }
-    table->Pull(0, std::move(pieces))
+    table->Pull(0, std::move(pieces), clock)
         .OnReady([promise = std::move(promise)](
                      const absl::StatusOr<std::vector<Bytes>>& values) mutable {
           promise.Set(values);
@@ -162,6 +191,14 @@ Future<void> Tick(const std::shared_ptr<TableClient>& table) {
   if (fit.ok()) fit = table->CheckHasClock();
   if (fit.ok()) fit = table->AwaitRoom();
   if (!fit.ok()) return MakeReady<void>(fit);
+  if (table->replicated() != nullptr) {
+    // It counts once what was pushed before it is applied, whatever comes
+    // first.
+    std::vector<ReplicatedTableClient::Piece> ticks;
+    table->AddTicks(ticks);
+    table->EndStep();
+    return table->replicated()->Push(std::move(ticks));
+  }
   const v1::Request request = table->NewRequest(
       /*push=*/false, /*pull=*/false, table->OwnPart(), /*step=*/true);
   table->EndStep();
@@ -185,6 +222,10 @@ Future<void> Tick(const std::shared_ptr<TableClient>& table) {
 
 Future<void> LeaveClock(const std::shared_ptr<TableClient>& table) {
   if (!table->has_clock()) return MakeReady<void>(absl::OkStatus());
+  if (table->replicated() != nullptr) {
+    table->EndClock();
+    return table->replicated()->Leave(table->clock_partitions());
+  }
   v1::ClockRequest request;
   const v1::Request mine =
       table->NewRequest(/*push=*/false, /*pull=*/false, table->OwnPart());

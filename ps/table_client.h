@@ -81,7 +81,13 @@ class TableClient {
   // The pushed rows, as one part of the open round, or at once.
   Future<void> PushPieces(std::vector<ReplicatedTableClient::Piece> pieces,
                           const RoundPart& part, bool closes) const;
-  // What is pulled once `pushed` is there; SYNC: after the rounds so far.
+  // With a clock: what ends this step, to go with the last of its pushes.
+  void AddTicks(std::vector<ReplicatedTableClient::Piece>& pieces) const;
+  // With a staleness: the client has a clock from now on.
+  absl::Status JoinClocks();
+  const std::vector<int>& clock_partitions() const { return clock_partitions_; }
+  // What is pulled once `pushed` is there; SYNC: after the rounds so far. With
+  // a clock: at that which it has now.
   Future<std::vector<Bytes>> PullPieces(
       const std::optional<Future<void>>& pushed,
       std::vector<ReplicatedTableClient::Piece> pieces) const;
@@ -221,7 +227,8 @@ class TableClient {
   // With a quorum: the rounds before are closed on all servers.
   std::atomic<int64_t> behind_{0};
   std::optional<int64_t> clock_;
-  std::vector<uint64_t> pushed_;  // by partition: the last number given
+  std::vector<int> clock_partitions_;  // with two replicas: that have it
+  std::vector<uint64_t> pushed_;       // by partition: the last number given
   // ASYNC: pushes, in the order in which they were sent.
   std::deque<Future<void>> under_way_;
   std::optional<Future<void>> last_pull_;

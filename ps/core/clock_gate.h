@@ -66,26 +66,40 @@ class ClockGate {
 
   explicit ClockGate(int64_t staleness) : staleness_(staleness) {}
 
-  // `holder` has the clock of `rank` from now on. A new clock starts at `at`,
-  // or at the slowest of the others if that is more. A clock that the same
-  // worker or an earlier incarnation of it had is taken over; kNotHolder if
-  // another worker has it.
-  Answer Join(int rank, Holder holder, int64_t at) {
+  // Where the clock of `rank` begins, or goes on, if `holder` joins with it at
+  // `at`. A new clock starts at `at`, or at the slowest of the others if that
+  // is more. A clock that the same worker or an earlier incarnation of it had
+  // is taken over; kNotHolder if another worker has it.
+  Answer CheckJoin(int rank, const Holder& holder, int64_t at,
+                   int64_t& begins) const {
     if (at > kMostClock) return Answer::kTooFar;
-    const auto it = clocks_.find(rank);
-    if (it == clocks_.end()) {
+    const Clock* const had = Find(rank);
+    if (had == nullptr) {
       if (clocks_.size() >= kMostClocks) return Answer::kTooFar;
-      clocks_[rank] = {std::move(holder), std::max(at, least_)};
+      begins = std::max(at, floor_);
       return Answer::kOk;
     }
-    const WorkerKey& had = it->second.holder.worker;
-    if (had.id != holder.worker.id || holder.worker.epoch < had.epoch) {
+    const WorkerKey& worker = had->holder.worker;
+    if (worker.id != holder.worker.id || holder.worker.epoch < worker.epoch) {
       return Answer::kNotHolder;
     }
-    it->second.holder = std::move(holder);
-    it->second.at = std::max(it->second.at, at);
-    Advance();
+    begins = std::max(at, had->at);
     return Answer::kOk;
+  }
+
+  // `holder` has the clock of `rank` from now on, as CheckJoin says.
+  Answer Join(int rank, Holder holder, int64_t at) {
+    int64_t begins = 0;
+    const Answer answer = CheckJoin(rank, holder, at, begins);
+    if (answer == Answer::kOk) Set(rank, std::move(holder), begins);
+    return answer;
+  }
+
+  // The same of a join that another copy has checked: it is not checked here,
+  // and the lowest clock falls if this one is lower.
+  void Set(int rank, Holder holder, int64_t at) {
+    clocks_[rank] = {std::move(holder), at};
+    Advance();
   }
 
   // All that `client` pushed in steps before `clock` is applied.
@@ -95,8 +109,9 @@ class ClockGate {
     if (clock > kMostClock) return Answer::kTooFar;
     if (clock < mine->at) return Answer::kBack;
     if (clock == mine->at) return Answer::kOk;
+    const bool was_slowest = mine->at == least_;
     mine->at = clock;
-    Advance();
+    if (was_slowest) Advance();
     return Answer::kOk;
   }
 
@@ -136,9 +151,15 @@ class ClockGate {
   }
   // Those clients are closed.
   void Close(const std::vector<uint64_t>& clients) {
-    EraseIf([&clients](const Holder& holder) {
-      return std::find(clients.begin(), clients.end(), holder.client) !=
-             clients.end();
+    CloseIf([&clients](uint64_t client) {
+      return std::find(clients.begin(), clients.end(), client) != clients.end();
+    });
+  }
+  // Those clients are closed for which `is_closed(client)`.
+  template <typename IsClosed>
+  void CloseIf(IsClosed is_closed) {
+    EraseIf([&is_closed](const Holder& holder) {
+      return is_closed(holder.client);
     });
   }
 
@@ -146,6 +167,10 @@ class ClockGate {
   size_t size() const { return clocks_.size(); }
   // The lowest clock; if there is none, what it was last.
   int64_t least() const { return least_; }
+  // The highest that was, at which new clocks begin. It never falls.
+  int64_t floor() const { return floor_; }
+  void RaiseFloor(int64_t floor) { floor_ = std::max(floor_, floor); }
+  const std::map<int, Clock>& clocks() const { return clocks_; }  // by rank
   int64_t most() const {
     int64_t most = least_;
     for (const auto& [rank, clock] : clocks_) most = std::max(most, clock.at);
@@ -188,10 +213,12 @@ class ClockGate {
       least = std::min(least, clock.at);
     }
     least_ = least;
+    floor_ = std::max(floor_, least_);
   }
 
   int64_t staleness_;
   int64_t least_ = 0;
+  int64_t floor_ = 0;            // the highest least_ that was
   std::map<int, Clock> clocks_;  // by rank
 };
 

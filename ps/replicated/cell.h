@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -27,6 +28,7 @@
 #include "weft/ps/core/byte_budget.h"
 #include "weft/ps/core/partition.h"
 #include "weft/ps/core/rate_changes.h"
+#include "weft/ps/core/replication/partition_clocks.h"
 #include "weft/ps/core/replication/replica.h"
 #include "weft/ps/core/round_gate.h"
 #include "weft/ps/replicated/frame.h"
@@ -78,6 +80,11 @@ class ReplicatedTable::SpanCall {
   }
   void SetPartition(int span, uint32_t partition) {
     reply().mutable_spans(span)->set_partition(partition);
+  }
+  // Of a join; before its answer.
+  void SetClock(int span, int64_t clock) ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    reply().mutable_spans(span)->set_clock(clock);
   }
   void Finish() {
     if constexpr (kReads) {  // of the spans that were read
@@ -142,6 +149,8 @@ struct ReplicatedTable::Cell {
   struct Pushing {
     std::shared_ptr<PushCall> call;
     int span = 0;
+    std::optional<int> joins = {};  // a rank
+    ClientId client = kRounds;
   };
   struct Reading {
     std::shared_ptr<PullCall> call;
@@ -151,6 +160,7 @@ struct ReplicatedTable::Cell {
     Bytes values;
     Instant deadline;
     bool is_parked = false;
+    std::optional<int64_t> clock;  // at which it is
   };
 
   Cell(int number, Replica its_replica, const TableLayout* layout,
@@ -158,6 +168,7 @@ struct ReplicatedTable::Cell {
       : partition(number),
         replica(std::move(its_replica)),
         rows(layout, std::move(memory)),
+        clocks(layout->spec().staleness()),
         gate(0) {}
 
   const int partition;
@@ -165,6 +176,7 @@ struct ReplicatedTable::Cell {
   Replica replica ABSL_GUARDED_BY(mu);
   Partition rows ABSL_GUARDED_BY(mu);
   RateChanges rates ABSL_GUARDED_BY(mu);
+  PartitionClocks clocks ABSL_GUARDED_BY(mu);  // with a staleness
   // SYNC: rounds that are in the rows. The replica may have counted more, whose
   // kApply is still to be done.
   int64_t rounds ABSL_GUARDED_BY(mu) = 0;

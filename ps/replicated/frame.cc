@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -191,6 +192,50 @@ Bytes EncodeRate(int64_t round, double scale) {
   return Aligned(Bytes::Own(std::move(out)));
 }
 
+namespace {
+
+// Before the words of a clock, which are its rank, its place, and of kJoin the
+// worker, when that has opened the table, and the bytes of its name.
+Bytes EncodeClock(Frame::Kind kind, absl::Span<const uint64_t> words,
+                  absl::string_view name) {
+  const Header header = {static_cast<uint64_t>(kind), 0};
+  std::string out;
+  Add(out, &header, 1);
+  Add(out, words.data(), words.size());
+  out.append(name.data(), name.size());
+  return Aligned(Bytes::Own(std::move(out)));
+}
+
+constexpr size_t kTickWords = 2;
+constexpr size_t kJoinWords = 5;
+
+}  // namespace
+
+Bytes EncodeTick(int rank, int64_t clock) {
+  return EncodeClock(
+      Frame::Kind::kTick,
+      {static_cast<uint64_t>(rank), static_cast<uint64_t>(clock)}, "");
+}
+
+Bytes EncodeLeave(int rank) {
+  return EncodeClock(Frame::Kind::kLeave, {static_cast<uint64_t>(rank), 0}, "");
+}
+
+Bytes EncodeJoin(int rank, int64_t clock, WorkerKey worker, uint64_t opened_at,
+                 absl::string_view name) {
+  return EncodeClock(Frame::Kind::kJoin,
+                     {static_cast<uint64_t>(rank), static_cast<uint64_t>(clock),
+                      worker.id, worker.epoch, opened_at},
+                     name.substr(0, PartitionClocks::kMostName));
+}
+
+bool IsOfClock(const Bytes& bytes) {
+  if (bytes.size() < sizeof(Header)) return false;
+  Frame frame;
+  frame.kind = At<Header>(bytes, 0).KindOf();
+  return frame.is_of_clock();
+}
+
 Bytes EncodeKeys(absl::Span<const uint64_t> keys) {
   std::string out;
   Add(out, keys.data(), keys.size());
@@ -210,6 +255,18 @@ Frame DecodeCheckedFrame(const Bytes& bytes) {
   if (frame.kind == Frame::Kind::kRate) {
     frame.round = At<int64_t>(bytes, sizeof(Header));
     frame.scale = At<double>(bytes, sizeof(Header) + kWord);
+    return frame;
+  }
+  if (frame.is_of_clock()) {
+    const auto word = [&](size_t i) {
+      return At<uint64_t>(bytes, sizeof(Header) + i * kWord);
+    };
+    frame.rank = static_cast<int>(word(0));
+    frame.clock = static_cast<int64_t>(word(1));
+    if (frame.kind != Frame::Kind::kJoin) return frame;
+    frame.worker = {static_cast<uint32_t>(word(2)), word(3)};
+    frame.opened_at = word(4);
+    frame.name = bytes.view().substr(sizeof(Header) + kJoinWords * kWord);
     return frame;
   }
   frame.keys = KeysAt(bytes, sizeof(Header), header.count);
@@ -248,9 +305,47 @@ absl::Status CheckKind(const Header& header, const TableLayout& layout,
     case Frame::Kind::kPut:
     case Frame::Kind::kRate:
       if (header.DtypeOf() == v1::WireValues::F32) return absl::OkStatus();
+      break;
+    case Frame::Kind::kTick:
+    case Frame::Kind::kJoin:
+    case Frame::Kind::kLeave:
+      if (!layout.spec().has_staleness()) {
+        return Unfit(layout, partition,
+                     "wanted no clock, found one: the table has no staleness");
+      }
+      if (header.DtypeOf() == 0 && header.count == 0) return absl::OkStatus();
   }
   return Unfit(layout, partition,
                absl::StrCat("change of unknown kind ", header.kind));
+}
+
+}  // namespace
+
+namespace {
+
+// REQUIRES: a header of a clock.
+absl::StatusOr<Frame> DecodeClock(const Bytes& bytes, const TableLayout& layout,
+                                  int partition) {
+  const size_t rest = bytes.size() - sizeof(Header);
+  const bool is_join = At<Header>(bytes, 0).KindOf() == Frame::Kind::kJoin;
+  const size_t words = (is_join ? kJoinWords : kTickWords) * kWord;
+  if (rest < words ||
+      rest > words + (is_join ? PartitionClocks::kMostName : 0)) {
+    return Unfit(layout, partition,
+                 absl::StrCat("wanted a clock of ", words, " bytes",
+                              is_join ? " and a name" : "", ", found ", rest));
+  }
+  constexpr uint64_t kMostRank = std::numeric_limits<int>::max();
+  const auto rank = At<uint64_t>(bytes, sizeof(Header));
+  const auto clock = At<uint64_t>(bytes, sizeof(Header) + kWord);
+  if (rank > kMostRank ||
+      clock > static_cast<uint64_t>(ClockGate::kMostClock)) {
+    return Unfit(layout, partition,
+                 absl::StrCat("clock ", clock, " of rank ", rank,
+                              ": wanted clocks of 0 to ", ClockGate::kMostClock,
+                              " and ranks of 0 to ", kMostRank));
+  }
+  return DecodeCheckedFrame(bytes);
 }
 
 }  // namespace
@@ -267,6 +362,7 @@ absl::StatusOr<Frame> DecodeFrame(const Bytes& bytes, const TableLayout& layout,
     if (rest == 2 * kWord) return DecodeCheckedFrame(bytes);
     return Unfit(layout, partition, "a learning rate was cut short");
   }
+  if (IsOfClock(bytes)) return DecodeClock(bytes, layout, partition);
   if (header.count > rest / kWord) {
     return Unfit(
         layout, partition,
@@ -301,9 +397,49 @@ absl::StatusOr<absl::Span<const uint64_t>> DecodeKeys(
 
 namespace {
 
+void AddClocks(const PartitionClocks::State& clocks, v1::PartitionCopy& copy) {
+  copy.set_clock_floor(clocks.floor);
+  for (const PartitionClocks::State::OfRank& from : clocks.ranks) {
+    v1::PartitionCopy::Clock& to = *copy.add_clocks();
+    const ClockGate::Holder& holder = from.clock.holder;
+    to.set_rank(from.rank);
+    to.mutable_worker()->set_id(holder.worker.id);
+    to.mutable_worker()->set_epoch(holder.worker.epoch);
+    to.set_client(holder.client);
+    to.set_name(holder.name);
+    to.set_at(from.clock.at);
+    for (const PartitionClocks::Waiting& waiting : from.waiting) {
+      auto* const its = to.add_waiting();
+      its->set_n(waiting.n);
+      its->set_clock(waiting.clock);
+      its->set_leaves(waiting.leaves);
+    }
+  }
+}
+
+PartitionClocks::State ClocksOf(const v1::PartitionCopy& copy) {
+  PartitionClocks::State clocks;
+  clocks.floor = copy.clock_floor();
+  for (const v1::PartitionCopy::Clock& from : copy.clocks()) {
+    PartitionClocks::State::OfRank& to = clocks.ranks.emplace_back();
+    to.rank = from.rank();
+    to.clock.holder = {{from.worker().id(), from.worker().epoch()},
+                       from.client(),
+                       from.name()};
+    to.clock.at = from.at();
+    for (const auto& its : from.waiting()) {
+      to.waiting.push_back({its.n(), to.rank, its.clock(), its.leaves()});
+    }
+  }
+  return clocks;
+}
+
+// `clocks`: null in all but the first of a copy's pieces.
 Bytes EncodeRange(const PartitionImage& image, const RateChanges& rates,
-                  size_t row, size_t row_end, size_t at, size_t end) {
+                  const PartitionClocks::State* clocks, size_t row,
+                  size_t row_end, size_t at, size_t end) {
   v1::PartitionCopy copy;
+  if (clocks != nullptr) AddClocks(*clocks, copy);
   const auto add = [](const auto& from, size_t begin, size_t before, auto* to) {
     to->Add(from.data() + begin, from.data() + before);
   };
@@ -326,14 +462,18 @@ Bytes EncodeRange(const PartitionImage& image, const RateChanges& rates,
 
 }  // namespace
 
-Bytes EncodeCopy(const PartitionImage& image, const RateChanges& rates) {
-  return EncodeRange(image, rates, 0, image.keys.size(), 0,
+Bytes EncodeCopy(const PartitionImage& image, const RateChanges& rates,
+                 const PartitionClocks::State& clocks) {
+  return EncodeRange(image, rates, &clocks, 0, image.keys.size(), 0,
                      image.weights.size());
 }
 
 CopyInPieces::CopyInPieces(const TableLayout& layout, PartitionImage image,
-                           RateChanges rates, int64_t most_bytes)
-    : image_(std::move(image)), rates_(std::move(rates)) {
+                           RateChanges rates, int64_t most_bytes,
+                           PartitionClocks::State clocks)
+    : image_(std::move(image)),
+      rates_(std::move(rates)),
+      clocks_(std::move(clocks)) {
   const int64_t words = image_.touched.empty() ? 2 : 3;
   End end;
   int64_t bytes = 0;
@@ -360,8 +500,8 @@ CopyInPieces::CopyInPieces(const TableLayout& layout, PartitionImage image,
 Bytes CopyInPieces::Encode(uint32_t piece) const {
   const End begin = piece == 0 ? End() : ends_[piece - 1];
   const End& end = ends_[piece];
-  return EncodeRange(image_, rates_, begin.rows, end.rows, begin.floats,
-                     end.floats);
+  return EncodeRange(image_, rates_, piece == 0 ? &clocks_ : nullptr,
+                     begin.rows, end.rows, begin.floats, end.floats);
 }
 
 absl::StatusOr<PartitionCopy> DecodeCopy(const Bytes& bytes,
@@ -383,6 +523,9 @@ absl::StatusOr<PartitionCopy> DecodeCopy(const Bytes& bytes,
   out.image.life = std::move(*copy.mutable_life());
   WEFT_RETURN_IF_ERROR(CheckImage(layout, placement, partition, out.image));
   WEFT_ASSIGN_OR_RETURN(out.rates, RateChanges::Parse(copy.rates()));
+  out.clocks = ClocksOf(copy);
+  const std::string fault = PartitionClocks::FaultOf(out.clocks);
+  if (!fault.empty()) return Unfit(layout, partition, fault);
   return out;
 }
 

@@ -2,11 +2,11 @@
 // and its backup applies it.
 //
 // In bytes, in the order of the host: the kind, a count, and then the keys and
-// the floats of their rows, or the round and the scale of a learning rate. A
-// dense table's keys are slices. Gradients may have their values in the dtype
-// of the table's pushes (ps/wire/wire_values.h) in place of floats; the kind
-// says so. They stay so in the log, and are sent again so: primary and backup
-// read the same.
+// the floats of their rows, or the round and the scale of a learning rate, or a
+// rank, its clock, and whose it is. A dense table's keys are slices. Gradients
+// may have their values in the dtype of the table's pushes
+// (ps/wire/wire_values.h) in place of floats; the kind says so. They stay so in
+// the log, and are sent again so: primary and backup read the same.
 //
 // Thread-safety: immutable.
 
@@ -25,6 +25,7 @@
 #include "weft/ps/core/partition.h"
 #include "weft/ps/core/placement.h"
 #include "weft/ps/core/rate_changes.h"
+#include "weft/ps/core/replication/partition_clocks.h"
 #include "weft/ps/core/replication/replication.h"
 #include "weft/ps/core/table_layout.h"
 #include "weft/ps/wire/wire_values.h"
@@ -39,6 +40,10 @@ struct Frame {
     kGradient = 1,  // one step of the rule on each row
     kPut = 2,       // first values of rows that are not there
     kRate = 3,      // RateChanges::Set
+    // Of a table with a staleness, as PartitionClocks has them.
+    kTick = 4,
+    kJoin = 5,
+    kLeave = 6,
   };
   Kind kind = Kind::kGradient;
   // kGradient, kPut. They point into the bytes.
@@ -48,6 +53,18 @@ struct Frame {
   // kRate; a negative round: from now on (ASYNC).
   int64_t round = 0;
   double scale = 1;
+  // kTick, kJoin, kLeave
+  int rank = 0;
+  int64_t clock = 0;  // kTick, kJoin
+  // kJoin, as its primary writes them: who pushed it, and since when that has
+  // the table open. What a client sends there counts for nothing.
+  WorkerKey worker;
+  uint64_t opened_at = 0;
+  absl::string_view name;
+
+  bool is_of_clock() const {
+    return kind == Kind::kTick || kind == Kind::kJoin || kind == Kind::kLeave;
+  }
 };
 
 Bytes EncodeRows(Frame::Kind kind, absl::Span<const uint64_t> keys,
@@ -59,6 +76,14 @@ Bytes EncodeSeparateRows(Frame::Kind kind, absl::Span<const uint64_t> keys,
 Bytes EncodeGradient(WireDtype dtype, absl::Span<const uint64_t> keys,
                      absl::string_view values);
 Bytes EncodeRate(int64_t round, double scale);
+Bytes EncodeTick(int rank, int64_t clock);
+Bytes EncodeLeave(int rank);
+// kJoin; a client leaves all but the rank out. Of a longer name
+// PartitionClocks::kMostName bytes.
+Bytes EncodeJoin(int rank, int64_t clock = 0, WorkerKey worker = {},
+                 uint64_t opened_at = 0, absl::string_view name = "");
+// Whether these bytes, of whoever, are a frame of a clock.
+bool IsOfClock(const Bytes& bytes);
 
 // The same where many gradients share one memory: how many words one takes, and
 // what writes all of it but the `value_bytes` of its values, whose place it
@@ -84,7 +109,8 @@ Bytes EncodeSum(const TableLayout& layout, SpanSum sum);
 // kInvalidArgument: it is none, or its keys are not of `partition`, or do not
 // strictly ascend, by Mix64 or, of a dense table, by slice; or its values are
 // in a dtype that is neither F32 nor that of the table's pushes, or are none
-// (FaultOfPushed).
+// (FaultOfPushed); or it is of a clock, and the table has none, or of no
+// possible one.
 absl::StatusOr<Frame> DecodeFrame(const Bytes& bytes, const TableLayout& layout,
                                   const Placement& placement, int partition);
 // The same of bytes that DecodeFrame has checked.
@@ -97,16 +123,18 @@ absl::StatusOr<absl::Span<const uint64_t>> DecodeKeys(
     const Bytes& bytes, const TableLayout& layout, const Placement& placement,
     int partition);
 
-// A copy of a partition's rows and learning rates, and back. kInvalidArgument
-// as CheckImage.
-Bytes EncodeCopy(const PartitionImage& image, const RateChanges& rates);
+// A copy of a partition's rows, learning rates and clocks, and back.
+// kInvalidArgument as CheckImage, or PartitionClocks::FaultOf.
+Bytes EncodeCopy(const PartitionImage& image, const RateChanges& rates,
+                 const PartitionClocks::State& clocks = {});
 
 // The same in pieces, each of about `most_bytes` or of one row: at least one.
-// They are encoded one at a time.
+// They are encoded one at a time. The clocks are in the first.
 class CopyInPieces {
  public:
   CopyInPieces(const TableLayout& layout, PartitionImage image,
-               RateChanges rates, int64_t most_bytes);
+               RateChanges rates, int64_t most_bytes,
+               PartitionClocks::State clocks = {});
   uint32_t pieces() const { return static_cast<uint32_t>(ends_.size()); }
   int64_t bytes() const { return bytes_; }  // about, of all
   // REQUIRES: piece < pieces().
@@ -120,6 +148,7 @@ class CopyInPieces {
   };
   PartitionImage image_;
   RateChanges rates_;
+  PartitionClocks::State clocks_;
   std::vector<End> ends_;
   int64_t bytes_ = 0;
 };
@@ -127,6 +156,7 @@ class CopyInPieces {
 struct PartitionCopy {
   PartitionImage image;
   RateChanges rates;
+  PartitionClocks::State clocks;
 };
 absl::StatusOr<PartitionCopy> DecodeCopy(const Bytes& bytes,
                                          const TableLayout& layout,

@@ -174,6 +174,90 @@ TEST_F(FrameTest, EveryCutAndFlippedBitIsRefusedOrAFrame) {
   }
 }
 
+// With a staleness.
+class ClockFrameTest : public FrameTest {
+ protected:
+  ClockFrameTest() {
+    v1::TableSpec spec = sparse_->spec();
+    spec.set_staleness(1);
+    stale_ = *TableLayout::Create(spec);
+  }
+  std::unique_ptr<TableLayout> stale_;
+};
+
+TEST_F(ClockFrameTest, FramesOfClocksComeBackOrAreRefused) {
+  const std::string name(PartitionClocks::kMostName, 'n');
+  const Bytes join = EncodeJoin(3, 4, {5, 6}, 7, name + "longer");
+  const auto frame = DecodeFrame(join, *stale_, placement_, 2);
+  ASSERT_THAT(frame.status(), IsOk());
+  EXPECT_EQ(frame->kind, Frame::Kind::kJoin);
+  EXPECT_EQ(frame->rank, 3);
+  EXPECT_EQ(frame->clock, 4);
+  EXPECT_EQ(frame->worker, (WorkerKey{5, 6}));
+  EXPECT_EQ(frame->opened_at, 7u);
+  EXPECT_EQ(frame->name, name);
+  const auto tick = DecodeFrame(EncodeTick(3, 4), *stale_, placement_, 2);
+  ASSERT_THAT(tick.status(), IsOk());
+  EXPECT_EQ(tick->kind, Frame::Kind::kTick);
+  EXPECT_EQ(tick->clock, 4);
+  const auto leave = DecodeFrame(EncodeLeave(3), *stale_, placement_, 2);
+  ASSERT_THAT(leave.status(), IsOk());
+  EXPECT_EQ(leave->kind, Frame::Kind::kLeave);
+  EXPECT_EQ(leave->rank, 3);
+
+  const auto refused = StatusIs(absl::StatusCode::kInvalidArgument, "'t'");
+  for (const Bytes& bytes : {EncodeTick(3, 4), EncodeLeave(3), EncodeJoin(3)}) {
+    EXPECT_TRUE(IsOfClock(bytes));
+    EXPECT_THAT(DecodeFrame(bytes, *sparse_, placement_, 2).status(),
+                StatusIs(absl::StatusCode::kInvalidArgument, "no staleness"));
+    for (size_t size = 0; size < bytes.size(); ++size) {
+      EXPECT_THAT(
+          DecodeFrame(Aligned(Bytes::Copy(bytes.view().substr(0, size))),
+                      *stale_, placement_, 2)
+              .status(),
+          refused);
+    }
+  }
+  for (const Bytes& bytes :
+       {EncodeTick(-1, 4), EncodeTick(3, -1),
+        EncodeTick(3, ClockGate::kMostClock + 1), EncodeJoin(-1)}) {
+    EXPECT_THAT(DecodeFrame(bytes, *stale_, placement_, 2).status(), refused);
+  }
+  EXPECT_FALSE(IsOfClock(EncodeRate(3, 0.5)));
+}
+
+TEST_F(ClockFrameTest, CopyHasTheClocksInItsFirstPiece) {
+  PartitionClocks clocks(1);
+  clocks.Join(0, {{1, 2}, 3, "trainer0"}, 4);
+  clocks.Join(7, {{5, 6}, 8, "trainer7"}, 9);
+  clocks.Tick(0, 3, 5, /*n=*/6);
+  clocks.Leave(7, 8, /*n=*/2);
+  PartitionImage image;
+  image.keys = KeysOf(1, 2);
+  std::sort(image.keys.begin(), image.keys.end());
+  image.steps = {1, 2};
+  image.weights = {1, 2, 3, 4};
+  image.slots = {{5, 6, 7, 8}};
+  const CopyInPieces copy(*stale_, image, {}, 1, clocks.Save());
+  ASSERT_EQ(copy.pieces(), 2u);
+  const auto first = DecodeCopy(copy.Encode(0), *stale_, placement_, 1);
+  ASSERT_THAT(first.status(), IsOk());
+  PartitionClocks filled(1);
+  filled.Load(first->clocks);
+  EXPECT_EQ(filled.Snapshot(), clocks.Snapshot());
+  EXPECT_EQ(filled.gate().Find(7)->holder.name, "trainer7");
+  EXPECT_EQ(filled.gate().Find(7)->holder.worker, (WorkerKey{5, 6}));
+  const auto second = DecodeCopy(copy.Encode(1), *stale_, placement_, 1);
+  ASSERT_THAT(second.status(), IsOk());
+  EXPECT_TRUE(second->clocks.ranks.empty());
+
+  PartitionClocks::State wrong = clocks.Save();
+  wrong.ranks[0].clock.at = -1;
+  EXPECT_THAT(
+      DecodeCopy(EncodeCopy(image, {}, wrong), *stale_, placement_, 1).status(),
+      StatusIs(absl::StatusCode::kInvalidArgument, "clock -1 of rank 0"));
+}
+
 TEST_F(FrameTest, CopyOfRowsComesBackOrIsRefused) {
   PartitionImage image;
   image.keys = {0, 4};  // slices of partition PartitionOfSlice(0)

@@ -19,6 +19,7 @@ namespace {
 
 constexpr absl::Duration kTick = absl::Milliseconds(20);
 constexpr absl::Duration kTableTick = absl::Milliseconds(50);
+constexpr absl::Duration kForgetEvery = absl::Seconds(1);
 constexpr absl::Duration kPingTimeout = absl::Seconds(1);
 
 }  // namespace
@@ -112,7 +113,17 @@ std::shared_ptr<const Leases> ReplicatedServer::leases() {
 }
 
 void ReplicatedServer::TickTables(Instant now) {
+  // What comes from other servers may name clients of workers whose end was
+  // heard of here before: nobody is to wait for their clocks.
+  const bool forgets = now >= forget_at_;
+  std::map<uint32_t, rendezvous::Epoch> gone;
+  if (forgets) {
+    forget_at_ = now + kForgetEvery;
+    MutexLock lock(mu_);
+    gone = gone_;
+  }
   for (const auto& [name, table] : tables()) {
+    for (const auto& [id, epoch] : gone) table->Forget({id, epoch});
     table->Tick();
     table->load().Advance(now);
   }
@@ -437,12 +448,11 @@ absl::StatusOr<v1::TableStats> ReplicatedServer::OpenTable(
     const v1::TableSpec& spec, const Caller& caller, uint64_t client,
     uint64_t opened_at) {
   WEFT_ASSIGN_OR_RETURN(const v1::TableSpec wanted, CheckedSpec(spec));
-  if (wanted.has_staleness() || wanted.has_quorum()) {
+  if (wanted.has_quorum()) {
     return absl::UnimplementedError(absl::StrCat(
-        "table '", wanted.name(), "' wants ",
-        wanted.has_quorum() ? "a quorum" : "a staleness",
-        ", which tables with two replicas do not have yet; leave it out, or "
-        "start the job with --replicas=1"));
+        "table '", wanted.name(),
+        "' wants a quorum, which tables with two replicas do not have; leave "
+        "it out, or start the job with --replicas=1"));
   }
   WEFT_RETURN_IF_ERROR(CheckCaller(caller));
   std::shared_ptr<ReplicatedTable> table;

@@ -207,6 +207,7 @@ class ReplicatedServer final : public ReplicaHost {
   ServerLinks links_;
   std::unique_ptr<MapKeeper> keeper_;
   std::unique_ptr<RebalanceDriver> balancing_;
+  Instant forget_at_;  // of the thread that ticks
   std::thread ticks_;
 };
 

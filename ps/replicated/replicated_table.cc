@@ -66,6 +66,14 @@ absl::StatusOr<std::unique_ptr<ReplicatedTable>> ReplicatedTable::Create(
         "': durability NONE is for ASYNC tables: a round of which a part is "
         "lost would never close"));
   }
+  if (layout->spec().has_staleness() &&
+      layout->spec().durability() == v1::TableSpec::NONE) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "table '", layout->spec().name(),
+        "': durability NONE is for tables without a staleness: pulls would "
+        "wait for ticks that a server's death has lost; wanted APPLIED or "
+        "STABLE"));
+  }
   options.replica.level = LevelOf(layout->spec());
   options.replica.fills_when_told = true;
   options.replica.most_pieces = kMostPieces;
@@ -241,6 +249,7 @@ void ReplicatedTable::DoOne(Cell& cell, Replica::Action& action,
           spec().orphans() == v1::TableSpec::WAIT ? Orphans::kWait
                                                   : Orphans::kRetire,
           cell.replica.NextRound());
+      DropClosedClocks(cell);
       MutexLock lock(mu_);
       for (int rank : dead_) cell.gate.DeclareDead(rank);
       return;
@@ -251,6 +260,7 @@ void ReplicatedTable::DoOne(Cell& cell, Replica::Action& action,
       WEFT_CHECK(cell.loading != nullptr);
       if (action.message.piece == 0) {
         cell.rows.Load(cell.loading->image);
+        cell.clocks.Load(cell.loading->clocks);
       } else {
         cell.rows.Add(cell.loading->image);
       }
@@ -258,13 +268,14 @@ void ReplicatedTable::DoOne(Cell& cell, Replica::Action& action,
       cell.rounds = RoundsOf(action.message.marks);  // they come last
       return;
     case Kind::kCopy:
-      SetCopy(cell,
-              std::make_unique<CopyInPieces>(*layout_, cell.rows.Image(),
-                                             cell.rates, options_.piece_bytes));
+      SetCopy(cell, std::make_unique<CopyInPieces>(
+                        *layout_, cell.rows.Image(), cell.rates,
+                        options_.piece_bytes, cell.clocks.Save()));
       return cell.replica.OnCopied(cell.copy->pieces());
     case Kind::kDrop:
       cell.rows.Load(PartitionImage{{}, {}, {}, {}});
       cell.rates = RateChanges();
+      cell.clocks = PartitionClocks(spec().staleness());
       cell.rounds = 0;
       return;
     case Kind::kSend:
@@ -274,7 +285,18 @@ void ReplicatedTable::DoOne(Cell& cell, Replica::Action& action,
       if (it == cell.pushes.end()) return;
       const Cell::Pushing pushing = std::move(it->second);
       cell.pushes.erase(it);
-      if (pushing.call->Answer(pushing.span, action.answer, absl::OkStatus())) {
+      absl::Status refused;
+      if (pushing.joins.has_value() && action.answer.code == Code::kOk) {
+        const ClockGate::Clock* const its =
+            cell.clocks.gate().Find(*pushing.joins);
+        if (its != nullptr && its->holder.client == pushing.client) {
+          pushing.call->SetClock(pushing.span, its->at);
+        } else {  // another opening of the worker has joined since
+          refused = WhyNotClock(cell, ClockGate::Answer::kNotHolder,
+                                *pushing.joins, 0);
+        }
+      }
+      if (pushing.call->Answer(pushing.span, action.answer, refused)) {
         work.End(pushing.call);
       }
       return;
@@ -325,8 +347,9 @@ void ReplicatedTable::Tick() {
   bool is_over = false;
   {
     MutexLock lock(mu_);
-    is_over = !closed_.empty() &&
-              SteadyClock().Now() - closed_.front().first >= kClosedFor;
+    is_over = has_closed_ ||
+              (!closed_.empty() &&
+               SteadyClock().Now() - closed_.front().first >= kClosedFor);
   }
   if (is_over) DropClosed();
   OnAll([&](Cell& cell, const Now& now, Work& work)
@@ -346,9 +369,13 @@ void ReplicatedTable::EndLateReads(Cell& cell, const Now& now,
     }
     const absl::Status late = absl::DeadlineExceededError(absl::StrCat(
         "table '", spec().name(), "' partition ", cell.partition, " on ",
-        options_.self.ToString(), " did not reach version ",
-        reading.request.through, ": round ", cell.gate.open(), " waits for ",
-        MissingParts(cell)));
+        options_.self.ToString(),
+        reading.clock.has_value()
+            ? absl::StrCat(": a pull at clock ", *reading.clock,
+                           " waits: ", SlowestClock(cell))
+            : absl::StrCat(" did not reach version ", reading.request.through,
+                           ": round ", cell.gate.open(), " waits for ",
+                           MissingParts(cell))));
     if (reading.call->Answer(reading.span, Answer(), late)) {
       work.End(reading.call);
     }
@@ -443,12 +470,8 @@ absl::Status ReplicatedTable::Open(const OpenClients::Opening& opening) {
   bool has_closed = false;
   {
     MutexLock lock(mu_);
-    is_open = clients_.Open(opening);
-    const Instant now = SteadyClock().Now();
-    for (ClientId client : clients_.TakeClosed()) {
-      closed_.emplace_back(now, client);
-      has_closed = true;
-    }
+    is_open = OpenLocked(opening);
+    has_closed = has_closed_;
   }
   if (has_closed) DropClosed();
   if (is_open) return absl::OkStatus();
@@ -462,19 +485,31 @@ void ReplicatedTable::Forget(WorkerKey worker) {
   {
     MutexLock lock(mu_);
     clients_.Forget(worker);
-    const Instant now = SteadyClock().Now();
-    for (ClientId client : clients_.TakeClosed()) {
-      closed_.emplace_back(now, client);
-    }
+    if (!NoteClosed()) return;
   }
   DropClosed();
 }
 
+bool ReplicatedTable::OpenLocked(const OpenClients::Opening& opening) {
+  const bool is_open = clients_.Open(opening);
+  NoteClosed();
+  return is_open;
+}
+
+bool ReplicatedTable::NoteClosed() {
+  const std::vector<ClientId> closed = clients_.TakeClosed();
+  const Instant now = SteadyClock().Now();
+  for (ClientId client : closed) closed_.emplace_back(now, client);
+  has_closed_ = has_closed_ || !closed.empty();
+  return !closed.empty();
+}
+
 void ReplicatedTable::DropClosed() {
-  std::vector<ClientId> closed;
+  std::set<ClientId> closed;
   {
     MutexLock lock(mu_);
-    for (const auto& [when, client] : closed_) closed.push_back(client);
+    has_closed_ = false;
+    for (const auto& [when, client] : closed_) closed.insert(client);
     const Instant now = SteadyClock().Now();
     while (!closed_.empty() && now - closed_.front().first >= kClosedFor) {
       closed_.pop_front();
@@ -483,6 +518,8 @@ void ReplicatedTable::DropClosed() {
   if (closed.empty()) return;
   OnAll([&](Cell& cell, const Now&, Work&) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     for (ClientId client : closed) cell.replica.Forget(client);
+    cell.clocks.CloseIf(
+        [&](ClientId client) { return closed.count(client) != 0; });
   });
 }
 
@@ -564,6 +601,7 @@ v1::TableStats ReplicatedTable::Stats() const {
     }
     stats.set_learning_rate_scale(cell->rates.At(is_sync() ? cell->rounds : 0));
   }
+  AddClocks(stats);
   return stats;
 }
 

@@ -4,7 +4,8 @@
 //
 // SYNC: each partition has a gate for its rounds and closes them by itself; a
 // pull waits, as a parked Future, until the partition has closed the round that
-// it names. ASYNC: pushes are applied as they come.
+// it names. ASYNC: pushes are applied as they come. With a staleness each
+// partition has the clocks of the workers, and a pull waits for the slowest.
 //
 // Thread-safety: thread-safe.
 
@@ -30,6 +31,8 @@
 #include "weft/base/mutex.h"
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/core/byte_budget.h"
+#include "weft/ps/core/clock_gate.h"
+#include "weft/ps/core/openings.h"
 #include "weft/ps/core/replication/leases.h"
 #include "weft/ps/core/replication/load_meter.h"
 #include "weft/ps/core/replication/open_clients.h"
@@ -91,17 +94,20 @@ class ReplicatedTable {
   // Messages from primaries or backups; those that do not fit are dropped.
   void OnMessages(WorkerKey from, ReceivedRun run);
 
+  // `caller` pushes, who has proved the request's rank if a span is of a clock.
   // Each span ends with a code, or a status if it is refused for good. The
   // Future has the error of a request of which nothing was changed:
   //   kInvalidArgument     it does not fit the table
   //   kFailedPrecondition  a checkpoint was restored since the table was opened
-  Future<v1::PushReply> Push(const v1::PushRequest& request,
+  Future<v1::PushReply> Push(const Caller& caller,
+                             const v1::PushRequest& request,
                              const std::vector<Bytes>& payloads);
   struct Pulled {
     v1::PullReply reply;
     std::vector<Bytes> values;  // of the spans of code OK, in their order
   };
-  // Waits until `deadline` for rounds that are to be seen.
+  // Waits until `deadline` for rounds, or for clocks, that are to be seen. With
+  // a clock, the caller has proved its rank and the spans' client.
   Future<Pulled> Pull(const v1::PullRequest& request,
                       const std::vector<Bytes>& payloads, Instant deadline);
 
@@ -191,13 +197,30 @@ class ReplicatedTable {
       const v1::PushRequest& request, const std::vector<Bytes>& payloads) const;
   absl::StatusOr<std::vector<Bytes>> CheckPull(
       const v1::PullRequest& request, const std::vector<Bytes>& payloads) const;
-  void PushSpan(Cell& cell, const v1::PushRequest& request, int span,
+  void PushSpan(Cell& cell, const Caller& caller,
+                const v1::PushRequest& request, int span,
                 const PushedSpans& pushed,
                 const std::shared_ptr<PushCall>& call, const Now& now,
                 Work& work);
   // Whether a change other than a part of a round may be made.
   absl::Status CheckChange(const Cell& cell, const v1::PushSpan& span,
                            const Frame& frame) const;
+  // Of a frame of a clock; of a join `payload` becomes the entry for the log.
+  absl::Status CheckClock(const Cell& cell, const Caller& caller,
+                          const v1::PushRequest& request,
+                          const PushRequest& push, const Frame& frame,
+                          const Now& now, Bytes& payload) const;
+  absl::Status CheckPullClock(const Cell& cell, const v1::PullRequest& request,
+                              const ReadRequest& read, const Now& now) const;
+  absl::Status WhyNotClock(const Cell& cell, ClockGate::Answer answer, int rank,
+                           int64_t clock) const;
+  void ApplyClock(Cell& cell, const LogEntry& entry, const Frame& frame)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Drops clocks of clients that do not have the table open.
+  void DropClosedClocks(Cell& cell) ABSL_LOCKS_EXCLUDED(mu_);
+  // What parked pulls wait for.
+  std::string SlowestClock(const Cell& cell) const;
+  void AddClocks(v1::TableStats& stats) const;
   void GivePart(Cell& cell, const v1::PushRequest& request,
                 const PushRequest& push, const Bytes& payload, const Now& now,
                 Work& work);
@@ -207,6 +230,10 @@ class ReplicatedTable {
                                             const Frame& frame);
   // Drops what is known of clients that were closed.
   void DropClosed() ABSL_LOCKS_EXCLUDED(mu_);
+  bool OpenLocked(const OpenClients::Opening& opening)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Whether some were closed.
+  bool NoteClosed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::string MissingParts(const Cell& cell) const;
   absl::Status StatusNow() const;
   // kUnavailable unless it is a primary that may answer.
@@ -214,6 +241,7 @@ class ReplicatedTable {
   // Whether a request is for this table, as its client has opened it.
   absl::Status CheckGeneration(uint64_t generation) const;
   bool is_sync() const { return spec().mode() == v1::TableSpec::SYNC; }
+  bool has_clocks() const { return spec().has_staleness(); }
 
   const Options options_;
   const std::unique_ptr<TableLayout> layout_;
@@ -230,6 +258,7 @@ class ReplicatedTable {
   OpenClients clients_ ABSL_GUARDED_BY(mu_);
   // Closed a moment ago: what they have pushed may still come from the primary.
   std::deque<std::pair<Instant, ClientId>> closed_ ABSL_GUARDED_BY(mu_);
+  bool has_closed_ ABSL_GUARDED_BY(mu_) = false;  // and not dropped it yet
   // Partitions whose backups wait to be filled, by entry: the map counts a
   // backup once it has all partitions of one.
   std::set<std::pair<int, int>> fills_ ABSL_GUARDED_BY(mu_);

@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
 #include "weft/base/status_macros.h"
+#include "weft/ps/replicated/frame.h"
 #include "weft/ps/replicated/load_report.h"
 #include "weft/ps/replicated/rebalance_driver.h"
 #include "weft/ps/replicated/replicated_server.h"
@@ -113,10 +114,12 @@ Future<v1::PushReply> PushSpans(rpc::CallContext& context,
                                 const std::vector<Bytes>& payloads) {
   auto table = TableOf(context, request.table(), request.opening(),
                        request.opened_at(), TableAccess::Right::kWrite);
-  const bool has_parts =
-      std::any_of(request.spans().begin(), request.spans().end(),
-                  [](const v1::PushSpan& s) { return s.client() == kRounds; });
-  if (table.ok() && has_parts) {
+  const bool is_of_rank =
+      std::any_of(
+          request.spans().begin(), request.spans().end(),
+          [](const v1::PushSpan& s) { return s.client() == kRounds; }) ||
+      std::any_of(payloads.begin(), payloads.end(), &IsOfClock);
+  if (table.ok() && is_of_rank) {
     const absl::Status checked = CheckRank(context.peer(), request.rank());
     if (!checked.ok()) table = checked;
   }
@@ -131,7 +134,7 @@ Future<v1::PushReply> PushSpans(rpc::CallContext& context,
   }
   if (!table.ok()) return MakeReady<v1::PushReply>(table.status());
   return (*table)
-      ->Push(request, payloads)
+      ->Push({context.peer().name, context.peer().key}, request, payloads)
       .Then([table = *table](const v1::PushReply& reply) { return reply; });
 }
 WEFT_RPC(PushSpans);
@@ -141,6 +144,18 @@ Future<PullSpansReply> PullSpans(rpc::CallContext& context,
                                  const std::vector<Bytes>& payloads) {
   auto table = TableOf(context, request.table(), request.opening(),
                        request.opened_at(), TableAccess::Right::kRead);
+  if (table.ok() && request.has_clock()) {
+    absl::Status checked = CheckRank(context.peer(), request.rank());
+    for (const v1::PullSpan& span : request.spans()) {
+      if (span.client() == ClientIdOf(context.peer().key, request.opening())) {
+        continue;
+      }
+      checked = absl::PermissionDeniedError(absl::StrCat(
+          context.peer().name, " pulls from table '", request.table(),
+          "' at the clock of a client that is not its own"));
+    }
+    if (!checked.ok()) table = checked;
+  }
   if (!table.ok()) return MakeReady<PullSpansReply>(table.status());
   return (*table)
       ->Pull(request, payloads, AnswerBy(context))

@@ -10,37 +10,20 @@
 #include "weft/ps/core/round_gate.h"
 #include "weft/ps/replicated/frame.h"
 #include "weft/ps/replicated/replicated_server.h"
+#include "weft/ps/replicated/table_client_calls.h"
 #include "weft/rpc/call.h"
 
 namespace weft::ps {
+
+using replicated_calls::IsForGood;
+using replicated_calls::kChanges;
+using replicated_calls::kPushes;
+using replicated_calls::SetKey;
+using replicated_calls::StatusOf;
+
 namespace {
 
-// Windows; those of shards have ids above them.
-constexpr uint64_t kChanges = 1;
-constexpr uint64_t kPushes = 2;
-
 constexpr absl::Duration kPushTimeout = absl::Seconds(5);
-// A server that is stopped does not answer: the map may name another one.
-constexpr absl::Duration kPullTimeout = absl::Seconds(5);
-constexpr absl::Duration kAskAgainAfter = absl::Milliseconds(20);
-
-// Whether sending it again, to any server, gives the same error. kAborted: this
-// worker is out of its job.
-bool IsForGood(const absl::Status& status) {
-  return absl::IsAborted(status) || absl::IsInvalidArgument(status) ||
-         absl::IsPermissionDenied(status) || absl::IsCancelled(status) ||
-         absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status) ||
-         absl::IsDataLoss(status);
-}
-
-absl::Status StatusOf(const v1::SpanAnswer& span) {
-  return {static_cast<absl::StatusCode>(span.status()), span.message()};
-}
-
-void SetKey(WorkerKey key, v1::Key* to) {
-  to->set_id(key.id);
-  to->set_epoch(key.epoch);
-}
 
 }  // namespace
 
@@ -49,7 +32,8 @@ ReplicatedTableClient::ReplicatedTableClient(
     : session_(std::move(session)),
       options_(std::move(options)),
       client_(ClientIdOf(session_->key(), options_.opening)),
-      map_(session_->map()) {}
+      map_(session_->map()),
+      last_push_(options_.first_sequence - 1) {}
 
 std::shared_ptr<ReplicatedTableClient> ReplicatedTableClient::Make(
     std::shared_ptr<ReplicaSession> session, Options options) {
@@ -121,10 +105,44 @@ Future<void> ReplicatedTableClient::Push(std::vector<Piece> pieces) {
   {
     MutexLock lock(mu_);
     if (windows_.find(kPushes) == windows_.end()) {
-      NewWindow(kPushes, client_, 1);
+      NewWindow(kPushes, client_, options_.first_sequence);
     }
   }
   return PushTo(kPushes, std::move(pieces), /*closes=*/true);
+}
+
+Future<ReplicatedTableClient::Clocks> ReplicatedTableClient::Join(
+    const std::vector<int>& partitions) {
+  {
+    MutexLock lock(mu_);
+    if (windows_.find(kPushes) == windows_.end()) {
+      NewWindow(kPushes, client_, options_.first_sequence);
+    }
+  }
+  const Bytes join = EncodeJoin(options_.rank);
+  std::vector<Piece> pieces;
+  for (const int partition : partitions) pieces.push_back({partition, join});
+  const auto operation = std::make_shared<Operation>();
+  operation->closes = operation->joins = true;
+  return PushTo(kPushes, std::move(pieces), operation).Then([operation] {
+    return operation->clocks;
+  });
+}
+
+Future<void> ReplicatedTableClient::Leave(const std::vector<int>& partitions) {
+  const Bytes leave = EncodeLeave(options_.rank);
+  std::vector<Piece> pieces;
+  for (const int partition : partitions) pieces.push_back({partition, leave});
+  Options after = options_;
+  {
+    MutexLock lock(mu_);
+    after.first_sequence = last_push_ + 1;
+  }
+  if (status().ok()) return Push(std::move(pieces));
+  // Its windows have ended. What servers lack of its pushes is given up: the
+  // first number that is outstanding is this one.
+  const auto another = Make(session_, std::move(after));
+  return another->Push(std::move(pieces)).Then([another] {});
 }
 
 Future<void> ReplicatedTableClient::Change(std::vector<Piece> pieces) {
@@ -136,7 +154,7 @@ Future<void> ReplicatedTableClient::Change(std::vector<Piece> pieces) {
       NewWindow(kChanges, client_, 1);
     }
     if (!is_sync() && windows_.find(kPushes) == windows_.end()) {
-      NewWindow(kPushes, client_, 1);
+      NewWindow(kPushes, client_, options_.first_sequence);
     }
   }
   return PushTo(is_sync() ? kChanges : kPushes, std::move(pieces),
@@ -147,8 +165,14 @@ Future<void> ReplicatedTableClient::PushTo(uint64_t id,
                                            std::vector<Piece> pieces,
                                            bool closes) {
   const auto operation = std::make_shared<Operation>();
-  Future<void> future = operation->promise.future();
   operation->closes = closes;
+  return PushTo(id, std::move(pieces), operation);
+}
+
+Future<void> ReplicatedTableClient::PushTo(
+    uint64_t id, std::vector<Piece> pieces,
+    const std::shared_ptr<Operation>& operation) {
+  Future<void> future = operation->promise.future();
   operation->deadline = SteadyClock().Now() + options_.timeout;
   operation->left = pieces.size();
   if (pieces.empty()) {
@@ -198,6 +222,7 @@ bool ReplicatedTableClient::PushPieces(
     const uint64_t sequence =
         window.window.Push(piece.partition, std::move(piece.payload), now);
     window.operations[{piece.partition, sequence}] = operation;
+    if (id == kPushes) last_push_ = std::max(last_push_, sequence);
   }
   return true;
 }
@@ -419,6 +444,14 @@ void ReplicatedTableClient::OnPushed(
         }
         continue;
       }
+      if (options_.spec.has_staleness() &&
+          span.code() == static_cast<int>(Code::kOk)) {
+        const auto asked =
+            it->second.operations.find({partition, sent.sequence()});
+        if (asked != it->second.operations.end() && asked->second->joins) {
+          asked->second->clocks[partition] = span.clock();
+        }
+      }
       Answer answer;
       answer.code = static_cast<Code>(span.code());
       answer.epoch = sent.epoch();
@@ -429,169 +462,6 @@ void ReplicatedTableClient::OnPushed(
     }
     const auto it = windows_.find(call.window);
     if (it != windows_.end()) Collect(call.window, it->second, work);
-  }
-  Finish(std::move(work));
-}
-
-// --- Pulls -------------------------------------------------------------------
-
-Future<std::vector<Bytes>> ReplicatedTableClient::Pull(
-    int64_t version, std::vector<Piece> pieces) {
-  PullOperation pull;
-  Future<std::vector<Bytes>> future = pull.promise.future();
-  pull.version = version;
-  pull.left = pieces.size();
-  pull.deadline = SteadyClock().Now() + options_.timeout;
-  for (Piece& piece : pieces) {
-    pull.items.emplace_back();
-    pull.items.back().piece = std::move(piece);
-  }
-  Work work;
-  {
-    MutexLock lock(mu_);
-    if (!failure_.ok()) return MakeReady<std::vector<Bytes>>(failure_);
-    const uint64_t id = ++last_id_;
-    PullOperation& kept = pulls_[id] = std::move(pull);
-    if (kept.left == 0) {
-      EndPull(id, absl::OkStatus(), work);
-    } else {
-      Ask(id, kept, work);
-    }
-  }
-  Finish(std::move(work));
-  return future;
-}
-
-void ReplicatedTableClient::Ask(uint64_t id, PullOperation& pull, Work& work) {
-  std::map<WorkerKey, size_t> call_to;
-  for (size_t i = 0; i < pull.items.size(); ++i) {
-    PullOperation::Item& item = pull.items[i];
-    const PartitionMap::Entry& entry =
-        map_.entry(map_.EntryOf(item.piece.partition));
-    if (item.is_done || item.asked == entry.epoch) continue;
-    if (IsNone(entry.primary)) {
-      return EndPull(id, Lost(item.piece.partition), work);
-    }
-    item.asked = entry.epoch;
-    const auto [it, is_new] =
-        call_to.try_emplace(entry.primary, work.pulls.size());
-    if (is_new) {
-      Work::PullCall& call = work.pulls.emplace_back();
-      call.to = entry.primary;
-      call.pull = id;
-      call.timeout = std::clamp(pull.deadline - SteadyClock().Now(),
-                                absl::Milliseconds(1), kPullTimeout);
-      call.request.set_table(options_.spec.name());
-      call.request.set_generation(options_.generation);
-      call.request.set_opening(options_.opening);
-      call.request.set_opened_at(options_.opened_at);
-      SetKey(call.to, call.request.mutable_to());
-    }
-    Work::PullCall& call = work.pulls[it->second];
-    v1::PullSpan* span = call.request.add_spans();
-    span->set_partition(static_cast<uint32_t>(item.piece.partition));
-    span->set_epoch(entry.epoch);
-    if (is_sync()) {
-      span->set_through(static_cast<uint64_t>(pull.version));
-    } else {
-      const auto pushes = windows_.find(kPushes);
-      span->set_client(client_);
-      span->set_through(
-          pushes == windows_.end()
-              ? 0
-              : pushes->second.window.Read(item.piece.partition).through);
-    }
-    call.payloads.push_back(item.piece.payload);
-    call.items.push_back(i);
-  }
-}
-
-void ReplicatedTableClient::EndPull(uint64_t id, const absl::Status& status,
-                                    Work& work) {
-  const auto it = pulls_.find(id);
-  if (it == pulls_.end()) return;
-  auto pull = std::make_shared<PullOperation>(std::move(it->second));
-  pulls_.erase(it);
-  work.done.push_back([pull, status] {
-    if (!status.ok()) {
-      pull->promise.Set(status);
-      return;
-    }
-    std::vector<Bytes> values;
-    for (PullOperation::Item& item : pull->items) {
-      values.push_back(std::move(item.values));
-    }
-    pull->promise.Set(std::move(values));
-  });
-}
-
-void ReplicatedTableClient::OnPulled(
-    const Work::PullCall& call, const absl::StatusOr<PullSpansReply>& reply) {
-  Work work;
-  {
-    MutexLock lock(mu_);
-    const auto it = pulls_.find(call.pull);
-    if (it == pulls_.end()) return;
-    PullOperation& pull = it->second;
-    const v1::PullReply* const answered =
-        reply.ok() ? &std::get<0>(*reply) : nullptr;
-    const std::vector<Bytes> values =
-        reply.ok() ? AlignedAll(std::get<1>(*reply)) : std::vector<Bytes>();
-    absl::Status failed = reply.status();
-    if (reply.ok() && answered->spans_size() != call.request.spans_size()) {
-      failed = absl::InternalError("a server answered other spans than asked");
-      EndPull(call.pull, failed, work);
-    } else if (!failed.ok() && IsForGood(failed)) {
-      EndPull(call.pull, failed, work);
-    } else {
-      if (absl::IsNotFound(failed)) work.opens.push_back(call.to);
-      size_t next_value = 0;
-      bool asks_again = !failed.ok();
-      absl::Status for_good;
-      for (size_t i = 0; i < call.items.size(); ++i) {
-        PullOperation::Item& item = pull.items[call.items[i]];
-        const uint64_t epoch = call.request.spans(static_cast<int>(i)).epoch();
-        Bytes value;
-        absl::Status refused = failed;
-        bool is_read = false;
-        if (answered != nullptr) {
-          const v1::SpanAnswer& span = answered->spans(static_cast<int>(i));
-          refused = StatusOf(span);
-          is_read = refused.ok() && span.code() == static_cast<int>(Code::kOk);
-          if (is_read && next_value < values.size()) {
-            value = values[next_value++];
-          }
-        }
-        // An answer of an epoch that this client has left may be old.
-        if (item.is_done || item.asked != epoch) continue;
-        if (is_read) {
-          item.is_done = true;
-          item.values = std::move(value);
-          --pull.left;
-          continue;
-        }
-        if (!refused.ok()) {
-          if (answered != nullptr || pull.last.ok()) pull.last = refused;
-          if (IsForGood(refused)) {
-            for_good = refused;
-            break;
-          }
-        }
-        item.asked = 0;
-        asks_again = true;
-      }
-      if (!for_good.ok()) {
-        EndPull(call.pull, for_good, work);
-      } else if (pull.left == 0) {
-        EndPull(call.pull, absl::OkStatus(), work);
-      } else if (asks_again) {
-        pull.ask_at = SteadyClock().Now() + kAskAgainAfter;
-        work.learns_map = true;
-      }
-    }
-    if (answered != nullptr && answered->map_epoch() > map_.epoch()) {
-      work.learns_map = true;
-    }
   }
   Finish(std::move(work));
 }

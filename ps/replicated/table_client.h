@@ -22,6 +22,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -54,6 +55,7 @@ class ReplicatedTableClient final
     uint64_t generation = 0;  // that it had: TableStats
     int rank = 0;
     absl::Duration timeout = absl::Seconds(60);  // of each operation
+    uint64_t first_sequence = 1;  // ASYNC: the number of the first push
   };
   static std::shared_ptr<ReplicatedTableClient> Make(
       std::shared_ptr<ReplicaSession> session, Options options);
@@ -72,9 +74,19 @@ class ReplicatedTableClient final
   Future<void> Push(std::vector<Piece> pieces) ABSL_LOCKS_EXCLUDED(mu_);
   // First values and learning rates: each is made once.
   Future<void> Change(std::vector<Piece> pieces) ABSL_LOCKS_EXCLUDED(mu_);
+  // With a staleness: joins the clocks of each of `partitions`; where the clock
+  // of this rank is there, by partition.
+  using Clocks = std::map<int, int64_t>;
+  Future<Clocks> Join(const std::vector<int>& partitions)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Leaves them, after what was pushed; of a table that has failed, in place of
+  // what of that has not arrived.
+  Future<void> Leave(const std::vector<int>& partitions)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // The values for each piece, whose payload is keys. SYNC: of `version` or
-  // newer.
-  Future<std::vector<Bytes>> Pull(int64_t version, std::vector<Piece> pieces)
+  // newer. With a staleness: at `clock`, if there is one.
+  Future<std::vector<Bytes>> Pull(int64_t version, std::vector<Piece> pieces,
+                                  std::optional<int64_t> clock = std::nullopt)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Ok, or why the table must be opened again.
@@ -93,6 +105,8 @@ class ReplicatedTableClient final
     Instant deadline;
     bool has_ended = false;
     bool closes = false;
+    bool joins = false;
+    Clocks clocks;  // of a join
   };
   struct Window {
     Window(ClientWindowOptions options, int partitions, const PartitionMap& map)
@@ -114,6 +128,7 @@ class ReplicatedTableClient final
       uint64_t asked = 0;  // the epoch that was asked; 0: nobody is
     };
     int64_t version = 0;
+    std::optional<int64_t> clock;
     std::vector<Item> items;
     size_t left = 0;
     Promise<std::vector<Bytes>> promise;
@@ -153,6 +168,9 @@ class ReplicatedTableClient final
   uint64_t WindowOfShard(int shard, int64_t round)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Future<void> PushTo(uint64_t id, std::vector<Piece> pieces, bool closes)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  Future<void> PushTo(uint64_t id, std::vector<Piece> pieces,
+                      const std::shared_ptr<Operation>& operation)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Gives pieces from number `next` on to their window, as far as it has room.
   // True: these were all, or `operation` has ended.
@@ -197,6 +215,7 @@ class ReplicatedTableClient final
   std::map<uint64_t, Window> windows_ ABSL_GUARDED_BY(mu_);  // by id
   std::map<int, uint64_t> of_shard_ ABSL_GUARDED_BY(mu_);    // the newest's id
   uint64_t last_id_ ABSL_GUARDED_BY(mu_) = 16;
+  uint64_t last_push_ ABSL_GUARDED_BY(mu_);  // ASYNC: the highest number
   std::map<uint64_t, PullOperation> pulls_ ABSL_GUARDED_BY(mu_);  // by id
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
 };

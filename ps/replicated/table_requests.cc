@@ -165,7 +165,8 @@ absl::StatusOr<ReplicatedTable::PushedSpans> ReplicatedTable::CheckPush(
 }
 
 Future<v1::PushReply> ReplicatedTable::Push(
-    const v1::PushRequest& request, const std::vector<Bytes>& payloads) {
+    const Caller& caller, const v1::PushRequest& request,
+    const std::vector<Bytes>& payloads) {
   const Instant began = SteadyClock().Now();
   const absl::StatusOr<PushedSpans> pushed = CheckPush(request, payloads);
   if (!pushed.ok()) return MakeReady<v1::PushReply>(pushed.status());
@@ -185,7 +186,7 @@ Future<v1::PushReply> ReplicatedTable::Push(
     On(
         static_cast<int>(request.spans(i).partition()),
         [&](Cell& cell, const Now& now, Work& to) {
-          PushSpan(cell, request, i, *pushed, call, now, to);
+          PushSpan(cell, caller, request, i, *pushed, call, now, to);
         },
         work);
   }
@@ -194,8 +195,9 @@ Future<v1::PushReply> ReplicatedTable::Push(
   return future;
 }
 
-void ReplicatedTable::PushSpan(Cell& cell, const v1::PushRequest& request,
-                               int number, const PushedSpans& pushed,
+void ReplicatedTable::PushSpan(Cell& cell, const Caller& caller,
+                               const v1::PushRequest& request, int number,
+                               const PushedSpans& pushed,
                                const std::shared_ptr<PushCall>& call,
                                const Now& now,
                                Work& work) ABSL_NO_THREAD_SAFETY_ANALYSIS {
@@ -210,8 +212,10 @@ void ReplicatedTable::PushSpan(Cell& cell, const v1::PushRequest& request,
   push.mark = {span.client(), span.sequence(), span.first()};
   // With D1 a part of a round could reach a promoted backup before the
   // rate of that round, or before the first values, that its client
-  // sends again.
-  push.until_stable = span.sequence() != 0 && !is_gradient;
+  // sends again. And ticks and pulls come after the join.
+  push.until_stable = span.sequence() != 0 && !is_gradient &&
+                      frame.kind != Frame::Kind::kTick &&
+                      frame.kind != Frame::Kind::kLeave;
   if (span.sequence() == 0) {
     cell.pushes[push.token] = {call, number};
     return cell.replica.OnPush(push, Bytes(), now);
@@ -220,8 +224,12 @@ void ReplicatedTable::PushSpan(Cell& cell, const v1::PushRequest& request,
     cell.pushes[push.token] = {call, number};
     return GivePart(cell, request, push, pushed.payloads[number], now, work);
   }
+  Bytes payload = pushed.payloads[number];
   absl::Status fits =
-      is_gradient ? CheckFilled(cell) : CheckChange(cell, span, frame);
+      is_gradient ? CheckFilled(cell)
+      : frame.is_of_clock()
+          ? CheckClock(cell, caller, request, push, frame, now, payload)
+          : CheckChange(cell, span, frame);
   // One that was applied is only answered again.
   if (fits.ok() && is_gradient &&
       cell.replica.AppliedThrough(span.client()) < span.sequence()) {
@@ -231,12 +239,12 @@ void ReplicatedTable::PushSpan(Cell& cell, const v1::PushRequest& request,
     if (call->Answer(number, Answer(), fits)) work.End(call);
     return;
   }
-  cell.pushes[push.token] = {call, number};
+  Cell::Pushing& pushing = cell.pushes[push.token] = {call, number};
+  if (frame.kind == Frame::Kind::kJoin) pushing.joins = frame.rank;
+  pushing.client = span.client();
   // Until the backup has its copy the log keeps the payload.
-  cell.replica.OnPush(push,
-                      cell.replica.is_filling() ? Alone(pushed.payloads[number])
-                                                : pushed.payloads[number],
-                      now);
+  cell.replica.OnPush(
+      push, cell.replica.is_filling() ? Alone(payload) : payload, now);
 }
 
 absl::Status ReplicatedTable::CheckChange(
@@ -323,6 +331,16 @@ absl::StatusOr<std::vector<Bytes>> ReplicatedTable::CheckPull(
     const v1::PullRequest& request, const std::vector<Bytes>& payloads) const {
   WEFT_RETURN_IF_ERROR(CheckGeneration(request.generation()));
   const int spans = request.spans_size();
+  if (request.has_clock() &&
+      (!has_clocks() || request.clock() < 0 || request.rank() < 0 ||
+       request.clock() > ClockGate::kMostClock)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "pull from table '", spec().name(), "': clock ", request.clock(),
+        " of rank ", request.rank(), ": wanted ",
+        has_clocks() ? absl::StrCat("0 to ", ClockGate::kMostClock,
+                                    ", and a rank of at least 0")
+                     : std::string("none, for the table has no staleness")));
+  }
   if (static_cast<size_t>(spans) != payloads.size() || spans == 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("pull from table '", spec().name(),
@@ -369,16 +387,6 @@ Future<ReplicatedTable::Pulled> ReplicatedTable::Pull(
         static_cast<int>(span.partition()),
         [&](Cell& cell, const Now& now,
             Work& to) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-          absl::Status filled = CheckFilled(cell);
-          if (cell.reads.size() >= kMostReads) {
-            filled = absl::ResourceExhaustedError(absl::StrCat(
-                "table '", spec().name(), "' partition ", cell.partition, ": ",
-                cell.reads.size(), " pulls wait already; pull again later"));
-          }
-          if (!filled.ok()) {
-            if (call->Answer(i, Answer(), filled)) to.End(call);
-            return;
-          }
           Cell::Reading reading;
           reading.call = call;
           reading.span = i;
@@ -390,9 +398,23 @@ Future<ReplicatedTable::Pulled> ReplicatedTable::Pull(
           reading.request.through = span.through();
           reading.keys = (*all)[i];
           reading.deadline = deadline;
+          if (request.has_clock()) reading.clock = request.clock();
           const ReadRequest read = reading.request;
+          absl::Status fits = CheckFilled(cell);
+          if (fits.ok()) fits = CheckPullClock(cell, request, read, now);
+          if (cell.reads.size() >= kMostReads) {
+            fits = absl::ResourceExhaustedError(absl::StrCat(
+                "table '", spec().name(), "' partition ", cell.partition, ": ",
+                cell.reads.size(), " pulls wait already; pull again later"));
+          }
+          if (!fits.ok()) {
+            if (call->Answer(i, Answer(), fits)) to.End(call);
+            return;
+          }
           cell.reads[read.token] = std::move(reading);
-          cell.replica.OnRead(read, now);
+          cell.replica.OnRead(
+              read, now,
+              request.has_clock() && !cell.clocks.MayRead(request.clock()));
         },
         work);
   }

@@ -36,8 +36,10 @@ void ReplicatedTable::AnswerRead(Cell& cell, const Answer& answer,
   const auto it = cell.reads.find(answer.token);
   if (it == cell.reads.end()) return;
   Cell::Reading& reading = it->second;
-  // A round that is still open: until it closes, or the deadline.
-  if (is_sync() && answer.code == Code::kBehind) {
+  // A round that is still open, or clocks that are behind: until it closes,
+  // they come, or the deadline.
+  if ((is_sync() || reading.clock.has_value()) &&
+      answer.code == Code::kBehind) {
     reading.is_parked = true;
     return;
   }
@@ -77,6 +79,15 @@ void ReplicatedTable::Apply(Cell& cell, const LogEntry& entry)
       (void)(is_sync() ? cell.rates.Set(frame.round, frame.scale, cell.rounds)
                        : cell.rates.SetAlways(frame.scale));
       break;
+    case Frame::Kind::kTick:
+    case Frame::Kind::kJoin:
+    case Frame::Kind::kLeave:
+      ApplyClock(cell, entry, frame);
+      break;
+  }
+  if (has_clocks()) {
+    cell.clocks.Applied(entry.mark.client,
+                        cell.replica.AppliedThrough(entry.mark.client));
   }
   if (!is_round) return;
   cell.rounds = round + 1;
@@ -112,8 +123,10 @@ void ReplicatedTable::AskParked(Cell& cell,
   std::vector<ReadRequest> due;
   for (auto& [token, reading] : cell.reads) {
     if (!reading.is_parked) continue;
-    const bool is_seen = cell.replica.AppliedThrough(reading.request.client) >=
-                         reading.request.through;
+    const bool is_seen =
+        cell.replica.AppliedThrough(reading.request.client) >=
+            reading.request.through &&
+        (!reading.clock.has_value() || cell.clocks.MayRead(*reading.clock));
     if (!is_seen && cell.replica.is_primary()) continue;
     reading.is_parked = false;
     due.push_back(reading.request);

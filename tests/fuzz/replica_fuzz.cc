@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "weft/ps/core/placement.h"
+#include "weft/ps/core/replication/partition_clocks.h"
 #include "weft/ps/core/table_layout.h"
 #include "weft/ps/replicated/batch.h"
 #include "weft/ps/replicated/frame.h"
@@ -28,6 +29,7 @@ std::unique_ptr<ps::TableLayout> Layout(
   spec.set_elements(3000);
   spec.set_mode(ps::v1::TableSpec::ASYNC);
   spec.set_partitions(1);
+  spec.set_staleness(1);
   spec.mutable_rule()->mutable_adagrad()->set_lr(1);
   return *ps::TableLayout::Create(spec);
 }
@@ -39,6 +41,15 @@ ps::PartitionImage Image() {
   image.weights.assign(Layout()->RowLength(2), 0.5f);
   image.slots.assign(1, image.weights);
   return image;
+}
+
+ps::PartitionClocks::State Clocks() {
+  ps::PartitionClocks clocks(1);
+  clocks.Join(0, {{1, 2}, 3, "trainer0"}, 4);
+  clocks.Join(7, {{5, 6}, 8, "trainer7"}, 9);
+  clocks.Tick(0, 3, 5, /*n=*/6);
+  clocks.Leave(7, 8, /*n=*/2);
+  return clocks.Save();
 }
 
 std::string Message() {
@@ -73,7 +84,10 @@ std::vector<std::string> Seeds() {
           with('c', ps::EncodeRows(Frame::Kind::kPut, {}, {})),
           with('c', ps::EncodeRate(3, 0.5)),
           with('k', ps::EncodeKeys({0, 1, 2})),
-          with('i', ps::EncodeCopy(Image(), rates)),
+          with('c', ps::EncodeTick(3, 4)),
+          with('c', ps::EncodeLeave(3)),
+          with('c', ps::EncodeJoin(3, 4, {5, 6}, 7, "trainer3")),
+          with('i', ps::EncodeCopy(Image(), rates, Clocks())),
           'm' + Message()};
 }
 
@@ -83,6 +97,12 @@ void RunFrame(const Bytes& bytes, const ps::TableLayout& layout,
               const ps::Placement& placement) {
   const auto frame = ps::DecodeFrame(bytes, layout, placement, kPartition);
   if (!frame.ok()) return;
+  if (frame->is_of_clock()) {
+    Hold(frame->rank >= 0 && frame->clock >= 0 &&
+         frame->clock <= ps::ClockGate::kMostClock);
+    Hold(frame->name.size() <= ps::PartitionClocks::kMostName);
+    return;
+  }
   int64_t floats = 0;
   for (uint64_t key : frame->keys) {
     Hold(key < 3);
@@ -115,9 +135,12 @@ void Run(absl::string_view input) {
     case 'i': {
       const auto copy = ps::DecodeCopy(bytes, *layout, placement, kPartition);
       if (!copy.ok()) return;
-      Hold(ps::DecodeCopy(ps::EncodeCopy(copy->image, copy->rates), *layout,
-                          placement, kPartition)
-               .ok());
+      const Bytes again =
+          ps::EncodeCopy(copy->image, copy->rates, copy->clocks);
+      Hold(ps::DecodeCopy(again, *layout, placement, kPartition).ok());
+      ps::PartitionClocks clocks(1);
+      clocks.Load(copy->clocks);
+      Hold(ps::PartitionClocks::FaultOf(clocks.Save()).empty());
       break;
     }
     case 'm': {

@@ -1,5 +1,5 @@
 // A trainer that stands still, or dies, in a job whose rounds close by a
-// quorum, and in one whose staleness is bounded.
+// quorum, and in one whose staleness is bounded; there a server dies, too.
 
 #include <signal.h>
 
@@ -28,9 +28,9 @@ using Json = nlohmann::json;
 // takes: what ends a wait here is not that one is taken for dead.
 class ConsistencyOfAJob : public ::testing::Test {
  protected:
-  void Start(const Flags& of_trainers) {
+  void Start(const Flags& of_trainers, int replicas = 1) {
     job_.trainers = 3;
-    job_.flags = {"--silence=300s"};
+    job_.flags = {"--silence=300s", absl::StrCat("--replicas=", replicas)};
     servers_ = job_.StartServers();
     Flags flags = {kForLong, "--loss-every=1"};
     flags.insert(flags.end(), of_trainers.begin(), of_trainers.end());
@@ -133,6 +133,31 @@ TEST_F(ConsistencyOfAJob, StalenessLetsATrainerRunAheadByTheBoundAndNoLonger) {
   EXPECT_LE(ahead, kStaleness + 1);
   EXPECT_LE(Steps(), before + 2 * (kStaleness + 1));
   // Nobody waits for it once it is dead.
+  Kill(2);
+  AwaitSteps(60);
+  StopThoseThatAreLeft();
+}
+
+// The clocks outlive a server: the trainers go on, and one that stands still
+// after that is waited for, until it is dead.
+TEST_F(ConsistencyOfAJob, StalenessWithTwoReplicasOutlivesTheDeathOfAServer) {
+  constexpr int64_t kStaleness = 2;
+  Start({"--async", absl::StrCat("--staleness=", kStaleness)}, /*replicas=*/2);
+  AwaitSteps(10);
+  servers_[1]->Signal(SIGKILL);
+  ASSERT_THAT(servers_[1]->Wait(kLong), IsOk());
+  AwaitSteps(20);
+  trainers_[2]->Signal(SIGSTOP);
+  const int64_t before = Steps();
+  Json table;
+  ASSERT_TRUE(Becomes([&] {
+    table = Table();
+    return table.is_object() && table.value("waiting_pulls", 0) >= 2 &&
+           table["clocks"]["slowest_rank"] == 2;
+  })) << table;
+  EXPECT_EQ(table["clocks"]["slowest_worker"], "trainer2");
+  EXPECT_EQ(table["clocks"]["workers"], 3);
+  EXPECT_LE(Steps(), before + 2 * (kStaleness + 1));
   Kill(2);
   AwaitSteps(60);
   StopThoseThatAreLeft();

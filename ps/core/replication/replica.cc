@@ -529,6 +529,12 @@ bool Replica::MayAnswer(const Now& now) const {
          (!next_.counts || now.time < now.leases.HeldUntil(next_.key));
 }
 
+bool Replica::Accepts(int entry, WorkerKey to, uint64_t epoch,
+                      const Now& now) const {
+  return entry == number_ && to == self_ && epoch == entry_.epoch &&
+         MayAnswer(now);
+}
+
 Replica::Held Replica::HeldOf(const PushRequest& request) {
   Held held;
   held.client = request.mark.client;
@@ -602,14 +608,15 @@ void Replica::AppendRound(const Bytes& sum, bool is_repeatable,
   Append({kRounds, AppliedThrough(kRounds) + 1, 0}, sum, now);
 }
 
-void Replica::OnRead(const ReadRequest& request, const Now& now) {
+void Replica::OnRead(const ReadRequest& request, const Now& now,
+                     bool is_behind) {
   Held held;
   held.is_read = true;
   held.answer.token = request.token;
   held.answer.entry = request.entry;
   held.answer.epoch = request.epoch;
   if (Refuse(request.entry, request.to, request.epoch, held, now)) return;
-  if (AppliedThrough(request.client) < request.through) {
+  if (is_behind || AppliedThrough(request.client) < request.through) {
     return Reply(held, Code::kBehind);
   }
   held.n = options_.level >= Durability::kD2 ? end_ : unrepeatable_;

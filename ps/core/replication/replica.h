@@ -141,7 +141,9 @@ class Replica {
   void BeginFill(const Now& now);
   // ASYNC.
   void OnPush(const PushRequest& request, const Bytes& payload, const Now& now);
-  void OnRead(const ReadRequest& request, const Now& now);
+  // `is_behind`: what the read is to see besides has not come.
+  void OnRead(const ReadRequest& request, const Now& now,
+              bool is_behind = false);
   // D3: all up to `n` is on this server's disk.
   void OnDurable(uint64_t n, const Now& now);
   // To be called about every 50 ms.
@@ -166,6 +168,8 @@ class Replica {
 
   // Whether this server has the role and may answer.
   bool MayAnswer(const Now& now) const;
+  // Whether a request is for this server now: if not, it is answered with why.
+  bool Accepts(int entry, WorkerKey to, uint64_t epoch, const Now& now) const;
   bool is_primary() const { return role_ == Role::kPrimary; }
   bool has_role() const { return role_ != Role::kNone; }
   // Whether no other copy may be promoted.

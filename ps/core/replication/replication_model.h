@@ -12,14 +12,20 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "weft/base/bytes.h"
 #include "weft/base/clock.h"
 #include "weft/ps/core/replication/leases.h"
+#include "weft/ps/core/replication/partition_clocks.h"
 #include "weft/ps/core/replication/partition_map.h"
 #include "weft/ps/core/replication/replica.h"
 #include "weft/ps/core/replication/replication.h"
@@ -30,6 +36,29 @@ namespace weft::ps {
 // The payloads in the order in which they were applied: equal rows, equal bits.
 using ModelRows = std::vector<std::string>;
 
+// With a staleness: "J3:0" joins as rank 3, "T3:7" ticks to 7, "L3:0" leaves.
+// The worker of a rank has its number.
+struct ModelClock {
+  char kind = 0;
+  int rank = 0;
+  int64_t clock = 0;
+
+  std::string Text() const {
+    return absl::StrCat(absl::string_view(&kind, 1), rank, ":", clock);
+  }
+  static std::optional<ModelClock> Of(absl::string_view payload) {
+    const size_t colon = payload.find(':');
+    if (colon == payload.npos) return std::nullopt;
+    ModelClock out;
+    out.kind = payload[0];
+    if (!absl::SimpleAtoi(payload.substr(1, colon - 1), &out.rank) ||
+        !absl::SimpleAtoi(payload.substr(colon + 1), &out.clock)) {
+      return std::nullopt;
+    }
+    return out;
+  }
+};
+
 class ServerModel {
  public:
   struct Options {
@@ -37,6 +66,7 @@ class ServerModel {
     LeaseOptions leases;
     int shards = 0;       // of the data; 0: ASYNC
     uint32_t pieces = 1;  // of a copy
+    std::optional<int64_t> staleness;
   };
   // What leaves the server.
   struct Out {
@@ -44,8 +74,11 @@ class ServerModel {
     Kind kind = kMessage;
     WorkerKey to;
     ReplicaMessage message;
-    ModelRows rows;  // of kFill; of kRead, what was read
-    Answer answer;   // of kPush and kRead
+    ModelRows rows;                 // of kFill; of kRead, what was read
+    PartitionClocks::State clocks;  // of kFill
+    // Of kPush: that of the rank which is the answer's token; none: negative.
+    int64_t clock = -1;
+    Answer answer;  // of kPush and kRead
     MapChange change;
     // kWrite: all up to `n` is to be written; then OnDurable.
     int entry = 0;
@@ -63,6 +96,8 @@ class ServerModel {
                        {},
                        0,
                        0,
+                       {},
+                       PartitionClocks(options.staleness.value_or(0)),
                        {}});
     }
     OnMap(map, now);
@@ -76,12 +111,16 @@ class ServerModel {
     uint64_t written = 0;
     int64_t generation = 0;  // of the rows, which a copy replaces
     ModelRows copy;          // for the backup
+    PartitionClocks clocks;
+    PartitionClocks::State copied_clocks;
   };
   WorkerKey key;
   PartitionMap map;
   Leases leases;
   std::vector<Cell> cells;
   std::vector<Out> out;
+  std::set<ClientId> closed;
+  std::string refused;  // what of a clock was refused for good
 
   void OnMap(const PartitionMap& newer, Instant at) {
     if (newer.epoch() <= map.epoch()) return;
@@ -96,17 +135,26 @@ class ServerModel {
   }
 
   void OnMessage(WorkerKey from, const ReplicaMessage& message,
-                 const ModelRows& rows, Instant at) {
+                 const ModelRows& rows, Instant at,
+                 const PartitionClocks::State& clocks = {}) {
     Cell& cell = cells[message.entry];
     cell.replica.OnMessage(from, message, NowAt(at));
-    Do(cell, rows);
+    Do(cell, rows, clocks);
+  }
+
+  // A client is closed, heard of here.
+  void Close(ClientId client) {
+    closed.insert(client);
+    for (Cell& cell : cells) DropClosed(cell);
   }
 
   // SYNC: `shard` of the data gives its part.
   void OnPush(const PushRequest& request, int shard, const Bytes& payload,
               Instant at) {
     Cell& cell = cells[request.entry];
-    if (options_.shards == 0 || request.mark.sequence == 0) {
+    if (options_.staleness.has_value()) {
+      PushAtClock(cell, request, payload, NowAt(at));
+    } else if (options_.shards == 0 || request.mark.sequence == 0) {
       cell.replica.OnPush(request, payload, NowAt(at));
     } else if (cell.replica.OnPart(request, NowAt(at))) {
       const int64_t round = static_cast<int64_t>(request.mark.sequence) - 1;
@@ -125,9 +173,17 @@ class ServerModel {
     Do(cell, {});
   }
 
-  void OnRead(const ReadRequest& request, Instant at) {
+  // `clock`: of the client's rank, at which it reads.
+  void OnRead(const ReadRequest& request, Instant at,
+              std::optional<ModelClock> clock = std::nullopt) {
     Cell& cell = cells[request.entry];
-    cell.replica.OnRead(request, NowAt(at));
+    bool is_behind = false;
+    if (clock.has_value() && Accepts(cell, request, NowAt(at))) {
+      Check(request.client, "pull", clock->Text(),
+            cell.clocks.CheckPull(clock->rank, request.client, clock->clock));
+      is_behind = !cell.clocks.MayRead(clock->clock);
+    }
+    cell.replica.OnRead(request, NowAt(at), is_behind);
     Do(cell, {});
   }
 
@@ -162,7 +218,75 @@ class ServerModel {
   Now NowAt(Instant at) const { return {at, leases}; }
 
  private:
-  void Do(Cell& cell, const ModelRows& came_with) {
+  template <typename Request>
+  static bool Accepts(const Cell& cell, const Request& request,
+                      const Now& now) {
+    return cell.replica.Accepts(request.entry, request.to, request.epoch, now);
+  }
+  void Check(ClientId client, absl::string_view what, absl::string_view clock,
+             PartitionClocks::Answer answer) {
+    if (answer == PartitionClocks::Answer::kOk || closed.count(client) != 0) {
+      return;
+    }
+    refused = absl::StrCat(what, " ", clock,
+                           " was refused: ", static_cast<int>(answer));
+  }
+  void DropClosed(Cell& cell) {
+    cell.clocks.CloseIf(
+        [this](ClientId client) { return closed.count(client) != 0; });
+  }
+  static PartitionClocks::Holder HolderOf(int rank, ClientId client) {
+    return {{static_cast<uint32_t>(rank), 1}, client, ""};
+  }
+
+  void PushAtClock(Cell& cell, PushRequest request, Bytes payload,
+                   const Now& now) {
+    std::optional<ModelClock> clock = ModelClock::Of(payload.view());
+    const ClientId client = request.mark.client;
+    if (clock.has_value() && request.mark.sequence != 0) {
+      request.until_stable = clock->kind == 'J';
+      if (Accepts(cell, request, now) &&
+          cell.replica.AppliedThrough(client) < request.mark.sequence) {
+        auto answer = PartitionClocks::Answer::kOk;
+        if (clock->kind == 'J') {
+          answer = cell.clocks.CheckJoin(
+              clock->rank, HolderOf(clock->rank, client), 0, clock->clock);
+          payload = Bytes::Copy(clock->Text());
+        } else if (clock->kind == 'T') {
+          answer = cell.clocks.CheckTick(clock->rank, client, clock->clock);
+        }
+        Check(client, "push", clock->Text(), answer);
+        if (answer != PartitionClocks::Answer::kOk) return;
+      }
+    }
+    cell.replica.OnPush(request, payload, now);
+  }
+
+  // Whether the entry is of a clock.
+  bool ApplyClock(Cell& cell, const LogEntry& entry) {
+    if (!options_.staleness.has_value()) return false;
+    const ClientId client = entry.mark.client;
+    const auto clock = ModelClock::Of(entry.payload.view());
+    if (clock.has_value() && clock->kind == 'T') {
+      cell.clocks.Tick(clock->rank, client, clock->clock, entry.mark.sequence);
+    } else if (clock.has_value() && clock->kind == 'L') {
+      cell.clocks.Leave(clock->rank, client, entry.mark.sequence);
+    } else if (clock.has_value() && closed.count(client) == 0) {
+      cell.clocks.Join(clock->rank, HolderOf(clock->rank, client),
+                       clock->clock);
+    }
+    cell.clocks.Applied(client, cell.replica.AppliedThrough(client));
+    return clock.has_value();
+  }
+
+  int64_t ClockOf(const Cell& cell, uint64_t rank) const {
+    const ClockGate::Clock* const clock =
+        cell.clocks.gate().Find(static_cast<int>(rank));
+    return clock == nullptr ? -1 : clock->at;
+  }
+
+  void Do(Cell& cell, const ModelRows& came_with,
+          const PartitionClocks::State& clocks = {}) {
     using Kind = Replica::Action::Kind;
     std::deque<Replica::Action> actions;
     const auto take = [&] {
@@ -176,24 +300,32 @@ class ServerModel {
         case Kind::kServe:
           cell.gate = RoundGate<std::string>(options_.shards, Orphans::kWait,
                                              cell.replica.NextRound());
+          DropClosed(cell);
           break;
         case Kind::kApply:
+          if (ApplyClock(cell, action.log_entry)) break;
           cell.rows.emplace_back(action.log_entry.payload.view());
           break;
         case Kind::kLoad:
-          if (action.message.piece == 0) cell.rows.clear();
+          if (action.message.piece == 0) {
+            cell.rows.clear();
+            cell.clocks.Load(clocks);
+            DropClosed(cell);
+          }
           cell.rows.insert(cell.rows.end(), came_with.begin(), came_with.end());
           ++cell.generation;
           cell.written = ~uint64_t{0};
           break;
         case Kind::kCopy:
           cell.copy = cell.rows;
+          cell.copied_clocks = cell.clocks.Save();
           cell.replica.OnCopied(options_.pieces);
           take();
           break;
         case Kind::kDrop:
           cell.rows.clear();
           cell.reads.clear();
+          cell.clocks = PartitionClocks(options_.staleness.value_or(0));
           break;
         case Kind::kSend: {
           Out& sent = Add(Out::kMessage);
@@ -202,11 +334,13 @@ class ServerModel {
           if (action.message.kind == ReplicaMessage::Kind::kFill) {
             sent.rows =
                 PieceOf(cell.copy, action.message.piece, action.message.pieces);
+            if (action.message.piece == 0) sent.clocks = cell.copied_clocks;
           }
           break;
         }
         case Kind::kAnswerPush:
           Add(Out::kPush).answer = action.answer;
+          out.back().clock = ClockOf(cell, action.answer.token);
           break;
         case Kind::kRead:
           cell.reads[action.answer.token] = cell.rows;

@@ -1,5 +1,6 @@
-// A job of servers, clients and a coordinator that keeps the map, as nodes of a
-// simulated network; for the simulation of replication.
+// Servers and a coordinator that keeps the map, as nodes of a simulated
+// network; for the simulation of replication. replication_client_node.h has the
+// clients.
 
 #ifndef WEFT_PS_CORE_REPLICATION_NODES_H_
 #define WEFT_PS_CORE_REPLICATION_NODES_H_
@@ -20,7 +21,6 @@
 #include "gtest/gtest.h"
 #include "weft/base/bytes.h"
 #include "weft/base/clock.h"
-#include "weft/ps/core/replication/client_window.h"
 #include "weft/ps/core/replication/leases.h"
 #include "weft/ps/core/replication/partition_map.h"
 #include "weft/ps/core/replication/replication.h"
@@ -49,6 +49,7 @@ struct SimulatedJob {
   int pushes = 40;  // of a client
   bool client_dies = false;
   bool drains = false;  // servers, one after another, which take part again
+  std::optional<int64_t> staleness;
 
   static SimulatedJob Of(sim::Random& random) {
     SimulatedJob job;
@@ -65,6 +66,9 @@ struct SimulatedJob {
     job.client_dies =
         !job.is_sync && job.level >= Durability::kD2 && random.Chance(0.5);
     job.drains = random.Chance(0.6);
+    const bool has_clocks =
+        !job.is_sync && job.level != Durability::kD0 && random.Chance(0.5);
+    if (has_clocks) job.staleness = random.Below(3);
     return job;
   }
 };
@@ -90,6 +94,8 @@ struct Message {
   MapChange change;
   ReplicaMessage replica;
   ModelRows rows;
+  PartitionClocks::State clocks;
+  int64_t clock = -1;  // of kRead, at which; of kAnswer, of the client
   PushRequest push;
   Bytes payload;
   int shard = 0;
@@ -126,6 +132,15 @@ struct World {
   Instant last_proposal;
   // D2 and D3, by partition: what reads have shown. It must not vanish.
   std::map<int, std::set<std::string>> seen;
+  // With a staleness, by partition: what clients have pushed, and in which
+  // step; and those that died.
+  struct Made {
+    std::string payload;
+    int client = 0;
+    int64_t step = 0;
+  };
+  std::map<int, std::vector<Made>> made;
+  std::set<int> dead;
 };
 
 inline std::string NameOf(WorkerKey key) {
@@ -315,13 +330,20 @@ class Server final : public sim::SimNode {
         }
         break;
       case Message::kReplica:
-        model_->OnMessage(message.from, message.replica, message.rows, at);
+        model_->OnMessage(message.from, message.replica, message.rows, at,
+                          message.clocks);
         break;
       case Message::kPush:
         model_->OnPush(message.push, message.shard, message.payload, at);
         break;
       case Message::kRead:
-        model_->OnRead(message.read, at);
+        if (message.clock < 0) {
+          model_->OnRead(message.read, at);
+        } else {
+          const auto rank = static_cast<int>(message.read.client) - 1;
+          model_->OnRead(message.read, at,
+                         ModelClock{'T', rank, message.clock});
+        }
         break;
       default:
         break;
@@ -367,6 +389,7 @@ class Server final : public sim::SimNode {
       options.leases.coordinator_lease = kDeadAfter * 0.9;
       options.leases.ping_every = kTick;
       options.shards = world_.job.is_sync ? world_.job.clients : 0;
+      options.staleness = world_.job.staleness;
       model_.emplace(key_, map, options, Time());
     } else {
       model_->OnMap(map, Time());
@@ -394,6 +417,14 @@ class Server final : public sim::SimNode {
         ping.ping = out.ping;
         world_.Send(name_, NameOf(out.to), std::move(ping));
       }
+      // It hears of deaths at a time of its own.
+      for (const int client : world_.dead) {
+        const auto id = static_cast<ClientId>(client + 1);
+        const bool has_heard = model_->closed.count(id) != 0;
+        if (has_heard || world_.simulator.random().Chance(0.1)) {
+          model_->Close(id);
+        }
+      }
       model_->OnTick(Time());
       model_->BeginFill(Time());
       Flush();
@@ -402,7 +433,27 @@ class Server final : public sim::SimNode {
         kTick, [this, life] { Tick(life); }, name_);
   }
 
+  // While it has the role, the lowest clock does not fall.
+  void CheckClocks() {
+    if (!model_->refused.empty()) world_.broken = model_->refused;
+    for (int p = 0; p < kPartitions; ++p) {
+      const ServerModel::Cell& cell = model_->cells[p];
+      const std::pair<uint64_t, int64_t> now = {model_->map.entry(p).epoch,
+                                                cell.clocks.gate().least()};
+      std::pair<uint64_t, int64_t>& last = least_[p];
+      if (!cell.replica.is_primary() || cell.clocks.gate().size() == 0) {
+        last = {0, 0};
+        continue;
+      }
+      if (last.first == now.first && now.second < last.second) {
+        world_.broken = absl::StrCat("the lowest clock fell at ", name_);
+      }
+      last = now;
+    }
+  }
+
   void Flush() {
+    CheckClocks();
     for (Out& out : std::exchange(model_->out, {})) {
       Message message;
       message.from = key_;
@@ -415,6 +466,7 @@ class Server final : public sim::SimNode {
           }
           message.replica = std::move(out.message);
           message.rows = std::move(out.rows);
+          message.clocks = std::move(out.clocks);
           world_.Send(name_, NameOf(out.to), std::move(message));
           break;
         case Out::kPush:
@@ -423,6 +475,7 @@ class Server final : public sim::SimNode {
           message.kind =
               out.kind == Out::kPush ? Message::kAnswer : Message::kReadAnswer;
           message.answer = out.answer;
+          message.clock = out.clock;
           message.rows = std::move(out.rows);
           world_.Send(name_, absl::StrCat("c", out.answer.token % 16),
                       std::move(message));
@@ -467,167 +520,7 @@ class Server final : public sim::SimNode {
   int64_t life_ = 0;
   double speed_ = 1;  // of its clock
   std::optional<ServerModel> model_;
-};
-
-class Client final : public sim::SimNode {
- public:
-  Client(World& world, int index, const PartitionMap& map)
-      : world_(world), index_(index), name_(absl::StrCat("c", index)) {
-    ClientWindowOptions options;
-    options.client = world.job.is_sync ? kRounds : index + 1;
-    options.level = world.job.level;
-    options.retry_after = absl::Milliseconds(10);
-    options.resend_after = absl::Milliseconds(100);
-    // Rounds that a gate keeps ahead of the open one.
-    if (world.job.is_sync) options.most_outstanding = 4;
-    if (world.simulator.random().Chance(0.3)) options.most_bytes = 60;
-    window_.emplace(options, kPartitions, map);
-    pushed_.assign(kPartitions, 0);
-    world.simulator.After(
-        absl::ZeroDuration(), [this] { Tick(); }, name_);
-  }
-
-  // [partition]: the numbers of pushes made, and those acknowledged.
-  const std::vector<uint64_t>& pushed() const { return pushed_; }
-  const std::set<std::pair<int, uint64_t>>& answered() const {
-    return answered_;
-  }
-  bool is_done() const {
-    return is_dead_ || (left() == 0 && window_->IsStable());
-  }
-  std::string Describe() const {
-    std::string text;
-    for (int p = 0; p < kPartitions; ++p) {
-      absl::StrAppend(&text, name_, ": ", window_->DescribeWait(p), "\n");
-    }
-    return text;
-  }
-  std::string PayloadOf(int partition, uint64_t sequence) const {
-    return absl::StrCat(name_, ".", partition, ".", sequence);
-  }
-
-  void OnCrash() override { is_dead_ = true; }
-  void OnMessage(const std::string& /*from*/, int64_t /*incarnation*/,
-                 const Bytes& bytes) override {
-    if (is_dead_) return;
-    const Message& message = world_.Find(bytes);
-    const Instant now = world_.simulator.Now();
-    if (message.kind == Message::kMap) {
-      const auto map = PartitionMap::Decode(message.map);
-      ASSERT_TRUE(map.ok()) << map.status();
-      window_->OnMap(*map, now);
-    } else if (message.kind == Message::kAnswer) {
-      window_->OnAnswer(message.answer.entry, message.answer, now);
-    } else if (message.kind == Message::kReadAnswer) {
-      CheckRead(message);
-    }
-    Flush();
-  }
-
- private:
-  int left() const {
-    uint64_t made = 0;
-    for (uint64_t n : pushed_) made += n;
-    return world_.job.pushes - static_cast<int>(made);
-  }
-
-  void Tick() {
-    if (is_dead_) return;
-    const Instant now = world_.simulator.Now();
-    sim::Random& random = world_.simulator.random();
-    const int partition = static_cast<int>(random.Below(kPartitions));
-    const std::string payload = PayloadOf(partition, pushed_[partition] + 1);
-    // In SYNC every client has a part of each round.
-    const bool wants =
-        left() > 0 &&
-        (!world_.job.is_sync ||
-         pushed_[partition] <
-             static_cast<uint64_t>(world_.job.pushes / kPartitions));
-    if (wants) {
-      if (window_->HasRoom(partition, static_cast<int64_t>(payload.size()))) {
-        ++pushed_[partition];
-        window_->Push(partition, Bytes::Copy(payload), now);
-      } else {
-        ++world_.hits["waited for room"];
-      }
-    }
-    if (random.Chance(0.2) && !world_.job.is_sync) Read(partition);
-    window_->OnTick(now);
-    Flush();
-    world_.simulator.After(
-        random.Between(absl::Milliseconds(5), absl::Milliseconds(40)),
-        [this] { Tick(); }, name_);
-  }
-
-  void Read(int partition) {
-    Message message;
-    message.kind = Message::kRead;
-    message.read = window_->Read(partition);
-    if (IsNone(message.read.to)) return;
-    message.read.token = ++reads_ * 16 + index_;
-    expected_[message.read.token] = {partition, message.read.through};
-    world_.Send(name_, NameOf(message.read.to), std::move(message));
-  }
-
-  void CheckRead(const Message& message) {
-    const auto expected = expected_.find(message.answer.token);
-    if (expected == expected_.end()) return;
-    const auto [partition, through] = expected->second;
-    expected_.erase(expected);
-    if (message.answer.code != Code::kOk ||
-        world_.job.level == Durability::kD0) {
-      return;
-    }
-    ++world_.hits["reads"];
-    const std::set<std::string> rows(message.rows.begin(), message.rows.end());
-    if (world_.job.level >= Durability::kD2) {
-      world_.seen[partition].insert(rows.begin(), rows.end());
-    }
-    for (uint64_t s = 1; s <= through; ++s) {
-      if (rows.count(PayloadOf(partition, s)) != 0) continue;
-      world_.broken = absl::StrCat(name_, " does not see its own push ", s,
-                                   " to partition ", partition);
-    }
-  }
-
-  void Flush() {
-    using Kind = ClientWindow::Action::Kind;
-    for (ClientWindow::Action& action : window_->TakeActions()) {
-      Message message;
-      switch (action.kind) {
-        case Kind::kSend:
-          message.kind = Message::kPush;
-          message.push = action.request;
-          message.push.token = index_;
-          message.payload = action.payload;
-          message.shard = index_;
-          world_.Send(name_, NameOf(action.request.to), std::move(message));
-          break;
-        case Kind::kLearnMap:
-          message.kind = Message::kAskMap;
-          world_.Send(name_, "map", std::move(message));
-          break;
-        case Kind::kAnswered:
-          answered_.emplace(action.partition, action.request.mark.sequence);
-          break;
-        case Kind::kBroken:
-          world_.broken = "a push was refused for good";
-          break;
-        case Kind::kStable:
-          break;
-      }
-    }
-  }
-
-  World& world_;
-  const int index_;
-  const std::string name_;
-  std::optional<ClientWindow> window_;
-  std::vector<uint64_t> pushed_;
-  std::set<std::pair<int, uint64_t>> answered_;
-  uint64_t reads_ = 0;
-  std::map<uint64_t, std::pair<int, uint64_t>> expected_;  // by token
-  bool is_dead_ = false;
+  std::map<int, std::pair<uint64_t, int64_t>> least_;  // epoch and clock
 };
 
 }  // namespace weft::ps::simulated

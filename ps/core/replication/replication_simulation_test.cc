@@ -20,6 +20,7 @@
 #include "gtest/gtest.h"
 #include "weft/base/clock.h"
 #include "weft/ps/core/replication/partition_map.h"
+#include "weft/ps/core/replication/replication_client_node.h"
 #include "weft/ps/core/replication/replication_nodes.h"
 #include "weft/sim/fault_plan.h"
 #include "weft/sim/random.h"
@@ -75,7 +76,8 @@ class Simulation {
     return absl::StrCat(world_.broken, "; level D",
                         static_cast<int>(world_.job.level),
                         world_.job.is_sync ? " SYNC" : " ASYNC",
-                        world_.job.stalls_alone ? " stalls alone" : "", "; ",
+                        world_.job.stalls_alone ? " stalls alone" : "",
+                        world_.job.staleness ? " staleness" : "", "; ",
                         coordinator_->map().Summary());
   }
 
@@ -262,6 +264,7 @@ class Simulation {
       const Client& client = *clients_[c];
       const bool is_dead = !world_.network.IsUp(absl::StrCat("c", c));
       for (uint64_t s = 1; s <= client.pushed()[partition]; ++s) {
+        if (client.IsOfClock(partition, s)) continue;
         const auto count = counts.find(client.PayloadOf(partition, s));
         const int times = count == counts.end() ? 0 : count->second;
         known += times > 0 ? 1 : 0;
@@ -337,6 +340,9 @@ TEST(ReplicationSimulation, NoPushIsLostOrDoubledUnderFaultsAndDeaths) {
                            "death 3 of a job",
                            "client died with a server",
                            "waited for room",
+                           "ticks",
+                           "reads at a clock",
+                           "reads that waited for clocks",
                            "reads"}) {
     EXPECT_GT(hits[what], 0) << what;
   }
