@@ -1,7 +1,6 @@
 #include "weft/ps/replicated/table_client.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -469,9 +468,11 @@ void ReplicatedTableClient::Ask(uint64_t id, PullOperation& pull, Work& work) {
     const PartitionMap::Entry& entry =
         map_.entry(map_.EntryOf(item.piece.partition));
     if (item.is_done || item.asked == entry.epoch) continue;
-    if (IsNone(entry.primary)) {
+    if (IsLostAt(LevelOf(options_.spec), entry)) {
       return EndPull(id, Lost(item.piece.partition), work);
     }
+    work.learns_map |= IsNone(entry.primary);  // until somebody is back
+    if (IsNone(entry.primary)) continue;
     item.asked = entry.epoch;
     const auto [it, is_new] =
         call_to.try_emplace(entry.primary, work.pulls.size());
@@ -589,9 +590,8 @@ void ReplicatedTableClient::OnPulled(
         work.learns_map = true;
       }
     }
-    if (answered != nullptr && answered->map_epoch() > map_.epoch()) {
-      work.learns_map = true;
-    }
+    work.learns_map |=
+        answered != nullptr && answered->map_epoch() > map_.epoch();
   }
   Finish(std::move(work));
 }

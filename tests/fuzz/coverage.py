@@ -31,7 +31,7 @@ PARSERS = {
     "net/edge/local_socket.cc": "Take|Receive|ReadControl",
     "net/loop/memory_queue.cc": "FromDescriptor",
     "net/reflection.cc": "",
-    "ps/core/replication/partition_map.cc": "Decode|ReadUpTo|NoMap",
+    "ps/core/replication/partition_map_encoding.cc": "Decode|Read|NoMap",
     "ps/core/rate_changes.cc": "Parse|Format|Check",
     "ps/core/table_layout.cc": "Check",
     "ps/wire/wire_values.cc": "ReadInt8|FaultOfPushed",
