@@ -187,7 +187,7 @@ TEST_F(LoggedTest, TableThatIsNotLoggedIsLostAsBefore) {
       client->Sparse(Logged(SparseSpec(v1::TableSpec::ASYNC, 1)));
   ASSERT_THAT(logged.status(), IsOk());
   const Tensor keys = Tensor::FromVector<int64_t>({1, 2, 3});
-  for (const auto& one : {*table, *logged}) {
+  for (SparseTable* one : {table->get(), logged->get()}) {
     ASSERT_THAT(one->Push(keys, Tensor::Full({3, 2}, -1)).Wait(kTimeout),
                 IsOk());
   }

@@ -126,7 +126,9 @@ void ReplicatedServer::Revive(Instant now) {
     if (options_.log == nullptr || map_.lost() == 0) return;
     changes = Revivals(
         map_, options_.self, log_owners_,
-        [&](int entry) { return unlogged_.count(entry) == 0; },
+        [&](int entry) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+          return unlogged_.count(entry) == 0;
+        },
         now - recovered_at_ < kPatience);
   }
   for (const MapChange& change : changes) Propose(change);

@@ -163,7 +163,6 @@ class TableLog {
   bool is_torn_ = false;     // file_ ends in a write that failed
   bool has_synced_ = false;  // file_ has something that was synced
   uint64_t segment_ = 0;
-  size_t batch_bytes_ = 0;
 
   mutable Mutex mu_;
   mutable CondVar changed_;

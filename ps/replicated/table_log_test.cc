@@ -2,6 +2,7 @@
 
 #include "weft/ps/replicated/table_log.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <memory>
