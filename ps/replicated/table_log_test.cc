@@ -37,6 +37,7 @@ v1::TableSpec Spec(const std::string& name = "t") {
   spec.set_mode(v1::TableSpec::ASYNC);
   spec.set_dim(2);
   spec.set_partitions(4);
+  spec.mutable_rule()->mutable_sgd()->set_lr(1);
   spec.set_durability(v1::TableSpec::LOGGED);
   return spec;
 }

@@ -9,6 +9,7 @@ LEAST = 80.0
 
 # The parsers: files, and of a file that does more than read the functions that do.
 PARSERS = {
+    "base/record_frames.cc": "TakeFrame|IsAllZeros|CheckOf",
     "checkpoint/manifest.cc": "Parse|Read|Check|Take",
     "checkpoint/safetensors_header.cc": "",
     "collectives/core/frame.cc": "",
@@ -38,6 +39,7 @@ PARSERS = {
     "ps/export/exported_table.cc": "Read|Check|Index|Find|Parse|Damaged",
     "ps/export/table_file.cc": "",
     "ps/replicated/batch.cc": "Decode|CheckColumns|Unfit",
+    "ps/replicated/logged_tables.cc": "^(?!.*OwnerRecord)",
     "ps/replicated/frame.cc": "Decode|CheckK|Unfit|Aligned|FloatsOf",
     "ps/shard/shard_requests.cc": "",
     "rendezvous/coordinator.cc": "Handle|Parse|Read|Answer",
