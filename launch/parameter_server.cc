@@ -31,6 +31,7 @@ struct Settings {
   weft::worker::Options options;
   absl::Duration grace = absl::Seconds(20);
   std::string checkpoint_dir;
+  std::string table_log_dir;
   int64_t round_budget = weft::ps::ServerOptions().round_budget;
   int64_t table_memory = weft::ps::ServerOptions().table_memory;
   weft::ps::RebalanceMode rebalance = weft::ps::ServerOptions().rebalance;
@@ -56,6 +57,11 @@ absl::Status Parse(int argc, char** argv, Settings& settings) {
   flags.Add("checkpoint-dir", &settings.checkpoint_dir,
             "where trainers may save and resume, the directory itself and what "
             "is below; empty: nowhere");
+  flags.Add("table-log-dir", &settings.table_log_dir,
+            "with --replicas=2: directory for the log of tables of durability "
+            "LOGGED, in DIR/ps0 and so on; empty: none, such tables are "
+            "refused",
+            {"WEFT_TABLE_LOG_DIR"});
   flags.Add("round-budget", &settings.round_budget,
             "bytes of gradients that may wait for the other parts of their "
             "round");
@@ -131,6 +137,11 @@ absl::Status Check(const Settings& settings) {
         absl::StrCat("wanted --round-budget of at least 1 byte, found ",
                      settings.round_budget));
   }
+  if (!settings.table_log_dir.empty() && options.replicas < 2) {
+    return UsageError(
+        "--table-log-dir (or WEFT_TABLE_LOG_DIR) wants --replicas=2: a push is "
+        "acknowledged once both copies have it on disk");
+  }
   if (settings.rebalance != weft::ps::RebalanceMode::kOff &&
       options.replicas < 2) {
     return UsageError(
@@ -160,6 +171,7 @@ absl::Status Serve(const Settings& settings) {
   // Outlives the worker, whose handlers use it to their end.
   weft::ps::ServerOptions serving{options.rank, options.servers};
   serving.checkpoint_dir = settings.checkpoint_dir;
+  serving.table_log_dir = settings.table_log_dir;
   serving.round_budget = settings.round_budget;
   serving.table_memory = settings.table_memory;
   serving.rebalance = settings.rebalance;

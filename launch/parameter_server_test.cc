@@ -82,6 +82,8 @@ TEST_F(ParameterServerProgramTest, InvalidFlagsAreUsageErrors) {
       {{"--trainers=1", "--gracee=3s"}, "did you mean --grace?"},
       {{"--servers=1", "--trainers=1", "--round-budget=0"},
        "wanted --round-budget of at least 1 byte, found 0"},
+      {{"--servers=2", "--trainers=1", "--table-log-dir=logs"},
+       "--table-log-dir (or WEFT_TABLE_LOG_DIR) wants --replicas=2"},
       {{"--servers=1", "--trainers=1", "--table-memory=-1"},
        "wanted --table-memory of at least 1 byte, or 0"},
       {{"--servers=1", "--trainers=1", "--snapshot-memory=0"},

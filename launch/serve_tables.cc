@@ -22,6 +22,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/ps/replicated/replicated_server.h"
 #include "weft/ps/replicated/service.h"
+#include "weft/ps/replicated/table_log.h"
 #include "weft/ps/server.h"
 #include "weft/ps/service.h"
 #include "weft/rendezvous/store.h"
@@ -281,10 +282,29 @@ absl::Status CheckReplicas(worker::Worker& worker) {
   return absl::OkStatus();
 }
 
+// The log of tables of this server, or null if there is to be none.
+absl::StatusOr<std::shared_ptr<ps::TableLog>> OpenLog(
+    const std::string& directory, const std::string& name) {
+  if (directory.empty()) return std::shared_ptr<ps::TableLog>();
+  ps::TableLog::Options options;
+  options.directory = absl::StrCat(directory, "/", name);
+  absl::StatusOr<std::unique_ptr<ps::TableLog>> log =
+      ps::TableLog::Open(options);
+  if (log.ok()) return std::shared_ptr<ps::TableLog>(*std::move(log));
+  return worker::WithExitCode(
+      absl::Status(log.status().code(),
+                   absl::StrCat("--table-log-dir=", directory, ": ",
+                                log.status().message())),
+      absl::IsDataLoss(log.status()) ? worker::ExitCode::kBadCheckpoint
+                                     : worker::ExitCode::kConfig);
+}
+
 // The replicas of a job with two.
 std::shared_ptr<ps::ReplicatedServer> StartReplicas(
-    worker::Worker& worker, const ps::ServerOptions& of_server) {
+    worker::Worker& worker, const ps::ServerOptions& of_server,
+    std::shared_ptr<ps::TableLog> log) {
   ps::ReplicatedServer::Options options;
+  options.log = std::move(log);
   options.agent = &worker.agent();
   options.store = &worker.membership().store();
   options.self = worker.membership().self().key;
@@ -422,7 +442,10 @@ absl::Status ServeTables(worker::Worker& worker, ps::Server& server,
                          absl::Duration grace) {
   WEFT_RETURN_IF_ERROR(CheckReplicas(worker));
   if (worker.options().replicas > 1) {
-    const auto replicas = StartReplicas(worker, server.options());
+    WEFT_ASSIGN_OR_RETURN(
+        auto log, OpenLog(server.options().table_log_dir, worker.self().name));
+    const auto replicas =
+        StartReplicas(worker, server.options(), std::move(log));
     server.SetReplicated(replicas);
     worker.agent().SetLocal(replicas);
   } else {

@@ -93,6 +93,12 @@ Server::~Server() {
 absl::StatusOr<std::shared_ptr<TableShard>> Server::CreateTable(
     const v1::TableSpec& spec) {
   WEFT_ASSIGN_OR_RETURN(const v1::TableSpec wanted, CheckedSpec(spec));
+  if (wanted.durability() == v1::TableSpec::LOGGED) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "table '", wanted.name(),
+        "': durability LOGGED wants --replicas=2 and --table-log-dir=DIR of "
+        "all servers, found --replicas=1"));
+  }
   MutexLock lock(mu_);
   if (!shut_down_.ok()) return shut_down_;
   const auto it = tables_.find(wanted.name());

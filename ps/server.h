@@ -61,6 +61,9 @@ struct ServerOptions {
   std::string checkpoint_dir = {};
   // With two replicas: whether the servers even out what they have to do.
   RebalanceMode rebalance = RebalanceMode::kOff;
+  // With two replicas: where the log of tables of durability LOGGED is, in a
+  // directory of the server's name. Empty: such tables are refused.
+  std::string table_log_dir = {};
   // Which roles may read and change which tables.
   TableAccess access = {};
 };

@@ -38,6 +38,11 @@ absl::Status CheckAllLive(const PartitionMap& map) {
   }
   for (int i = 0; i < map.entries(); ++i) {
     const WorkerKey primary = map.entry(i).primary;
+    if (IsNone(primary) && !map.entry(i).heirs.empty()) {
+      return absl::UnavailableError(absl::StrCat(
+          "partition ", i, " waits for server ",
+          map.entry(i).heirs.front().ToString(), " to come back with its log"));
+    }
     if (IsNone(primary)) {
       return absl::DataLossError(absl::StrCat(
           "all servers that had partition ", i, ", and ", map.lost() - 1,

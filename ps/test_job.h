@@ -21,6 +21,7 @@
 #include "weft/ps/core/replication/rebalancer.h"
 #include "weft/ps/replicated/replicated_server.h"
 #include "weft/ps/replicated/service.h"
+#include "weft/ps/replicated/table_log.h"
 #include "weft/ps/server.h"
 #include "weft/rendezvous/memory_store.h"
 #include "weft/rpc/agent.h"
@@ -44,8 +45,10 @@ class TestJob {
   TestJob(int servers, int trainers, const rpc::Registry* functions = nullptr,
           std::string checkpoint_dir = "", int replicas = 1,
           int64_t table_memory = 0, absl::Duration silence = kSilence,
-          RebalanceMode rebalance = RebalanceMode::kOff)
-      : checkpoint_dir_(std::move(checkpoint_dir)),
+          RebalanceMode rebalance = RebalanceMode::kOff,
+          std::string table_log_dir = "")
+      : table_log_dir_(std::move(table_log_dir)),
+        checkpoint_dir_(std::move(checkpoint_dir)),
         replicas_(replicas),
         table_memory_(table_memory),
         silence_(silence),
@@ -243,6 +246,12 @@ class TestJob {
       replicated.self = rank.agent->key();
       replicated.table_memory = table_memory_;
       replicated.silence = silence_;
+      if (!table_log_dir_.empty()) {
+        TableLog::Options log;
+        log.directory = absl::StrCat(table_log_dir_, "/", server_names_[i]);
+        log.least_growth = 1 << 16;  // it is written anew now and then
+        replicated.log = *TableLog::Open(log);
+      }
       replicated.leases.lease = 0.8 * silence_;
       // At once, and at any load: what there is to wait for is the core's test.
       replicated.rebalance = rebalance_;
@@ -259,6 +268,7 @@ class TestJob {
     rank.agent->SetLocal(rank.server.get());
   }
 
+  const std::string table_log_dir_;
   const std::string checkpoint_dir_;
   const int replicas_;
   const int64_t table_memory_;

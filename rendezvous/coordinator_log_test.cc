@@ -55,7 +55,7 @@ TEST(CoordinatorLog, DropsAnAppendThatEndsInZeros) {
   const std::string append = FrameRecords({Opened(2, "aaaa"), Opened(3, "b")});
   for (size_t written = 0; written < append.size(); ++written) {
     std::ofstream(path, std::ios::binary)
-        << "WEFTCRD1" << FrameRecords({Opened(1, "a")})
+        << "WEFTCRD2" << FrameRecords({Opened(1, "a")})
         << append.substr(0, written) << zeros;
     auto log = CoordinatorLog::Open(path);
     ASSERT_THAT(log, IsOk()) << written;

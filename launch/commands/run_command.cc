@@ -254,6 +254,16 @@ void AddRankFlags(worker::Flags& flags, LaunchOptions& options,
       "with --replicas=2, on: the servers even out what they have to do; "
       "dry-run: they log what they would move",
       {"WEFT_REBALANCE"});
+  flags.AddWith(
+      "table-log-dir",
+      [&options](const std::string& text) {
+        options.environment["WEFT_TABLE_LOG_DIR"] = text;
+        return absl::OkStatus();
+      },
+      "",
+      "with --replicas=2: directory for what servers log of tables of "
+      "durability LOGGED, in DIR/ps0 and so on",
+      {"WEFT_TABLE_LOG_DIR"});
   flags.Add("elastic", &options.workers,
             "MIN:MAX trainers, of which this starts --nproc-per-node or those "
             "of --role: one that fails is started again alone, and others may "

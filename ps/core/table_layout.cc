@@ -280,7 +280,7 @@ absl::StatusOr<TableSpec> CheckedFields(TableSpec spec) {
         "table '", spec.name(), "': initializer.kind is ",
         spec.initializer().kind(), ", reduction ", spec.reduction(),
         ", orphans ", spec.orphans(), ", durability ", spec.durability(),
-        "; this build knows 0 to 2, 0 to 1, 0 to 1 and 0 to 3"));
+        "; this build knows 0 to 2, 0 to 1, 0 to 1 and 0 to 4"));
   }
   constexpr double kMaxScale = std::numeric_limits<float>::max() / 16;
   if (!(spec.initializer().scale() >= 0 &&

@@ -1,5 +1,6 @@
 // Cell: what a ReplicatedTable has of one partition, and what its functions
-// hand to each other. For replicated_table.cc and table_requests.cc.
+// hand to each other. For replicated_table.cc,
+// table_requests.cc, table_rows.cc and table_logging.cc.
 //
 // Thread-safety: as each of them says.
 
@@ -37,6 +38,18 @@
 namespace weft::ps {
 
 inline WorkerKey KeyOf(const v1::Key& key) { return {key.id(), key.epoch()}; }
+
+// What came with a copy is bounded: counting on from it cannot overflow.
+inline constexpr uint64_t kMostRounds = uint64_t{1} << 62;
+
+// SYNC: how many rounds are in the rows. ASYNC, where nobody pushes as kRounds:
+// the version that the table was restored at.
+inline int64_t RoundsOf(const Marks& marks) {
+  const auto rounds = marks.find(kRounds);
+  return rounds == marks.end() ? 0
+                               : static_cast<int64_t>(std::min(
+                                     rounds->second.through(), kMostRounds));
+}
 
 // The part of a shard in a round.
 struct RoundPayload {
@@ -188,6 +201,8 @@ struct ReplicatedTable::Cell {
   // For the backup that is being filled; else null.
   std::unique_ptr<const CopyInPieces> copy ABSL_GUARDED_BY(mu);
   bool is_in_line ABSL_GUARDED_BY(mu) = false;  // of fills_
+  // LOGGED: which copy of the partition the rows are, as TableLog::Place.
+  uint64_t content ABSL_GUARDED_BY(mu) = 1;
   // What came with the message of this moment; else null.
   const PartitionCopy* loading ABSL_GUARDED_BY(mu) = nullptr;
 };

@@ -92,6 +92,8 @@ Durability LevelOf(const v1::TableSpec& spec) {
       return Durability::kD0;
     case v1::TableSpec::STABLE:
       return Durability::kD2;
+    case v1::TableSpec::LOGGED:
+      return Durability::kD3;
     default:
       return Durability::kD1;
   }

@@ -1,6 +1,7 @@
 #include "weft/ps/replicated/map_keeper.h"
 
 #include <algorithm>
+#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -43,9 +44,11 @@ struct MapKeeper::View {
   std::vector<Server> live;       // by id, one of each
   std::vector<WorkerKey> exited;  // sorted
   int expected = 0;
+  WorkerKey logged;  // has a log; none: nobody is known to
 
-  View(std::vector<Server> members, std::vector<WorkerKey> ended, int wanted)
-      : exited(std::move(ended)), expected(wanted) {
+  View(std::vector<Server> members, std::vector<WorkerKey> ended, int wanted,
+       WorkerKey with_log)
+      : exited(std::move(ended)), expected(wanted), logged(with_log) {
     std::sort(exited.begin(), exited.end());
     std::sort(members.begin(), members.end(),
               [](const Server& a, const Server& b) { return a.key < b.key; });
@@ -66,8 +69,9 @@ struct MapKeeper::View {
   // Brings `map` up to it, but for backups. False: it was.
   bool Apply(PartitionMap& map) const {
     const uint64_t before = map.epoch();
-    for (WorkerKey key : exited) map.FailServer(key, State::kExited);
+    map.FailServers(exited);
     for (const Server& server : live) map.AddServer(server.key, server.host);
+    if (!IsNone(logged)) map.SetLogged(logged);
     return map.epoch() != before;
   }
 };
@@ -112,8 +116,9 @@ void MapKeeper::OnServers(std::vector<Server> live,
       std::none_of(live.begin(), live.end(), is_self)) {
     live.push_back({options_.self, options_.host, State::kLive});
   }
-  auto view = std::make_shared<const View>(std::move(live), std::move(exited),
-                                           expected);
+  auto view = std::make_shared<const View>(
+      std::move(live), std::move(exited), expected,
+      options_.has_log ? options_.self : WorkerKey());
   MutexLock lock(mu_);
   view_ = std::move(view);
   no_first_map_ = absl::OkStatus();
@@ -333,6 +338,8 @@ bool MapKeeper::ComposeFirst(const View* view, PartitionMap& next) {
       PartitionMap::Assign(options_.entries, view->live, options_.replicas);
   if (first.ok()) {
     next = *std::move(first);
+    std::random_device random;
+    next.set_birth(uint64_t{random()} << 32 | random() | 1);
     return true;
   }
   MutexLock lock(mu_);

@@ -45,8 +45,9 @@ class MapKeeper {
     // This server; live whatever OnServers says, unless it has exited. None: it
     // is no server, and only those of OnServers are.
     WorkerKey self;
-    uint32_t host = 0;  // PartitionMap::Server::host of self
-    int entries = 64;   // of the first map
+    uint32_t host = 0;     // PartitionMap::Server::host of self
+    bool has_log = false;  // PartitionMap::Server::has_log of self
+    int entries = 64;      // of the first map
     int replicas = 2;
     // The limit of each call of the store; use at most a second, so that the
     // keeper ends soon.

@@ -48,6 +48,7 @@ ReplicatedServer::ReplicatedServer(Options options)
   keeping.host = options.host;
   keeping.entries = options.entries;
   keeping.replicas = 2;
+  keeping.has_log = options.log != nullptr;
   keeping.on_map = [this](const PartitionMap& map) { OnMap(map); };
   keeping.on_contact = [this](Instant asked, uint64_t map_epoch) {
     OnContact(asked, map_epoch);
@@ -69,6 +70,7 @@ ReplicatedServer::ReplicatedServer(Options options)
 ReplicatedServer::~ReplicatedServer() {
   Shutdown(absl::UnavailableError("the parameter server shut down"));
   links_.Shutdown();
+  if (options_.log != nullptr) options_.log->Shutdown();
   {
     MutexLock lock(ticks_mu_);
     is_ending_ = true;
@@ -128,6 +130,7 @@ void ReplicatedServer::TickTables(Instant now) {
     table->load().Advance(now);
   }
   MarkEmptyEntries(now);
+  Revive(now);
   balancing_->OnTick(now);
 }
 
@@ -274,13 +277,16 @@ void ReplicatedServer::OnMap(const PartitionMap& map) {
   Tables voided;
   {
     MutexLock lock(mu_);
+    const bool is_first = map_.epoch() == 0;
     map_ = map;
+    if (is_first && options_.log != nullptr) BeginLog(map);
     for (auto it = tables_.begin(); it != tables_.end();) {
       if (it->second->generation() >= map.generation()) {
         ++it;
         continue;
       }
       unused_.erase(it->first);
+      DropFromLog(*it->second);
       voided.insert(*it);
       it = tables_.erase(it);
     }
@@ -419,6 +425,7 @@ absl::StatusOr<std::shared_ptr<ReplicatedTable>> ReplicatedServer::TableOf(
   const std::shared_ptr<ReplicatedTable> table = *std::move(made);
   for (int rank : dead_) table->DeclareDead(rank);
   tables_[run.table] = table;
+  FollowLog(table);
   generation_ = std::max(generation_, run.generation);
   return table;
 }
@@ -436,6 +443,7 @@ ReplicatedTable::Options ReplicatedServer::TableOptions(
   made.budget = budget_;
   made.memory = memory_;
   made.host = this;
+  made.log = options_.log.get();
   return made;
 }
 
@@ -457,6 +465,7 @@ absl::StatusOr<v1::TableStats> ReplicatedServer::OpenTable(
   WEFT_RETURN_IF_ERROR(CheckCaller(caller));
   std::shared_ptr<ReplicatedTable> table;
   std::shared_ptr<ReplicatedTable> replaced;
+  bool is_new = false;
   {
     MutexLock lock(mu_);
     if (!shut_down_.ok()) return shut_down_;
@@ -477,6 +486,8 @@ absl::StatusOr<v1::TableStats> ReplicatedServer::OpenTable(
           ReplicatedTable::Create(TableOptions(wanted, generation_), map_));
       for (int rank : dead_) table->DeclareDead(rank);
       tables_[wanted.name()] = table;
+      FollowLog(table);
+      is_new = true;
     } else {
       table = it->second;
       const bool is_unused = unused_.count(wanted.name()) != 0;
@@ -500,9 +511,15 @@ absl::StatusOr<v1::TableStats> ReplicatedServer::OpenTable(
         for (int rank : dead_) changed->DeclareDead(rank);
         replaced = std::exchange(table, std::move(changed));
         it->second = table;
+        FollowLog(table);
+        DropFromLog(*replaced);
       }
       unused_.erase(wanted.name());
     }
+  }
+  // What has no rows in the log must be known by it before it has any.
+  if (is_new && options_.log != nullptr && !table->is_logged()) {
+    WEFT_RETURN_IF_ERROR(options_.log->Await());
   }
   if (replaced != nullptr) {
     replaced->Shutdown(absl::CancelledError(absl::StrCat(
@@ -632,15 +649,20 @@ absl::StatusOr<uint64_t> ReplicatedServer::Replace(
           "a newer checkpoint was restored meanwhile");
     }
     for (const auto& [name, restored] : tables) {
-      WEFT_ASSIGN_OR_RETURN(
-          made[name],
-          ReplicatedTable::Create(TableOptions(restored.spec, generation), map_,
-                                  &restored.image));
+      auto one = ReplicatedTable::Create(
+          TableOptions(restored.spec, generation), map_, &restored.image);
+      if (!one.ok()) {
+        for (const auto& [its, table] : made) DropFromLog(*table);
+        return one.status();
+      }
+      made[name] = *std::move(one);
+      FollowLog(made[name]);
       for (int rank : dead_) made[name]->DeclareDead(rank);
     }
     generation_ = restored_ = generation;
     restored_by_ = by_map = map_.epoch();
     replaced = std::exchange(tables_, made);
+    for (const auto& [name, table] : replaced) DropFromLog(*table);
     unused_.clear();
     for (const auto& [name, table] : made) unused_.insert(name);
   }
@@ -649,6 +671,7 @@ absl::StatusOr<uint64_t> ReplicatedServer::Replace(
         absl::StrCat("table '", name,
                      "' was replaced by that of a checkpoint; open it again")));
   }
+  if (options_.log != nullptr) WEFT_RETURN_IF_ERROR(options_.log->Await());
   return by_map;
 }
 

@@ -41,6 +41,7 @@
 #include "weft/ps/replicated/rebalance_driver.h"
 #include "weft/ps/replicated/replicated_table.h"
 #include "weft/ps/replicated/server_links.h"
+#include "weft/ps/replicated/table_log.h"
 #include "weft/ps/table_access.h"
 #include "weft/rendezvous/store.h"
 #include "weft/rpc/agent.h"
@@ -66,6 +67,8 @@ class ReplicatedServer final : public ReplicaHost {
     // long, is dropped: it may only be busy.
     absl::Duration stall = absl::Seconds(5);
     TableAccess access = {};  // as ServerOptions
+    // For tables of durability LOGGED, which are refused without it.
+    std::shared_ptr<TableLog> log = nullptr;
     RebalanceMode rebalance = RebalanceMode::kOff;
     RebalanceOptions rebalancing;
     LeaseOptions leases = {absl::Milliseconds(800), absl::Seconds(9), 0.01,
@@ -153,6 +156,19 @@ class ReplicatedServer final : public ReplicaHost {
 
  private:
   void OnMap(const PartitionMap& map) ABSL_LOCKS_EXCLUDED(mu_, leases_mu_);
+  // By the first map: makes the tables that the log has.
+  void BeginLog(const PartitionMap& map) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status RecoverTables(const PartitionMap& map)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The table is told what is on disk of it.
+  void FollowLog(const std::shared_ptr<ReplicatedTable>& table)
+      ABSL_LOCKS_EXCLUDED(logged_mu_);
+  void DropFromLog(const ReplicatedTable& table);
+  void OnDisk(const std::vector<TableLog::Place>& places)
+      ABSL_LOCKS_EXCLUDED(logged_mu_);
+  bool CopyToLog() ABSL_LOCKS_EXCLUDED(mu_);
+  // Proposes to serve what it has in its log, where no copy is left.
+  void Revive(Instant now) ABSL_LOCKS_EXCLUDED(mu_);
   void OnContact(Instant asked, uint64_t map_epoch)
       ABSL_LOCKS_EXCLUDED(leases_mu_);
   // The table that messages of `from` are for; null: there is none.
@@ -198,6 +214,17 @@ class ReplicatedServer final : public ReplicaHost {
   std::set<int> dead_ ABSL_GUARDED_BY(mu_);
   std::map<uint32_t, rendezvous::Epoch> gone_ ABSL_GUARDED_BY(mu_);
   absl::Status shut_down_ ABSL_GUARDED_BY(mu_);
+  std::set<WorkerKey> log_owners_ ABSL_GUARDED_BY(mu_);  // earlier ones
+  // Entries of which the log has not all of each table.
+  std::set<int> unlogged_ ABSL_GUARDED_BY(mu_);
+  bool is_recovered_ ABSL_GUARDED_BY(mu_) = false;  // what was in the log
+  Instant recovered_at_ ABSL_GUARDED_BY(mu_);
+
+  // By number; a lock of its own, for a table may be made under mu_ and wait
+  // for the log.
+  Mutex logged_mu_;
+  std::map<uint32_t, std::weak_ptr<ReplicatedTable>> logged_
+      ABSL_GUARDED_BY(logged_mu_);
 
   Mutex ticks_mu_;
   CondVar ticks_end_;

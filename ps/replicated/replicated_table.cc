@@ -29,18 +29,6 @@ constexpr absl::Duration kResendAfter = absl::Seconds(1);
 // The time and the leases are read once for this many partitions.
 constexpr int kPartitionsOfATime = 64;
 
-// What came with a copy is bounded: counting on from it cannot overflow.
-constexpr uint64_t kMostRounds = uint64_t{1} << 62;
-
-// SYNC: how many rounds are in the rows. ASYNC, where nobody pushes as kRounds:
-// the version that the table was restored at.
-int64_t RoundsOf(const Marks& marks) {
-  const auto rounds = marks.find(kRounds);
-  return rounds == marks.end() ? 0
-                               : static_cast<int64_t>(std::min(
-                                     rounds->second.through(), kMostRounds));
-}
-
 // Of a cell's rows, under its lock. ASYNC: its `rounds` are those before its
 // log began, at a checkpoint's version, so it goes on from that, and never
 // back.
@@ -75,6 +63,13 @@ absl::StatusOr<std::unique_ptr<ReplicatedTable>> ReplicatedTable::Create(
         "STABLE"));
   }
   options.replica.level = LevelOf(layout->spec());
+  if (options.replica.level == Durability::kD3 && options.log == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "table '", layout->spec().name(),
+        "': durability LOGGED wants servers with a log of tables: start all "
+        "with --table-log-dir=DIR (`weft run --table-log-dir=DIR`), or open "
+        "the table with durability STABLE"));
+  }
   options.replica.fills_when_told = true;
   options.replica.most_pieces = kMostPieces;
   options.replica.resend_after = kResendAfter;
@@ -120,7 +115,17 @@ absl::StatusOr<std::unique_ptr<ReplicatedTable>> ReplicatedTable::Create(
       cell->rounds = version;
     }
   }
+  TableLog* const log = table->options_.log;
+  if (table->options_.logged != nullptr) {
+    WEFT_RETURN_IF_ERROR(table->Recover(*table->options_.logged));
+    table->log_number_ = table->options_.logged->number;
+  } else if (log != nullptr) {
+    table->log_number_ =
+        log->AddTable(spec, table->generation(), table->is_logged(),
+                      /*begins_void=*/image != nullptr);
+  }
   table->OnMap(map);
+  if (image != nullptr) table->CopyToLog();
   for (const auto& cell : table->cells_) {
     if (image == nullptr || cell == nullptr) continue;
     MutexLock lock(cell->mu);
@@ -255,9 +260,14 @@ void ReplicatedTable::DoOne(Cell& cell, Replica::Action& action,
       return;
     }
     case Kind::kApply:
+      if (is_logged() && log_number_ != 0) {
+        options_.log->AppendEntry(PlaceOf(cell, action.log_entry.lsn.n),
+                                  action.log_entry);
+      }
       return Apply(cell, action.log_entry);
     case Kind::kLoad:
       WEFT_CHECK(cell.loading != nullptr);
+      if (action.message.piece == 0) LogDrop(cell);
       if (action.message.piece == 0) {
         cell.rows.Load(cell.loading->image);
         cell.clocks.Load(cell.loading->clocks);
@@ -266,6 +276,9 @@ void ReplicatedTable::DoOne(Cell& cell, Replica::Action& action,
       }
       cell.rates = cell.loading->rates;
       cell.rounds = RoundsOf(action.message.marks);  // they come last
+      if (action.message.piece + 1 == action.message.pieces) {
+        LogCopy(cell, action.message.n, action.message.marks);
+      }
       return;
     case Kind::kCopy:
       SetCopy(cell, std::make_unique<CopyInPieces>(
@@ -277,7 +290,7 @@ void ReplicatedTable::DoOne(Cell& cell, Replica::Action& action,
       cell.rates = RateChanges();
       cell.clocks = PartitionClocks(spec().staleness());
       cell.rounds = 0;
-      return;
+      return LogDrop(cell);
     case Kind::kSend:
       return Send(cell, action);
     case Kind::kAnswerPush: {
@@ -352,9 +365,11 @@ void ReplicatedTable::Tick() {
                SteadyClock().Now() - closed_.front().first >= kClosedFor);
   }
   if (is_over) DropClosed();
+  const absl::Status log = is_logged() ? LogStatus() : absl::OkStatus();
   OnAll([&](Cell& cell, const Now& now, Work& work)
             ABSL_NO_THREAD_SAFETY_ANALYSIS {
               cell.replica.OnTick(now);
+              if (!log.ok()) EndUnlogged(cell, log, work);
               EndLateReads(cell, now, work);
             });
 }

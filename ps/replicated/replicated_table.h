@@ -41,6 +41,8 @@
 #include "weft/ps/core/table_layout.h"
 #include "weft/ps/replicated/batch.h"
 #include "weft/ps/replicated/frame.h"
+#include "weft/ps/replicated/logged_tables.h"
+#include "weft/ps/replicated/table_log.h"
 #include "weft/ps/shard/table_shard.h"
 #include "weft/ps/shard/table_snapshot.h"
 
@@ -71,15 +73,19 @@ class ReplicatedTable {
     WorkerKey self;
     // The limits of time; its level is the spec's.
     ReplicaOptions replica;
-    std::shared_ptr<ByteBudget> budget;      // of parts of rounds; null: none
-    std::shared_ptr<ByteBudget> memory;      // of rows; null: any number
-    ReplicaHost* host = nullptr;             // outlives the table
+    TableLog* log = nullptr;              // outlives the table; null: none
+    const LoggedTable* logged = nullptr;  // what it has of the table, or null
+    std::shared_ptr<ByteBudget> budget;   // of parts of rounds; null: none
+    std::shared_ptr<ByteBudget> memory;   // of rows; null: any number
+    ReplicaHost* host = nullptr;          // outlives the table
     int64_t piece_bytes = int64_t{1} << 18;  // of a copy of rows
     // Bytes of copies that were made for backups and have not arrived yet:
     // beyond that the next partition waits.
     int64_t copy_bytes = int64_t{4} << 20;
   };
   // As TableLayout::Create. `image`: what a checkpoint holds of it, or null.
+  // kFailedPrecondition: it is LOGGED, and there is no log. kDataLoss: what is
+  // logged does not fit the table.
   static absl::StatusOr<std::unique_ptr<ReplicatedTable>> Create(
       Options options, const PartitionMap& map,
       const TableShard::Image* image = nullptr);
@@ -120,6 +126,16 @@ class ReplicatedTable {
   // Closes the clients of `worker`, and of earlier incarnations of it.
   void Forget(WorkerKey worker) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Its number in the log; 0: there is no log.
+  uint32_t log_number() const { return log_number_; }
+  bool is_logged() const { return options_.replica.level == Durability::kD3; }
+  // That is on disk, of this table.
+  void OnDisk(const std::vector<TableLog::Place>& places);
+  // Appends a copy of each partition to the log. False: the log has failed.
+  bool CopyToLog();
+
+  // A dense table may have fewer slices than partitions.
+  bool HasRowsIn(int partition) const { return cells_[partition] != nullptr; }
   // Whether it has partitions of `entry`: a dense table may have fewer slices
   // than the map has entries.
   bool Holds(int entry) const;
@@ -184,6 +200,15 @@ class ReplicatedTable {
   void Read(Cell& cell, uint64_t token);
   void AnswerRead(Cell& cell, const Answer& answer, Work& work);
   void CloseRounds(Cell& cell, const Now& now);
+  // --- LOGGED: what goes to the log, in the order in which it is done. ---
+  absl::Status Recover(const LoggedTable& logged);
+  TableLog::Place PlaceOf(const Cell& cell, uint64_t n) const;
+  void LogCopy(Cell& cell, uint64_t n, Marks marks);
+  void LogDrop(Cell& cell);
+  // Why the log cannot have more.
+  absl::Status LogStatus() const;
+  // Ends pushes that wait for a disk which is full or broken.
+  void EndUnlogged(Cell& cell, const absl::Status& refused, Work& work);
   void AskParked(Cell& cell, const Now& now);
   void EndLateReads(Cell& cell, const Now& now, Work& work);
   // The copy for the backup; null: it is used no longer.
@@ -248,6 +273,7 @@ class ReplicatedTable {
   const Placement placement_;
   const std::shared_ptr<const TableIdentity> identity_;
   int entries_ = 1;
+  uint32_t log_number_ = 0;
   std::vector<std::unique_ptr<Cell>> cells_;
   std::atomic<int64_t> copied_bytes_{0};    // of all cells' copies
   std::atomic<int64_t> refused_pushes_{0};  // for want of memory

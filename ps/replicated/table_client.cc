@@ -1,7 +1,6 @@
 #include "weft/ps/replicated/table_client.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

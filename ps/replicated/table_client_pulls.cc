@@ -58,9 +58,11 @@ void ReplicatedTableClient::Ask(uint64_t id, PullOperation& pull, Work& work) {
     const PartitionMap::Entry& entry =
         map_.entry(map_.EntryOf(item.piece.partition));
     if (item.is_done || item.asked == entry.epoch) continue;
-    if (IsNone(entry.primary)) {
+    if (IsLostAt(LevelOf(options_.spec), entry)) {
       return EndPull(id, Lost(item.piece.partition), work);
     }
+    work.learns_map |= IsNone(entry.primary);  // until somebody is back
+    if (IsNone(entry.primary)) continue;
     item.asked = entry.epoch;
     const auto [it, is_new] =
         call_to.try_emplace(entry.primary, work.pulls.size());

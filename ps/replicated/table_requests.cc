@@ -220,6 +220,12 @@ void ReplicatedTable::PushSpan(Cell& cell, const Caller& caller,
     cell.pushes[push.token] = {call, number};
     return cell.replica.OnPush(push, Bytes(), now);
   }
+  // Not taken, for it could not be answered.
+  const absl::Status log = is_logged() ? LogStatus() : absl::OkStatus();
+  if (!log.ok()) {
+    if (call->Answer(number, Answer(), log)) work.End(call);
+    return;
+  }
   if (span.client() == kRounds) {
     cell.pushes[push.token] = {call, number};
     return GivePart(cell, request, push, pushed.payloads[number], now, work);

@@ -17,7 +17,7 @@
 namespace weft::rendezvous {
 namespace {
 
-constexpr absl::string_view kMagic = "WEFTCRD1";
+constexpr absl::string_view kMagic = "WEFTCRD2";
 constexpr absl::string_view kNameAnother =
     "; name another file by --coordinator-log";
 

@@ -1,6 +1,6 @@
 // CoordinatorLog: the file in which a coordinator's decisions outlive it.
 //
-//   "WEFTCRD1", then records, as FrameRecords writes them.
+//   "WEFTCRD2", then records, as FrameRecords writes them.
 //
 // A record that a crash cut short at the end is dropped; damage before the end
 // is an error. The file is locked while it is open.

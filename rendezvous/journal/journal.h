@@ -52,8 +52,7 @@ inline uint32_t LastTermOf(const std::vector<v1::LogRecord>& history) {
   return term;
 }
 
-// Records as bytes: of each its length (u32), the XXH64 of its bytes (u64), its
-// bytes; little-endian.
+// Records as bytes, framed as in base/record_frames.h.
 std::string FrameRecords(const std::vector<v1::LogRecord>& records);
 
 // Takes the whole records off the front of `bytes`; what is left is a write

@@ -9,6 +9,7 @@ LEAST = 80.0
 
 # The parsers: files, and of a file that does more than read the functions that do.
 PARSERS = {
+    "base/record_frames.cc": "TakeFrame|IsAllZeros|CheckOf",
     "checkpoint/manifest.cc": "Parse|Read|Check|Take",
     "checkpoint/safetensors_header.cc": "",
     "collectives/core/frame.cc": "",
@@ -32,7 +33,7 @@ PARSERS = {
     "net/loop/memory_queue.cc": "FromDescriptor",
     "net/reflection.cc": "",
     "ps/core/replication/partition_clocks.cc": "FaultOf|Load|Save",
-    "ps/core/replication/partition_map.cc": "Decode|ReadUpTo|NoMap",
+    "ps/core/replication/partition_map_encoding.cc": "Decode|Read|NoMap",
     "ps/core/rate_changes.cc": "Parse|Format|Check",
     "ps/core/table_layout.cc": "Check",
     "ps/wire/wire_values.cc": "ReadInt8|FaultOfPushed",
@@ -40,6 +41,7 @@ PARSERS = {
     "ps/export/table_file.cc": "",
     "ps/replicated/batch.cc": "Decode|CheckColumns|Unfit",
     "ps/replicated/frame.cc": "Decode|CheckK|Unfit|Aligned|FloatsOf|ClocksOf|IsOfClock",
+    "ps/replicated/logged_tables.cc": "^(?!.*OwnerRecord)",
     "ps/shard/shard_requests.cc": "",
     "rendezvous/coordinator.cc": "Handle|Parse|Read|Answer",
     "rendezvous/coordinator_call.h": "CallUntil",

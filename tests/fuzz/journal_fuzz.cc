@@ -1,11 +1,8 @@
 // journal: no bytes harm the reader of a coordinator's log, and what it takes
 // is what it would write.
 
-#include <xxhash.h>
-
-#include <cstring>
-
 #include "absl/strings/str_cat.h"
+#include "weft/base/record_frames.h"
 #include "weft/rendezvous/journal/journal.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 
@@ -53,12 +50,8 @@ void Take(absl::string_view input) {
 // right.
 void Run(absl::string_view input) {
   Take(input);
-  const uint32_t size = input.size();
-  const uint64_t hash = XXH64(input.data(), input.size(), 0);
-  std::string framed(sizeof(size) + sizeof(hash), '\0');
-  std::memcpy(&framed[0], &size, sizeof(size));
-  std::memcpy(&framed[sizeof(size)], &hash, sizeof(hash));
-  absl::StrAppend(&framed, input);
+  std::string framed;
+  AppendFrame(input, &framed);
   Take(framed);
   Take(absl::StrCat(framed, input));
 }

@@ -42,7 +42,7 @@ std::vector<std::string> Seeds() {
   return seeds;
 }
 
-std::vector<std::string> Words() { return {"WPM3", std::string(1, '\0')}; }
+std::vector<std::string> Words() { return {"WPM4", std::string(1, '\0')}; }
 
 void Run(absl::string_view input) {
   auto map = PartitionMap::Decode(input);
@@ -57,7 +57,7 @@ void Run(absl::string_view input) {
     using Kind = ps::MapChange::Kind;
     for (const Kind kind :
          {Kind::kMarkInSync, Kind::kMoveCopy, Kind::kMoveRole, Kind::kTakeNext,
-          Kind::kPromote, Kind::kDropBackup}) {
+          Kind::kPromote, Kind::kDropBackup, Kind::kRevive, Kind::kDisown}) {
       map->Apply({kind, i, map->entry(i).changed, 0, {}, 2}).IgnoreError();
     }
   }

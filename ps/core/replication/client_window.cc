@@ -169,6 +169,13 @@ void ClientWindow::OnTick(Instant now) {
 
 void ClientWindow::Retry(int partition, Instant now) {
   Partition& state = partitions_[partition];
+  if (IsNone(EntryOf(partition).primary)) {
+    // Somebody may come back who has it on disk.
+    if (now < state.ask_at) return;
+    Add(Action::Kind::kLearnMap, partition, 0);
+    state.ask_at = now + options_.ask_every;
+    return;
+  }
   if (state.is_refused) {
     if (now < state.retry_at) return;
     state.is_refused = false;
@@ -209,10 +216,6 @@ bool ClientWindow::IsStable() const {
                      [](const Partition& p) { return p.frames.empty(); });
 }
 
-bool ClientWindow::IsLost(int partition) const {
-  return IsNone(EntryOf(partition).primary);
-}
-
 std::string ClientWindow::DescribeWait(int partition) const {
   const Partition& state = partitions_[partition];
   const PartitionMap::Entry& entry = EntryOf(partition);
@@ -223,7 +226,10 @@ std::string ClientWindow::DescribeWait(int partition) const {
       "partition ", partition, ": pushes ", state.frames.front().sequence,
       " to ", state.last, " wait for ",
       IsNone(entry.primary)
-          ? std::string("nobody, for all servers that had it are gone")
+          ? IsLost(partition)
+                ? std::string("nobody, for all servers that had it are gone")
+                : absl::StrCat("server ", entry.heirs.front().ToString(),
+                               " to come back with its log")
           : absl::StrCat("server ", entry.primary.ToString()),
       ", epoch ", entry.epoch, " of map ", map_.epoch());
 }

@@ -89,8 +89,11 @@ class ClientWindow {
   uint64_t outstanding(int partition) const {
     return partitions_[partition].frames.size();
   }
-  // Whether all copies of the partition are lost: what waits will not end.
-  bool IsLost(int partition) const;
+  // Whether all copies of the partition are lost: what waits will not end. At
+  // D3 not before no server is left that may have it on disk.
+  bool IsLost(int partition) const {
+    return IsLostAt(options_.level, EntryOf(partition));
+  }
   // "partition 3: pushes 5 to 9 wait for server 2@1.4, epoch 7 of map 9"; for
   // errors of waits.
   std::string DescribeWait(int partition) const;

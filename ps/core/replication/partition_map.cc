@@ -8,40 +8,10 @@
 
 #include "absl/numeric/bits.h"
 #include "absl/strings/str_cat.h"
-#include "weft/base/bytes.h"
 #include "weft/base/check.h"
-#include "weft/base/slice_reader.h"
 #include "weft/base/status_macros.h"
 
 namespace weft::ps {
-namespace {
-
-constexpr char kMagic[] = {'W', 'P', 'M', '3'};
-
-void AddVarint(uint64_t value, std::string& to) {
-  for (; value >= 0x80; value >>= 7)
-    to.push_back(static_cast<char>(value | 0x80));
-  to.push_back(static_cast<char>(value));
-}
-
-absl::Status NoMap(absl::string_view found) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("partition map: wanted one as a server of this version "
-                   "writes it, found ",
-                   found));
-}
-
-// False if there is no number up to `most`.
-template <typename T>
-bool ReadUpTo(SliceReader& reader, uint64_t most, T& value) {
-  uint64_t read = 0;
-  if (!reader.Varint(&read) || read > most) return false;
-  value = static_cast<T>(read);
-  return true;
-}
-
-}  // namespace
-
 // How much each server has to do.
 class PartitionMap::Loads {
  public:
@@ -105,8 +75,6 @@ class PartitionMap::Loads {
     AddPrimary(best);
     return servers_[best].key;
   }
-
-  int IndexOf(WorkerKey server) const { return index_.at(server); }
 
  private:
   void AddPrimary(int server) {
@@ -274,12 +242,51 @@ bool PartitionMap::FailServer(WorkerKey server, State state) {
         (has_exited || StateOf(entry.backup) == State::kLive)) {
       Promote(entry, epoch_);
     } else if (has_exited) {
-      entry.primary = entry.next = WorkerKey();
-      entry.epoch = epoch_;
-      DropBackup(entry, epoch_);
+      Lose(entry, {server}, epoch_);
     }
   }
   return true;
+}
+
+bool PartitionMap::SetLogged(WorkerKey server) {
+  Server* const known = Find(server);
+  if (known == nullptr || known->has_log) return false;
+  known->has_log = true;
+  ++epoch_;
+  return true;
+}
+
+void PartitionMap::Lose(Entry& entry, const std::vector<WorkerKey>& had,
+                        uint64_t epoch) {
+  entry.heirs.clear();
+  for (WorkerKey key : had) {
+    if (Find(key)->has_log) entry.heirs.push_back(key);
+  }
+  entry.primary = entry.next = WorkerKey();
+  entry.epoch = epoch;
+  DropBackup(entry, epoch);
+}
+
+bool PartitionMap::FailServers(const std::vector<WorkerKey>& exited) {
+  const auto has_gone = [&](WorkerKey key) {
+    return std::find(exited.begin(), exited.end(), key) != exited.end();
+  };
+  const uint64_t epoch = epoch_;
+  bool has_changed = false;
+  for (Entry& entry : entries_) {
+    if (!entry.in_sync || !has_gone(entry.primary) || !has_gone(entry.backup)) {
+      continue;
+    }
+    Lose(entry, {entry.primary, entry.backup}, epoch + 1);
+    has_changed = true;
+  }
+  for (WorkerKey server : exited) {
+    // All of it is one change.
+    epoch_ = epoch;
+    if (FailServer(server, State::kExited)) has_changed = true;
+  }
+  epoch_ = has_changed ? epoch + 1 : epoch;
+  return has_changed;
 }
 
 bool PartitionMap::AddBackups() {
@@ -339,6 +346,8 @@ absl::Status PartitionMap::Apply(const MapChange& change) {
     case MapChange::Kind::kKeepRole:
     case MapChange::Kind::kMoveCopy:
     case MapChange::Kind::kMoveRole:
+    case MapChange::Kind::kRevive:
+    case MapChange::Kind::kDisown:
       return ApplyToEntry(change);
     case MapChange::Kind::kDrain:
     case MapChange::Kind::kUndrain:
@@ -370,9 +379,31 @@ bool PartitionMap::Fits(const Entry& entry, MapChange::Kind change) {
     case MapChange::Kind::kMoveCopy:
     case MapChange::Kind::kMoveRole:
       return entry.in_sync && !entry.is_handing_over && IsNone(entry.next);
+    case MapChange::Kind::kRevive:
+    case MapChange::Kind::kDisown:
+      return IsNone(entry.primary);
     default:
       return false;
   }
+}
+
+absl::Status PartitionMap::CheckHeir(const MapChange& change) const {
+  const auto is_it = [&](WorkerKey key) { return key.id == change.server; };
+  const std::vector<WorkerKey>& heirs = entries_[change.entry].heirs;
+  const bool is_live =
+      std::any_of(servers_.begin(), servers_.end(), [&](const Server& server) {
+        return is_it(server.key) && server.state == State::kLive;
+      });
+  if (is_live && !is_restoring_ &&
+      std::any_of(heirs.begin(), heirs.end(), is_it)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "partition map: entry ", change.entry, " is not for server ",
+      change.server,
+      is_restoring_ ? ": a checkpoint is being restored"
+      : is_live     ? ": it had no copy in sync when the last one was lost"
+                    : ": it is not live"));
 }
 
 const PartitionMap::Server* PartitionMap::FindTaker(uint32_t id) const {
@@ -415,6 +446,10 @@ absl::Status PartitionMap::ApplyToEntry(const MapChange& change) {
       change.kind == MapChange::Kind::kMoveRole) {
     WEFT_RETURN_IF_ERROR(CheckMove(change));
   }
+  if (change.kind == MapChange::Kind::kRevive ||
+      change.kind == MapChange::Kind::kDisown) {
+    WEFT_RETURN_IF_ERROR(CheckHeir(change));
+  }
   entry.changed = ++epoch_;
   switch (change.kind) {
     case MapChange::Kind::kMoveCopy:
@@ -425,6 +460,20 @@ absl::Status PartitionMap::ApplyToEntry(const MapChange& change) {
       break;
     case MapChange::Kind::kMarkInSync:
       entry.in_sync = true;
+      break;
+    case MapChange::Kind::kRevive:
+      for (const Server& server : servers_) {
+        if (server.key.id == change.server) entry.primary = server.key;
+      }
+      entry.heirs.clear();
+      entry.epoch = epoch_;
+      break;
+    case MapChange::Kind::kDisown:
+      entry.heirs.erase(std::remove_if(entry.heirs.begin(), entry.heirs.end(),
+                                       [&](WorkerKey heir) {
+                                         return heir.id == change.server;
+                                       }),
+                        entry.heirs.end());
       break;
     case MapChange::Kind::kDropBackup:
       DropBackup(entry, epoch_);
@@ -496,6 +545,7 @@ absl::Status PartitionMap::BeginRestore(uint64_t generation) {
   for (Entry& entry : entries_) {
     if (!IsNone(entry.primary)) continue;
     entry.primary = loads.ChoosePrimary();
+    entry.heirs.clear();
     if (replicas_ == 2) entry.backup = loads.ChooseBackup(entry.primary);
     // Both load the same.
     entry.in_sync = !IsNone(entry.backup);
@@ -582,110 +632,6 @@ std::string PartitionMap::Summary() const {
                       }),
                       " on the move, ", lost(), " lost",
                       is_restoring_ ? ", a checkpoint is being restored" : "");
-}
-
-// Servers are named by their place in the list, from 1; 0 is none.
-std::string PartitionMap::Encode() const {
-  const Loads loads(*this);
-  std::string out(kMagic, sizeof(kMagic));
-  AddVarint(epoch_, out);
-  AddVarint(replicas_, out);
-  AddVarint(generation_, out);
-  AddVarint(is_restoring_ ? 1 : 0, out);
-  AddVarint(servers_.size(), out);
-  for (const Server& server : servers_) {
-    AddVarint(server.key.id, out);
-    AddVarint(server.key.epoch, out);
-    AddVarint(server.host, out);
-    AddVarint(static_cast<uint64_t>(server.state), out);
-    AddVarint(server.is_drained ? 1 : 0, out);
-  }
-  const auto number = [&](WorkerKey key) -> uint64_t {
-    return IsNone(key) ? 0 : loads.IndexOf(key) + 1;
-  };
-  AddVarint(entries_.size(), out);
-  for (const Entry& entry : entries_) {
-    AddVarint(number(entry.primary), out);
-    AddVarint(number(entry.backup), out);
-    AddVarint(number(entry.next), out);
-    AddVarint((entry.in_sync ? 1 : 0) | (entry.is_handing_over ? 2 : 0), out);
-    AddVarint(epoch_ - entry.epoch, out);
-    AddVarint(epoch_ - entry.changed, out);
-  }
-  return out;
-}
-
-absl::StatusOr<PartitionMap> PartitionMap::Decode(absl::string_view encoded) {
-  constexpr uint64_t kAny = ~uint64_t{0};
-  constexpr uint64_t kMostEpoch = uint64_t{1} << 62;  // it is counted on
-  const Slices slices = {Bytes::Copy(encoded)};
-  SliceReader reader(slices);
-  char magic[sizeof(kMagic)] = {};
-  if (!reader.Copy(magic, sizeof(magic)) ||
-      !std::equal(std::begin(magic), std::end(magic), kMagic)) {
-    return NoMap("another beginning");
-  }
-  PartitionMap map;
-  size_t count = 0;
-  if (!ReadUpTo(reader, kMostEpoch, map.epoch_) || map.epoch_ == 0 ||
-      !ReadUpTo(reader, 2, map.replicas_) || map.replicas_ == 0 ||
-      !ReadUpTo(reader, kAny, map.generation_) ||
-      !ReadUpTo(reader, 1, map.is_restoring_) ||
-      !ReadUpTo(reader, kMostServers, count) || count == 0) {
-    return NoMap("no epoch, replicas or servers");
-  }
-  std::set<uint32_t> ids;  // a map has one incarnation of each
-  for (size_t i = 0; i < count; ++i) {
-    Server server;
-    if (!ReadUpTo(reader, UINT32_MAX, server.key.id) ||
-        !ReadUpTo(reader, kAny, server.key.epoch) || IsNone(server.key) ||
-        !ReadUpTo(reader, UINT32_MAX, server.host) ||
-        !ReadUpTo(reader, 2, server.state) ||
-        !ReadUpTo(reader, 1, server.is_drained) ||
-        !ids.insert(server.key.id).second) {
-      return NoMap(absl::StrCat("a bad server ", i));
-    }
-    map.servers_.push_back(server);
-  }
-  if (!ReadUpTo(reader, kMostEntries, count) ||
-      !absl::has_single_bit(static_cast<uint32_t>(count))) {
-    return NoMap("no power of two of partitions");
-  }
-  for (size_t i = 0; i < count; ++i) {
-    Entry entry;
-    size_t primary = 0;
-    size_t backup = 0;
-    size_t next = 0;
-    int flags = 0;
-    if (!ReadUpTo(reader, map.servers_.size(), primary) ||
-        !ReadUpTo(reader, map.servers_.size(), backup) ||
-        !ReadUpTo(reader, map.servers_.size(), next) ||
-        !ReadUpTo(reader, 3, flags) ||
-        !ReadUpTo(reader, map.epoch_ - 1, entry.epoch) ||
-        !ReadUpTo(reader, entry.epoch, entry.changed) ||
-        (backup != 0 && (primary == 0 || primary == backup)) ||
-        (flags != 0 && backup == 0) || flags == 2 ||
-        (next != 0 && (flags != 1 || next == primary || next == backup))) {
-      return NoMap(absl::StrCat("a bad entry ", i));
-    }
-    entry.in_sync = (flags & 1) != 0;
-    entry.is_handing_over = (flags & 2) != 0;
-    for (const auto& [number, key] :
-         {std::pair(primary, &entry.primary), std::pair(backup, &entry.backup),
-          std::pair(next, &entry.next)}) {
-      if (number == 0) continue;
-      const Server& server = map.servers_[number - 1];
-      if (server.state == State::kExited) {
-        return NoMap(absl::StrCat("entry ", i, " with a server that is gone"));
-      }
-      *key = server.key;
-    }
-    entry.epoch = map.epoch_ - entry.epoch;
-    entry.changed = map.epoch_ - entry.changed;
-    map.entries_.push_back(entry);
-  }
-  if (reader.remaining() != 0) return NoMap("more than a map");
-  return map;
 }
 
 }  // namespace weft::ps

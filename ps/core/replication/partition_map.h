@@ -62,6 +62,11 @@ struct MapChange {
     // the role.
     kMoveCopy,
     kMoveRole,
+    // Of an entry that is lost, by `server`, which lives again and is an heir
+    // (PartitionMap::Entry::heirs): it has in its log what it had, and is the
+    // primary; or it has not.
+    kRevive,
+    kDisown,
     // Changes of the whole map; see "Restoring" of PartitionMap.
     kBeginRestore,
     kEndRestore,
@@ -78,7 +83,8 @@ struct MapChange {
   uint64_t generation = 0;
   // kEndRestore: which servers have loaded it, by the map of which epoch.
   std::map<WorkerKey, uint64_t> loaded = {};
-  // kDrain, kUndrain and kMoveCopy: WorkerKey::id, of whichever incarnation.
+  // kDrain, kUndrain, kMoveCopy, kRevive and kDisown: WorkerKey::id, of
+  // whichever incarnation.
   uint32_t server = 0;
 
   bool is_of_all() const { return kind >= Kind::kBeginRestore; }
@@ -102,6 +108,8 @@ class PartitionMap {
     State state = State::kLive;
     // Neither it nor its later incarnations are to have a part in any entry.
     bool is_drained = false;
+    // What it has is in a log on its disk as well, as far as tables want it.
+    bool has_log = false;
   };
   struct Entry {
     WorkerKey primary;  // none: all copies are lost
@@ -117,6 +125,10 @@ class PartitionMap {
     bool is_handing_over = false;
     uint64_t epoch = 0;    // since which the primary has the role
     uint64_t changed = 0;  // epoch of the last change of this entry
+    // Of an entry that is lost: the servers with a log that had all that was
+    // stable when the last copy went. Two where both went before the map let
+    // either go on alone. What they have on disk brings the entry back.
+    std::vector<WorkerKey> heirs = {};
   };
 
   PartitionMap() = default;
@@ -145,6 +157,10 @@ class PartitionMap {
   // kExited for an earlier incarnation of one that it knows; kSilent for one
   // that it does not know.
   State StateOf(WorkerKey server) const;
+  // Differs from that of any other job's map, whatever keys that has: so a log
+  // of another job is known as such.
+  uint64_t birth() const { return birth_; }
+  void set_birth(uint64_t birth) { birth_ = birth; }
   // Tables of an older one are void. 0: none was restored.
   uint64_t generation() const { return generation_; }
   bool is_restoring() const { return is_restoring_; }
@@ -169,11 +185,18 @@ class PartitionMap {
   // kExited. False if it was live, has exited, or there is no room.
   bool AddServer(WorkerKey server, uint32_t host);
 
+  // `server` has a log. False if that is known, or the server is not.
+  bool SetLogged(WorkerKey server);
+
   // `server` is kSilent or kExited. Backups that are in sync take its
   // partitions over. What it has alone stays with it while it is silent, and is
   // lost once it has exited; then it stands by for none either. False if
   // nothing changes.
   bool FailServer(WorkerKey server, State state);
+
+  // The same of some that have exited, as one change. Where both copies of an
+  // entry have, neither is promoted: both are heirs.
+  bool FailServers(const std::vector<WorkerKey>& exited);
 
   // Gives each partition that has no backup one, of those with the least to do.
   // A drained one only if there is no other. False if there is none to give.
@@ -220,11 +243,15 @@ class PartitionMap {
   static void Promote(Entry& entry, uint64_t epoch);
   // `next`, if there is one, takes its place.
   static void DropBackup(Entry& entry, uint64_t epoch);
+  // No copy is left.
+  void Lose(Entry& entry, const std::vector<WorkerKey>& had, uint64_t epoch);
   // Whether `change` is one that may be made of the entry as it is.
   static bool Fits(const Entry& entry, MapChange::Kind change);
   // Checks a kMoveCopy or kMoveRole: whether the entry that it names can make
   // it.
   absl::Status CheckMove(const MapChange& change) const;
+  // The same of a kRevive or kDisown.
+  absl::Status CheckHeir(const MapChange& change) const;
   absl::Status ApplyToEntry(const MapChange& change);
   absl::Status SetDrained(uint32_t server, bool is_drained);
   absl::Status BeginRestore(uint64_t generation);
@@ -232,6 +259,7 @@ class PartitionMap {
 
   uint64_t epoch_ = 0;
   int replicas_ = 1;
+  uint64_t birth_ = 0;
   uint64_t generation_ = 0;
   bool is_restoring_ = false;
   std::vector<Server> servers_;  // in the order in which they came

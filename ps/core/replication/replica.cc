@@ -36,6 +36,16 @@ Replica::Replica(WorkerKey self, int entry, ReplicaOptions options, Marks marks)
       applied_(std::move(marks)),
       answers_from_(Leases::Never()) {}
 
+void Replica::Recover(uint64_t n, Marks marks,
+                      const std::vector<LogEntry>& entries) {
+  WEFT_CHECK_EQ(map_epoch_, uint64_t{0});
+  end_ = n;
+  applied_ = std::move(marks);
+  TakeEntries(entries);
+  durable_ = end_;
+  is_recovered_ = true;
+}
+
 Replica::Action& Replica::Add(Action::Kind kind) {
   actions_.emplace_back();
   actions_.back().kind = kind;
@@ -93,6 +103,8 @@ void Replica::ChangeRole(const PartitionMap::Entry& before, const Now& now) {
     LoseRole(keeps);
     has_handed_over = keeps && is_backup;
   }
+  const bool was_recovered = is_recovered_;
+  if (!MayRevive()) is_recovered_ = false;
   if (entry_.primary == self_) {
     if (role_ != Role::kPrimary) {
       TakeRole(before.primary == self_ ? before.backup : before.primary, now);
@@ -110,11 +122,22 @@ void Replica::ChangeRole(const PartitionMap::Entry& before, const Now& now) {
     // The new primary need not wait for the end of leases any more.
     if (has_handed_over) Acknowledge();
   } else {
-    if (role_ != Role::kNone || content_epoch_ != 0) Add(Action::Kind::kDrop);
+    if (role_ != Role::kNone || content_epoch_ != 0 ||
+        was_recovered != is_recovered_) {
+      Add(Action::Kind::kDrop);
+    }
     role_ = Role::kNone;
     content_epoch_ = content_fill_ = 0;
     receiving_ = Receiving();
   }
+}
+
+bool Replica::MayRevive() const {
+  const auto is_earlier = [&](WorkerKey key) {
+    return key.id == self_.id && key != self_;
+  };
+  return IsNone(entry_.primary) || is_earlier(entry_.primary) ||
+         (entry_.in_sync && is_earlier(entry_.backup));
 }
 
 void Replica::TakeRole(WorkerKey former, const Now& now) {
@@ -652,9 +675,9 @@ std::string Replica::Snapshot(Instant now) const {
       static_cast<int>(role_), ",", map_epoch_, ",", end_, ",", durable_, ",",
       content_epoch_, ",", content_fill_, ",",
       answers_from_ <= now ? 0 : absl::ToInt64Milliseconds(answers_from_ - now),
-      ",", base_, ",", stable_, ",", taken_at_, ",", unrepeatable_, ",",
-      proposed_, ",", held_.size(), ",", receiving_.epoch, ",", receiving_.fill,
-      ",", receiving_.has, ",",
+      is_recovered_ ? ",r," : ",", base_, ",", stable_, ",", taken_at_, ",",
+      unrepeatable_, ",", proposed_, ",", held_.size(), ",", receiving_.epoch,
+      ",", receiving_.fill, ",", receiving_.has, ",",
       is_handing_over() ? absl::ToInt64Milliseconds(now - hands_over_at_) : 0);
   for (const Peer* peer : {&backup_, &next_}) {
     absl::StrAppend(&out, ";", peer->key.ToString(), ",", peer->fill, ",",

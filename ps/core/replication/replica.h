@@ -93,6 +93,13 @@ class Replica {
   // made or restored. It has no role before OnMap.
   Replica(WorkerKey self, int entry, ReplicaOptions options, Marks marks = {});
 
+  // D3: what an earlier incarnation of this server had on its disk: a copy of
+  // position `n` with its marks, which is in the rows already, and the entries
+  // after it, which are applied (kApply). Before OnMap. It is kept until the
+  // map lets this server be the primary of what it has (kRevive), or has
+  // another one that goes on without it.
+  void Recover(uint64_t n, Marks marks, const std::vector<LogEntry>& entries);
+
   struct Action {
     enum class Kind {
       kServe,  // it has the role; SYNC: a new gate, see NextRound()
@@ -192,8 +199,14 @@ class Replica {
   // one. The map may let it take the role once that is so of each partition of
   // each table in the entry.
   bool IsReadyToHandOver(const Now& now) const;
-  uint64_t end() const { return end_; }        // of the log
-  uint64_t stable() const { return stable_; }  // all up to it is
+  // Whether the rows are a copy of the partition, all that it is up to end():
+  // of a backup that is being filled they are none.
+  bool has_content() const {
+    return is_primary() || content_epoch_ != 0 || is_recovered_;
+  }
+  uint64_t end() const { return end_; }              // of the log
+  const Marks& applied() const { return applied_; }  // of all up to it
+  uint64_t stable() const { return stable_; }        // all up to it is
   // A client's pushes up to it are.
   uint64_t AppliedThrough(ClientId client) const;
   uint64_t StableThrough(ClientId client) const;
@@ -253,6 +266,9 @@ class Replica {
   void TakeRole(WorkerKey former, const Now& now);
   // `keeps`: what it has is the backup's, or the primary's of a later epoch.
   void LoseRole(bool keeps);
+  // Whether the map may yet ask for what an earlier incarnation had: the entry
+  // is lost, or will be once it is known that that one has gone.
+  bool MayRevive() const;
   // What this server is by entry_, which was `before`.
   void ChangeRole(const PartitionMap::Entry& before, const Now& now);
   void SetPeers(const Now& now);
@@ -289,8 +305,9 @@ class Replica {
   Instant proposed_at_;    // ... and when
 
   uint64_t end_ = 0;
-  uint64_t durable_ = 0;  // D3
-  Marks applied_;         // of all up to end_
+  uint64_t durable_ = 0;       // D3
+  bool is_recovered_ = false;  // and has had no part since
+  Marks applied_;              // of all up to end_
   // Backup: of which primary, and which copy of it, the content is.
   uint64_t content_epoch_ = 0;
   uint64_t content_fill_ = 0;

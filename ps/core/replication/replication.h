@@ -17,6 +17,12 @@ namespace weft::ps {
 // docs/replication.md. By table.
 enum class Durability { kD0, kD1, kD2, kD3 };
 
+// Whether nobody will serve what a table of that level had in the entry.
+inline bool IsLostAt(Durability level, const PartitionMap::Entry& entry) {
+  return IsNone(entry.primary) &&
+         (level != Durability::kD3 || entry.heirs.empty());
+}
+
 // The client as which a worker, or all shards of a synchronous table, push:
 // one number at all servers of the job.
 using ClientId = uint64_t;

@@ -59,6 +59,18 @@ struct ModelClock {
   }
 };
 
+// A record of a server's log on disk, at D3.
+struct DiskRecord {
+  enum class Kind { kEntry, kCopy, kDrop };
+  Kind kind = Kind::kEntry;
+  int entry = 0;  // of the map
+  LogEntry log_entry;
+  // kCopy: all rows, up to `n`.
+  uint64_t n = 0;
+  Marks marks;
+  ModelRows rows;
+};
+
 class ServerModel {
  public:
   struct Options {
@@ -84,11 +96,13 @@ class ServerModel {
     int entry = 0;
     uint64_t n = 0;
     int64_t generation = 0;
+    size_t position = 0;  // so many records of the log
   };
 
+  // `disk`: what its log holds, of an earlier incarnation; or nothing.
   ServerModel(WorkerKey server, const PartitionMap& map, Options options,
-              Instant now)
-      : key(server), leases(options.leases), options_(options) {
+              Instant now, const std::vector<DiskRecord>& disk = {})
+      : key(server), log(disk), leases(options.leases), options_(options) {
     for (int i = 0; i < map.entries(); ++i) {
       cells.push_back({Replica(server, i, options.replica),
                        {},
@@ -100,6 +114,7 @@ class ServerModel {
                        PartitionClocks(options.staleness.value_or(0)),
                        {}});
     }
+    if (!disk.empty()) Recover(disk);
     OnMap(map, now);
   }
 
@@ -115,6 +130,7 @@ class ServerModel {
     PartitionClocks::State copied_clocks;
   };
   WorkerKey key;
+  std::vector<DiskRecord> log;  // D3
   PartitionMap map;
   Leases leases;
   std::vector<Cell> cells;
@@ -285,6 +301,37 @@ class ServerModel {
     return clock == nullptr ? -1 : clock->at;
   }
 
+  void Recover(const std::vector<DiskRecord>& disk) {
+    std::vector<DiskRecord> copies(cells.size());
+    std::vector<std::vector<LogEntry>> entries(cells.size());
+    std::vector<bool> is_void(cells.size());
+    for (const DiskRecord& record : disk) {
+      const size_t i = static_cast<size_t>(record.entry);
+      if (record.kind == DiskRecord::Kind::kEntry) {
+        entries[i].push_back(record.log_entry);
+        continue;
+      }
+      is_void[i] = record.kind == DiskRecord::Kind::kDrop;
+      copies[i] = record;
+      entries[i].clear();
+    }
+    for (size_t i = 0; i < cells.size(); ++i) {
+      if (is_void[i]) continue;
+      cells[i].rows = copies[i].rows;
+      cells[i].replica.Recover(copies[i].n, copies[i].marks, entries[i]);
+      for (const Replica::Action& action : cells[i].replica.TakeActions()) {
+        cells[i].rows.emplace_back(action.log_entry.payload.view());
+      }
+      cells[i].written = cells[i].replica.end();
+    }
+  }
+
+  void Write(const Cell& cell, DiskRecord record) {
+    if (options_.replica.level != Durability::kD3) return;
+    record.entry = static_cast<int>(&cell - cells.data());
+    log.push_back(std::move(record));
+  }
+
   void Do(Cell& cell, const ModelRows& came_with,
           const PartitionClocks::State& clocks = {}) {
     using Kind = Replica::Action::Kind;
@@ -305,6 +352,8 @@ class ServerModel {
         case Kind::kApply:
           if (ApplyClock(cell, action.log_entry)) break;
           cell.rows.emplace_back(action.log_entry.payload.view());
+          Write(cell,
+                {DiskRecord::Kind::kEntry, 0, action.log_entry, 0, {}, {}});
           break;
         case Kind::kLoad:
           if (action.message.piece == 0) {
@@ -313,6 +362,17 @@ class ServerModel {
             DropClosed(cell);
           }
           cell.rows.insert(cell.rows.end(), came_with.begin(), came_with.end());
+          if (action.message.piece == 0) {
+            Write(cell, {DiskRecord::Kind::kDrop, 0, {}, 0, {}, {}});
+          }
+          if (action.message.piece + 1 == action.message.pieces) {
+            Write(cell, {DiskRecord::Kind::kCopy,
+                         0,
+                         {},
+                         action.message.n,
+                         action.message.marks,
+                         cell.rows});
+          }
           ++cell.generation;
           cell.written = ~uint64_t{0};
           break;
@@ -326,6 +386,8 @@ class ServerModel {
           cell.rows.clear();
           cell.reads.clear();
           cell.clocks = PartitionClocks(options_.staleness.value_or(0));
+          Write(cell, {DiskRecord::Kind::kDrop, 0, {}, 0, {}, {}});
+          ++cell.generation;
           break;
         case Kind::kSend: {
           Out& sent = Add(Out::kMessage);
@@ -367,6 +429,7 @@ class ServerModel {
       write.entry = static_cast<int>(&cell - cells.data());
       write.n = cell.written;
       write.generation = cell.generation;
+      write.position = log.size();
       out.push_back(std::move(write));
     }
   }

@@ -25,6 +25,7 @@
 #include "weft/ps/core/replication/partition_map.h"
 #include "weft/ps/core/replication/replication.h"
 #include "weft/ps/core/replication/replication_model.h"
+#include "weft/ps/core/replication/revival.h"
 #include "weft/sim/fault_plan.h"
 #include "weft/sim/random.h"
 #include "weft/sim/sim_network.h"
@@ -50,10 +51,14 @@ struct SimulatedJob {
   bool client_dies = false;
   bool drains = false;  // servers, one after another, which take part again
   std::optional<int64_t> staleness;
+  // D3: any servers die, at any time, also all at once; what they had not
+  // synced goes.
+  bool any_deaths = false;
 
-  static SimulatedJob Of(sim::Random& random) {
+  static SimulatedJob Of(sim::Random& random, bool any_deaths) {
     SimulatedJob job;
-    const int64_t level = random.Below(8);
+    job.any_deaths = any_deaths;
+    const int64_t level = any_deaths ? 1 : random.Below(8);
     job.level = level == 0   ? Durability::kD0
                 : level == 1 ? Durability::kD3
                 : level < 4  ? Durability::kD2
@@ -170,6 +175,7 @@ class Coordinator final : public sim::SimNode {
         if (map_.StateOf(message.from) == PartitionMap::State::kExited) break;
         heard_[message.from] = world_.simulator.Now();
         map_.AddServer(message.from, message.from.id);
+        if (world_.job.level == Durability::kD3) map_.SetLogged(message.from);
         Message answer;
         answer.kind = Message::kPingAnswer;
         answer.ping = {message.ping.number, map_.epoch()};
@@ -179,6 +185,7 @@ class Coordinator final : public sim::SimNode {
       case Message::kJoin:
         if (map_.AddServer(message.from, message.from.id)) {
           heard_[message.from] = world_.simulator.Now();
+          if (world_.job.level == Durability::kD3) map_.SetLogged(message.from);
           ++world_.hits["joined anew"];
         }
         SendMap(from);
@@ -186,9 +193,12 @@ class Coordinator final : public sim::SimNode {
       case Message::kPropose: {
         const bool applied = map_.Apply(message.change).ok();
         static constexpr const char* kNames[] = {
-            "marked in sync",     "dropped a backup", "promoted itself",
-            "took the next copy", "dropped a next",   "handed over",
-            "kept its role"};
+            "marked in sync",  "dropped a backup",
+            "promoted itself", "took the next copy",
+            "dropped a next",  "handed over",
+            "kept its role",   "moved a copy",
+            "moved a role",    "revived",
+            "disowned"};
         if (applied)
           ++world_.hits[kNames[static_cast<int>(message.change.kind)]];
         if (!applied) ++world_.hits["proposed too late"];
@@ -215,10 +225,14 @@ class Coordinator final : public sim::SimNode {
     TellAll();
   }
 
-  // The exit of a server is proven.
-  void Exited(WorkerKey server) {
-    if (!map_.FailServer(server, PartitionMap::State::kExited)) return;
+  // The exits of servers are proven.
+  void Exited(const std::vector<WorkerKey>& servers) {
+    if (!map_.FailServers(servers)) return;
     ++world_.hits["proven exits"];
+    if (map_.lost() > 0) ++world_.hits["lost all copies of partitions"];
+    for (int i = 0; i < map_.entries(); ++i) {
+      if (map_.entry(i).heirs.size() == 2) ++world_.hits["two heirs"];
+    }
     TellAll();
   }
 
@@ -301,6 +315,12 @@ class Server final : public sim::SimNode {
   void OnCrash() override {
     model_.reset();
     ++life_;
+    // A part of what was not synced may be there all the same.
+    const size_t unsynced = disk_.size() - synced_;
+    const size_t kept = world_.simulator.random().Below(unsynced + 1);
+    world_.hits["records lost by a disk"] +=
+        static_cast<int64_t>(unsynced - kept);
+    disk_.resize(synced_ + kept);
   }
 
   void OnMessage(const std::string& from, int64_t /*incarnation*/,
@@ -390,7 +410,12 @@ class Server final : public sim::SimNode {
       options.leases.ping_every = kTick;
       options.shards = world_.job.is_sync ? world_.job.clients : 0;
       options.staleness = world_.job.staleness;
-      model_.emplace(key_, map, options, Time());
+      // It is read, so it is there.
+      synced_ = disk_.size();
+      model_.emplace(key_, map, options, Time(), disk_);
+      born_ = world_.simulator.Now();
+      owners_.insert(key_);
+      if (!disk_.empty()) ++world_.hits["began with a log"];
     } else {
       model_->OnMap(map, Time());
     }
@@ -427,6 +452,7 @@ class Server final : public sim::SimNode {
       }
       model_->OnTick(Time());
       model_->BeginFill(Time());
+      Revive();
       Flush();
     }
     world_.simulator.After(
@@ -452,8 +478,23 @@ class Server final : public sim::SimNode {
     }
   }
 
+  void Revive() {
+    if (world_.job.level != Durability::kD3) return;
+    const bool is_patient = world_.simulator.Now() - born_ < kSilence;
+    for (const MapChange& change : Revivals(
+             model_->map, key_, owners_, [](int) { return true; },
+             is_patient)) {
+      Message message;
+      message.kind = Message::kPropose;
+      message.from = key_;
+      message.change = change;
+      world_.Send(name_, "map", std::move(message));
+    }
+  }
+
   void Flush() {
     CheckClocks();
+    disk_ = model_->log;
     for (Out& out : std::exchange(model_->out, {})) {
       Message message;
       message.from = key_;
@@ -495,6 +536,7 @@ class Server final : public sim::SimNode {
                                                 absl::Milliseconds(5)),
               [this, life = life_, out] {
                 if (life != life_ || !model_) return;
+                synced_ = std::max(synced_, out.position);
                 model_->OnDurable(out.entry, out.n, out.generation, Time());
                 Flush();
               },
@@ -518,7 +560,11 @@ class Server final : public sim::SimNode {
   const std::string name_;
   WorkerKey key_;
   int64_t life_ = 0;
-  double speed_ = 1;  // of its clock
+  double speed_ = 1;              // of its clock
+  std::vector<DiskRecord> disk_;  // outlives it
+  size_t synced_ = 0;
+  std::set<WorkerKey> owners_;  // of the disk
+  Instant born_;
   std::optional<ServerModel> model_;
   std::map<int, std::pair<uint64_t, int64_t>> least_;  // epoch and clock
 };

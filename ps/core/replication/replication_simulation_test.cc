@@ -37,13 +37,16 @@ constexpr absl::Duration kPeace = absl::Seconds(20);
 
 class Simulation {
  public:
-  Simulation(uint64_t seed, sim::FaultPlan& faults) : world_(seed, faults) {
-    world_.job = SimulatedJob::Of(world_.simulator.random());
+  Simulation(uint64_t seed, sim::FaultPlan& faults, bool any_deaths = false)
+      : world_(seed, faults) {
+    world_.job = SimulatedJob::Of(world_.simulator.random(), any_deaths);
     std::vector<PartitionMap::Server> servers;
     for (int i = 0; i < world_.job.servers; ++i) {
       servers.push_back({{static_cast<uint32_t>(i + 1), 1},
                          static_cast<uint32_t>(i),
-                         PartitionMap::State::kLive});
+                         PartitionMap::State::kLive,
+                         /*is_drained=*/false,
+                         world_.job.level == Durability::kD3});
     }
     const PartitionMap map = *PartitionMap::Assign(kPartitions, servers, 2);
     coordinator_ = std::make_unique<Coordinator>(world_, map);
@@ -108,12 +111,13 @@ class Simulation {
     sim::Random& random = simulator.random();
     const absl::Duration quiet = now - quiet_since_;
     if (quiet > kSilence && now - world_.last_proposal > kSilence &&
-        IsReplicated() && random.Chance(0.3)) {
+        IsReplicated() && !world_.job.any_deaths && random.Chance(0.3)) {
       Kill(static_cast<int>(random.Below(world_.job.servers)));
       quiet_since_ = now;
     } else if (random.Chance(0.1)) {
       Cut();
     }
+    if (world_.job.any_deaths && random.Chance(0.05)) KillSome();
     if (world_.job.drains && random.Chance(0.1)) DrainOrUndrain();
     simulator.After(
         absl::Milliseconds(30), [this, end] { Trouble(end); }, "trouble");
@@ -152,11 +156,41 @@ class Simulation {
     if (random.Chance(0.6)) {
       world_.simulator.After(
           random.Between(absl::Milliseconds(5), absl::Milliseconds(100)),
-          [this, key] { coordinator_->Exited(key); }, "proven exit");
+          [this, key] { coordinator_->Exited({key}); }, "proven exit");
     }
     world_.simulator.After(
         random.Between(absl::Milliseconds(10), absl::Milliseconds(1500)),
         [this, name] { world_.network.Restart(name); }, "restart");
+    if (world_.job.client_dies && world_.network.IsUp("c0")) {
+      world_.network.Crash("c0");
+      ++world_.hits["client died with a server"];
+    }
+  }
+
+  // Any servers at once, at any time.
+  void KillSome() {
+    sim::Random& random = world_.simulator.random();
+    const bool all = random.Chance(0.3);
+    std::vector<WorkerKey> killed;
+    for (int i = 0; i < world_.job.servers; ++i) {
+      const std::string name = absl::StrCat("ps", i);
+      if (!world_.network.IsUp(name) || (!all && random.Chance(0.4))) continue;
+      killed.push_back(servers_[i]->key());
+      world_.network.Crash(name);
+      world_.simulator.After(
+          random.Between(absl::Milliseconds(10), absl::Milliseconds(1500)),
+          [this, name] { world_.network.Restart(name); }, "restart");
+    }
+    if (all) ++world_.hits["all servers died at once"];
+    const bool together = random.Chance(0.5);
+    for (size_t i = 0; i < killed.size(); i += together ? killed.size() : 1) {
+      const std::vector<WorkerKey> told =
+          together ? killed : std::vector<WorkerKey>{killed[i]};
+      if (random.Chance(0.2)) continue;  // found by silence, or the return
+      world_.simulator.After(
+          random.Between(absl::Milliseconds(5), absl::Milliseconds(100)),
+          [this, told] { coordinator_->Exited(told); }, "proven exit");
+    }
     if (world_.job.client_dies && world_.network.IsUp("c0")) {
       world_.network.Crash("c0");
       ++world_.hits["client died with a server"];
@@ -344,6 +378,28 @@ TEST(ReplicationSimulation, NoPushIsLostOrDoubledUnderFaultsAndDeaths) {
                            "reads at a clock",
                            "reads that waited for clocks",
                            "reads"}) {
+    EXPECT_GT(hits[what], 0) << what;
+  }
+}
+
+// At D3. Those that died come back, each with what its disk has kept.
+TEST(ReplicationSimulation, NoPushIsLostOrDoubledWhateverServersDieAtD3) {
+  std::map<std::string, int64_t> hits;
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    sim::FaultPlan faults(seed, Rates());
+    Simulation simulation(seed, faults, /*any_deaths=*/true);
+    const std::string broken = simulation.Run();
+    ASSERT_EQ(broken, "") << "seed " << seed;
+    for (const auto& [what, count] : simulation.hits()) hits[what] += count;
+  }
+  for (const auto& [what, count] : hits) {
+    std::cout << what << ": " << count << "\n";
+  }
+  for (const char* what :
+       {"all servers died at once", "lost all copies of partitions",
+        "two heirs", "revived", "began with a log", "records lost by a disk",
+        "client died with a server", "copies sent", "promoted itself",
+        "reads"}) {
     EXPECT_GT(hits[what], 0) << what;
   }
 }
