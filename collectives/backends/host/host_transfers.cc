@@ -106,12 +106,6 @@ absl::StatusOr<int64_t> HostTransfers::ReadSome(int from, std::byte* to,
   return n;
 }
 
-bool HostTransfers::HasBytes(int from) const {
-  const RingHead& head = segment_.RingOf(from, segment_.rank()).head;
-  return head.written.load(std::memory_order_acquire) !=
-         head.read.load(std::memory_order_relaxed);
-}
-
 // Messages to one rank go one after the other: another waits until the one that
 // is half sent is whole.
 absl::StatusOr<bool> HostTransfers::Send(Transfer& transfer) {

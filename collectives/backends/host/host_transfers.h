@@ -29,8 +29,6 @@ class HostTransfers {
   // As Backend::Advance, without looking who has ended. kResourceExhausted: no
   // memory for the first message to a rank.
   absl::StatusOr<bool> Advance(Transfer& transfer);
-  // Whether anything of `from` is there to be received.
-  bool HasBytes(int from) const;
 
   uint64_t events() const;
   void AwaitEvent(uint64_t seen, Instant until) const;
