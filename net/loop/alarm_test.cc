@@ -79,7 +79,7 @@ TEST(Alarm, WithoutADescriptorItSaysSoAndWaitsAreShort) {
   Alarm alarm;
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_EQ(alarm.status().code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(alarm.status().message(), testing::HasSubstr("timer"));
+  EXPECT_THAT(alarm.status().message(), ::testing::HasSubstr("timer"));
   alarm.Set(Instant::Infinite());
   alarm.Wait();
 }
