@@ -170,8 +170,10 @@ TEST(HostBackend, RankThatComesTwiceToAMeetingIsRefused) {
   const auto statuses = testing::RunRanks(3, [&](int n) -> absl::Status {
     if (n < 2) {
       absl::Status status = ConnectHost(options).status();
-      if (!status.ok())
-        WEFT_RETURN_IF_ERROR(store.Set("seen", "", {}).status());
+      if (!status.ok()) {
+        WEFT_RETURN_IF_ERROR(
+            store.Set("seen", "", testing::kPatience).status());
+      }
       return status;
     }
     // Waits until one of the two was refused.

@@ -321,6 +321,8 @@ absl::StatusOr<bool> NcclTransfers::TakePayload(Transfer& transfer, One& one) {
   };
   const absl::Status status = copy();
   if (!status.ok()) return Break(status);
+  // No other Receive can take it any more: who gives up now breaks the group.
+  transfer.moved_bytes = BytesOf(transfer);
   one.Enter(One::Phase::kFlight);
   return false;
 }
