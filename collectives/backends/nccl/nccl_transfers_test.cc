@@ -553,9 +553,11 @@ TEST(NcclTransfers, PinnedMemoryOfAReceiveThatIsGivenUpIsFreed) {
       ProcessGroup& group = rank.group;
       if (group.rank() == 0) {
         WEFT_RETURN_IF_ERROR(group.Send(Numbers(0, 30'000), 1));
+        WEFT_RETURN_IF_ERROR(group.Barrier());
         Becomes([&] { return !group.health().ok(); });
         return group.health();
       }
+      WEFT_RETURN_IF_ERROR(group.Barrier());  // the message has come
       const Tensor x = Zeros(rank, 30'000);
       device::SimulatedRuntime& runtime = rank.devices.runtime();
       WEFT_ASSIGN_OR_RETURN(const device::Stream current,
