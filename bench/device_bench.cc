@@ -26,6 +26,7 @@
 #include "weft/base/clock.h"
 #include "weft/bench/device_goals.h"
 #include "weft/bench/goals.h"
+#include "weft/bench/must.h"
 #include "weft/device/caching_allocator.h"
 #include "weft/device/cuda/runtime.h"
 #include "weft/device/runtime.h"
@@ -34,17 +35,10 @@
 namespace weft::device {
 namespace {
 
+using ::weft::bench::Must;
+
 constexpr absl::Duration kPatience = absl::Seconds(60);
 constexpr int kRounds = 7;
-
-void Must(const absl::Status& status) {
-  WEFT_CHECK(status.ok()) << status.ToString();
-}
-template <typename T>
-T Must(absl::StatusOr<T> value) {
-  Must(value.status());
-  return *std::move(value);
-}
 
 // Microseconds of one of `count` repetitions: median and best of the rounds.
 struct Figure {

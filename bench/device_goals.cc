@@ -22,6 +22,7 @@
 #include "weft/base/check.h"
 #include "weft/base/clock.h"
 #include "weft/bench/measure.h"
+#include "weft/bench/must.h"
 #include "weft/collectives/backends/local/local_world.h"
 #include "weft/collectives/process_group.h"
 #include "weft/ddp/distributed_data_parallel.h"
@@ -35,15 +36,6 @@
 
 namespace weft::bench {
 namespace {
-
-void Must(const absl::Status& status) {
-  WEFT_CHECK(status.ok()) << status.ToString();
-}
-template <typename T>
-T Must(absl::StatusOr<T> value) {
-  Must(value.status());
-  return *std::move(value);
-}
 
 // Nanoseconds of one call of each of two, which take turns: the best rounds.
 std::pair<double, double> Compare(const std::function<void()>& a,
@@ -61,8 +53,7 @@ std::pair<double, double> Compare(const std::function<void()>& a,
   return {best[0], best[1]};
 }
 
-// --- V1: an operation as those of tensor/ops are, and without OnDevice.
-// -------
+// --- V1: an operation as those of tensor/ops are, and without OnDevice. ---
 
 void Loop(const Tensor& from, const Tensor& to) {
   const float* const in = from.data<float>();

@@ -8,7 +8,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
-#include "weft/collectives/testing/memory_store.h"
+#include "weft/rendezvous/memory_store.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::collectives {
@@ -20,10 +21,10 @@ using testing::StatusIs;
 Instant In(absl::Duration time) { return SteadyClock().Now() + time; }
 
 TEST(AwaitKey, KeyThatComesBetweenTwoLooksIsTaken) {
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   std::atomic<int> looks{0};
   std::thread sets([&] {
-    while (looks < 3) absl::SleepFor(absl::Milliseconds(1));
+    testing::Becomes([&] { return looks >= 3; });
     store.Set("key", "value", absl::Seconds(10)).IgnoreError();
   });
   EXPECT_THAT(AwaitKey(store, "key", In(absl::Minutes(5)),
@@ -36,7 +37,7 @@ TEST(AwaitKey, KeyThatComesBetweenTwoLooksIsTaken) {
 }
 
 TEST(AwaitKey, CheckEndsTheWait) {
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   int looks = 0;
   const absl::Time began = absl::Now();
   EXPECT_THAT(AwaitKey(store, "key", In(absl::Minutes(5)),
@@ -50,7 +51,7 @@ TEST(AwaitKey, CheckEndsTheWait) {
 }
 
 TEST(AwaitKey, DeadlineEndsTheWaitWithAndWithoutACheck) {
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   for (const absl::Duration time :
        {absl::ZeroDuration(), absl::Milliseconds(150)}) {
     EXPECT_THAT(AwaitKey(store, "key", In(time), nullptr).status(),

@@ -15,10 +15,10 @@
 #include "weft/collectives/backends/host/host_backend.h"
 #include "weft/collectives/backends/local/local_world.h"
 #include "weft/collectives/process_group.h"
-#include "weft/collectives/testing/memory_store.h"
 #include "weft/device/context.h"
 #include "weft/device/current.h"
 #include "weft/device/testing/simulated_context.h"
+#include "weft/rendezvous/memory_store.h"
 #include "weft/tensor/tensor.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
@@ -217,7 +217,7 @@ INSTANTIATE_TEST_SUITE_P(Host, DeviceTensors,
 TEST_P(DeviceTensors, GiveWhatThoseOfTheCpuGive) {
   const auto [seed, size, over_host] = GetParam();
   LocalWorld world(size);
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   testing::TempDir directory;
   const auto connect =
       [&, size = size, over_host = over_host](

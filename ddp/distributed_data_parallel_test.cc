@@ -3,7 +3,6 @@
 #include <memory>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/autograd/ops.h"
@@ -16,6 +15,7 @@
 #include "weft/nn/loss.h"
 #include "weft/nn/module.h"
 #include "weft/tensor/ops/elementwise.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
 
@@ -218,7 +218,7 @@ TEST(DistributedDataParallel, RankThatSkipsItsBackwardIsNamedOnEveryRank) {
           StepAndClear(net);
         }
         // Still there, as a program that does something else meanwhile.
-        while (group.health().ok()) absl::SleepFor(absl::Milliseconds(5));
+        testing::Becomes([&] { return !group.health().ok(); });
         return CatchToStatus([&] { Backward(net, SamplesOf(3, 0, 4)); });
       },
       absl::Seconds(6));  // the others are never so late

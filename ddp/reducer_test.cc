@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -15,6 +14,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/collectives/backends/local/local_world.h"
 #include "weft/collectives/process_group.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
 
@@ -247,7 +247,7 @@ TEST(Reducer, RankThatStaysAwayIsNamedOnEveryRankAtTheDeadline) {
                               Reducer::Create(group, TwoParameters()));
         WEFT_RETURN_IF_ERROR(Step(*reducer));
         if (rank == 1) {
-          while (group.health().ok()) absl::SleepFor(absl::Milliseconds(5));
+          testing::Becomes([&] { return !group.health().ok(); });
         }
         return Step(*reducer);
       },

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/rendezvous/boot_id.h"
 
 namespace weft::rendezvous {
 namespace {
@@ -65,9 +66,8 @@ std::optional<v1::Process> ThisProcess() {
   if (Link("/proc/self") != absl::StrCat(self.pid())) return std::nullopt;
   const auto stat = StatOf(self.pid());
   const auto space = Link("/proc/self/ns/pid");
-  std::ifstream boot_file("/proc/sys/kernel/random/boot_id");
-  std::string boot;
-  if (!(boot_file >> boot) || !stat.has_value() || !space.has_value()) {
+  const std::string boot = BootId();
+  if (boot.empty() || !stat.has_value() || !space.has_value()) {
     return std::nullopt;
   }
   self.set_started(stat->started);

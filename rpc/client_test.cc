@@ -18,6 +18,7 @@
 #include "weft/base/failpoint.h"
 #include "weft/base/parker.h"
 #include "weft/base/thread_pool.h"
+#include "weft/device/testing/simulated_context.h"
 #include "weft/net/channel.h"
 #include "weft/net/endpoint.h"
 #include "weft/net/tls/certificates.h"
@@ -51,6 +52,13 @@ std::string CallerForClients(CallContext& context) {
 }
 WEFT_RPC(CallerForClients);
 WEFT_RPC_ROLES(CallerForClients, "client");
+
+// A tensor of a device of the worker.
+Tensor OnDeviceForClients(CallContext& context) {
+  auto* devices = context.Local<device::testing::SimulatedDevices>();
+  return Tensor::Ones({3}, DType::kF32, Device(devices->context(), 0));
+}
+WEFT_RPC(OnDeviceForClients);
 
 struct Parked {
   Promise<void> arrived;
@@ -450,6 +458,7 @@ class UntypedCallTest : public ClientTest {
     return request;
   }
 
+  device::testing::SimulatedDevices devices_{1};
   const std::unique_ptr<Served> served_;
   std::unique_ptr<net::Loop> loop_;
   std::unique_ptr<net::Channel> channel_;
@@ -465,6 +474,32 @@ TEST_F(UntypedCallTest, TakesAndReturnsValues) {
   const auto y = DecodeTensor(reply->result().tensor());
   ASSERT_THAT(y, IsOk());
   EXPECT_THAT(y->span<float>(), ElementsAre(0.5, 1, 1.5));
+}
+
+// A client has no device map, whether the worker has devices or not.
+TEST_F(UntypedCallTest, ResultOnADeviceIsRefusedAndTensorsOfTheCpuPass) {
+  served_->agent().SetLocal(&devices_);
+  v1::CallRequest scale = To("ScaleForClients");
+  *scale.add_arguments()->mutable_tensor() =
+      EncodeTensor(Tensor::FromVector<float>({1, 2, 3}));
+  scale.add_arguments()->set_real(0.5);
+  DeviceOptions options;
+  options.devices = {Device(devices_.context(), 0)};
+  for (const bool has_devices : {false, true}) {
+    SCOPED_TRACE(has_devices);
+    if (has_devices) {
+      ASSERT_THAT(served_->agent().SetDevices(options), IsOk());
+    }
+    EXPECT_THAT(
+        CallUntyped(To("OnDeviceForClients")),
+        AllOf(StatusIs(absl::StatusCode::kInvalidArgument, "OnDeviceForClient"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "simulated:0")));
+    const auto reply = CallUntyped(scale);
+    ASSERT_THAT(reply, IsOk());
+    const auto y = DecodeTensor(reply->result().tensor());
+    ASSERT_THAT(y, IsOk());
+    EXPECT_THAT(y->ToVector<float>(), ElementsAre(0.5, 1, 1.5));
+  }
 }
 
 TEST_F(UntypedCallTest, BadCallsAreNamed) {

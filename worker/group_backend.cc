@@ -1,13 +1,13 @@
 #include "weft/worker/group_backend.h"
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "weft/rendezvous/boot_id.h"
 
 namespace weft::worker {
 namespace {
@@ -82,10 +82,7 @@ BackendOffer OfferOf(const GroupBackend& backend, absl::string_view host) {
   BackendOffer offer;
   offer.wanted = backend.name;
   if (offer.wanted == kHost) return offer;
-  offer.host = std::string(host);
-  if (host.empty()) {
-    std::ifstream("/proc/sys/kernel/random/boot_id") >> offer.host;
-  }
+  offer.host = host.empty() ? rendezvous::BootId() : std::string(host);
   if (backend.device.is_cpu()) offer.gpu = kCpu;
   const absl::StatusOr<std::string> gpu = OwnGpu(backend);
   if (gpu.ok()) {

@@ -514,7 +514,6 @@ TEST_P(ProcessGroupConformance, UnrequestedMessagesAreBounded) {
 }
 
 // --- Groups of some.
-// -----------------------------------------------------------
 
 TEST_P(ProcessGroupConformance, SplitMakesOneGroupForEachColor) {
   const auto statuses = Run(4, [](ProcessGroup& group) -> absl::Status {

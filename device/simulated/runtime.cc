@@ -208,6 +208,11 @@ int64_t SimulatedRuntime::pending_tasks() const {
   return schedule_.pending_tasks();
 }
 
+int64_t SimulatedRuntime::pinned_blocks() const {
+  MutexLock lock(mu_);
+  return static_cast<int64_t>(pinned_.size());
+}
+
 std::vector<std::string> SimulatedRuntime::trace() const {
   MutexLock lock(mu_);
   return {trace_.begin(), trace_.end()};

@@ -86,6 +86,8 @@ class SimulatedRuntime final : public Runtime {
 
   // Tasks that have not run.
   int64_t pending_tasks() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Blocks of pinned memory that were not freed.
+  int64_t pinned_blocks() const ABSL_LOCKS_EXCLUDED(mu_);
   // The last 4096 tasks that ran, in their order: "Add on stream 1 of
   // simulated:0". For a test that fails under a seed.
   std::vector<std::string> trace() const ABSL_LOCKS_EXCLUDED(mu_);

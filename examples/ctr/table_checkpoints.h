@@ -195,8 +195,8 @@ class TableCheckpoints {
   weft::ps::Client* client_;
   absl::Time last_ = absl::Now();
   std::string attempt_;
-  // Of attempt_: the checkpoint since which it has what has changed, and the
-  // file of what trainers have.
+  // The checkpoint on which attempt_ builds, and the file of what trainers
+  // have.
   Parent parent_;
   std::optional<weft::checkpoint::FileRecord> own_;
   std::optional<weft::Future<Files>> files_;  // of attempt_

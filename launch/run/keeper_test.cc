@@ -10,11 +10,10 @@
 #include <fstream>
 #include <string>
 
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "weft/launch/run/rank_mark.h"
 #include "weft/launch/run/run_directory.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/temp_dir.h"
 
 namespace weft::launch {
@@ -36,15 +35,12 @@ pid_t Rank(const std::string& launcher) {
 }
 
 // Whether the process ends within a minute; a zombie has ended.
-bool Ends(pid_t pid) {
-  const absl::Time deadline = absl::Now() + absl::Minutes(1);
-  while (absl::Now() < deadline) {
+::testing::AssertionResult Ends(pid_t pid) {
+  return testing::Becomes([&] {
     std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
     std::string number, name, state;
-    if (!(stat >> number >> name >> state) || state == "Z") return true;
-    absl::SleepFor(absl::Milliseconds(10));
-  }
-  return false;
+    return !(stat >> number >> name >> state) || state == "Z";
+  });
 }
 
 // Runs a launcher with one rank, and kills it; the rank's process.
@@ -78,11 +74,7 @@ TEST(Keeper, RanksOfAKilledLauncherEndAndItsDirectoryIsSwept) {
   std::ofstream(run + "/coordinator.sock") << "";
   const pid_t rank = RunAndKillLauncher(run, /*forgets=*/false);
   EXPECT_TRUE(Ends(rank));
-  const absl::Time deadline = absl::Now() + absl::Minutes(1);
-  while (fs::exists(run) && absl::Now() < deadline) {
-    absl::SleepFor(absl::Milliseconds(10));
-  }
-  EXPECT_FALSE(fs::exists(run));
+  EXPECT_TRUE(testing::Becomes([&] { return !fs::exists(run); }));
 }
 
 TEST(Keeper, GroupThatWasReapedIsLeftAlone) {
@@ -90,10 +82,8 @@ TEST(Keeper, GroupThatWasReapedIsLeftAlone) {
   const std::string run = directory.path() + "/run";
   fs::create_directories(run);
   const pid_t rank = RunAndKillLauncher(run, /*forgets=*/true);
-  const absl::Time deadline = absl::Now() + absl::Minutes(1);
-  while (fs::exists(run) && absl::Now() < deadline) {  // the keeper's last deed
-    absl::SleepFor(absl::Milliseconds(10));
-  }
+  // The keeper does that last.
+  EXPECT_TRUE(testing::Becomes([&] { return !fs::exists(run); }));
   EXPECT_EQ(kill(rank, 0), 0);
   kill(rank, SIGKILL);
 }

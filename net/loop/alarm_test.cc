@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/tests/support/patience.h"
 
 namespace weft::net {
 namespace {
@@ -24,20 +25,16 @@ TEST(Alarm, RingsAtItsTime) {
 
 // Whether `alarm`, which has rung or rings at once, ends a wait: within a
 // minute, however crowded the host is.
-testing::AssertionResult EndsAWait(Alarm& alarm) {
+::testing::AssertionResult EndsAWait(Alarm& alarm) {
   std::atomic<bool> is_over{false};
   std::thread sleeper([&] {
     alarm.Wait();
     is_over.store(true);
   });
-  const Instant deadline = In(absl::Minutes(1));
-  while (!is_over.load() && SteadyClock().Now() < deadline)
-    absl::SleepFor(absl::Milliseconds(1));
-  const bool ended = is_over.load();
+  const auto ended = testing::Becomes([&] { return is_over.load(); });
   if (!ended) alarm.Set(In(-absl::Seconds(1)));
   sleeper.join();
-  if (ended) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << "it sleeps on";
+  return ended;
 }
 
 TEST(Alarm, TimeThatHasPassedRingsAtOnce) {
@@ -82,7 +79,7 @@ TEST(Alarm, WithoutADescriptorItSaysSoAndWaitsAreShort) {
   Alarm alarm;
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_EQ(alarm.status().code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(alarm.status().message(), testing::HasSubstr("timer"));
+  EXPECT_THAT(alarm.status().message(), ::testing::HasSubstr("timer"));
   alarm.Set(Instant::Infinite());
   alarm.Wait();
 }

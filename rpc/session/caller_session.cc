@@ -555,11 +555,6 @@ absl::Status CallerSession::Unanswered(const Pending& call,
       PhaseOf(call));
 }
 
-size_t CallerSession::waiting_calls() const {
-  return std::count_if(pending_.begin(), pending_.end(),
-                       [](const auto& entry) { return !entry.second.sent; });
-}
-
 CallerSession::State CallerSession::StateOf(uint64_t id) const {
   const auto it = pending_.find(id);
   if (it != pending_.end()) {

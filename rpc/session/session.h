@@ -170,9 +170,8 @@ class CallerSession {
 
   bool is_connected() const { return connected_; }
   bool is_gone() const { return !gone_.ok(); }
-  // Calls that have not ended, of those not handed to the wire yet.
+  // Calls that have not ended.
   size_t pending_calls() const { return pending_.size(); }
-  size_t waiting_calls() const;
   size_t settling_calls() const { return settling_.size(); }
   // Whether the callee has yet to answer an Ack or a Cancel; of a call that has
   // attachments, so that libraries wait to hear what has become of them.

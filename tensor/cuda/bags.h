@@ -54,7 +54,8 @@ struct BagsView {
   }
 };
 
-// Of operands {x, indices, offsets, scales if there are 5, y}.
+// Reads the operands of a call: {x, indices, offsets, scales if there are 5,
+// y}.
 template <typename T>
 BagsView<T> BagsOf(const Call& call, int64_t rows) {
   const Operand* const x = call.operands;

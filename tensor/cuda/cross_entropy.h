@@ -12,7 +12,8 @@ namespace weft::internal::cuda {
 // The values of Reduction of tensor/ops/loss.h.
 enum class LossReduction { kNone, kMean, kSum };
 
-// Of numbers {reduction, label_smoothing, whether a target is ignored, which}.
+// The numbers of a call: {reduction, label_smoothing, whether a target is
+// ignored, which}.
 struct CrossEntropyNumbers {
   LossReduction reduction;
   double smoothing;

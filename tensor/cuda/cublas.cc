@@ -78,7 +78,7 @@ class Cublas {
 
   const absl::StatusOr<Functions>& functions() const { return functions_; }
 
-  // Of the current device.
+  // The handle of the current device.
   absl::StatusOr<cublasLtHandle_t> Handle() ABSL_LOCKS_EXCLUDED(mu_) {
     int device = 0;
     const cudaError_t error = cudaGetDevice(&device);

@@ -40,8 +40,8 @@ struct StridedIndex {
   int64_t sizes[kMaxIndexDims] = {};  // innermost first
   int64_t strides[kMaxIndexDims][N] = {};
 
-  // Of element i in row-major order, in elements from the first of each
-  // operand. REQUIRES: 0 <= i < count.
+  // Where element i, in row-major order, lies in each operand: elements from
+  // the operand's first. REQUIRES: 0 <= i < count.
   WEFT_HOST_DEVICE Offsets<N> At(int64_t i) const {
     // Division of 32 bits takes a fraction of the time of one of 64.
     if (count <= INT64_C(0xFFFFFFFF)) {
@@ -119,8 +119,9 @@ struct FoldIndex {
   StridedIndex<1> terms;    // of x, from where a result's begin
 };
 
-// Of `x` into `kept`, which has as many dimensions, and a size of 1 where they
-// are folded. False if more than kMaxIndexDims are left of either.
+// Makes the index that folds `x` into `kept`, which has as many dimensions, and
+// a size of 1 where they are folded. False if more than kMaxIndexDims are left
+// of either.
 inline bool MakeFoldIndex(const Operand& x, const Operand& kept,
                           FoldIndex* index) {
   *index = FoldIndex();

@@ -27,7 +27,8 @@ struct Moments {
   T variance;
 };
 
-// Of n terms value(j). `rest` is what rounding left in the mean.
+// The mean and variance of n terms value(j). `rest` corrects the variance for
+// the rounding error of the mean.
 template <typename T, typename Team, typename Value>
 WEFT_HOST_DEVICE Moments<T> MomentsOf(int64_t n, bool is_centered,
                                       const Team& team, const Value& value) {

@@ -56,8 +56,8 @@ struct PhiloxStream {
                                11) *
            1.1102230246251565404e-16;  // 2^-53
   }
-  // Of mean 0 and variance 1, of the four numbers at `position`: Box and
-  // Muller's pair without its sine.
+  // A normal number of mean 0 and variance 1, made from the four numbers at
+  // `position` by the cosine half of the Box-Muller transform.
   WEFT_HOST_DEVICE double NormalAt(uint64_t position) const {
     constexpr double kTwoPi = 6.283185307179586;
     const double radius = std::sqrt(-2 * std::log(1 - DoubleAt(position)));

@@ -253,7 +253,7 @@ struct Lines {
   }
 };
 
-// Of numbers {outer, n, stride}.
+// Reads the numbers of a call: {outer, n, stride}.
 inline Lines LinesOf(const Call& call) {
   const int64_t outer = static_cast<int64_t>(call.numbers[0]);
   const int64_t stride = static_cast<int64_t>(call.numbers[2]);

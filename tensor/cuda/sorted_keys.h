@@ -69,7 +69,7 @@ struct MergeBody {
 template <typename Executor>
 class SortedKeys {
  public:
-  // Of key(i), a function of kernels, for each i < n. REQUIRES: n > 0.
+  // Sorts the keys key(i) of each i < n; kernels call `key`. REQUIRES: n > 0.
   template <typename KeyOf>
   SortedKeys(Executor& executor, int64_t n, const KeyOf& key)
       : executor_(executor),

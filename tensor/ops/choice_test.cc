@@ -42,7 +42,6 @@ Tensor Differences(const Tensor& x, const Tensor& weights, F&& f) {
 }
 
 // --- Losses.
-// -------------------------------------------------------------------
 
 TEST(Softmax, AgreesWithItsDefinitionAlongEachDim) {
   Generator generator(1);
@@ -178,7 +177,6 @@ TEST(Losses, ErrorNamesTheMismatch) {
 }
 
 // --- Indexing.
-// -----------------------------------------------------------------
 
 TEST(IndexSelect, TakesSlicesInAnyLayoutAndDType) {
   Generator generator(5);
@@ -282,7 +280,6 @@ TEST(Indexing, ErrorNamesTheMismatch) {
 }
 
 // --- Embeddings.
-// ---------------------------------------------------------------
 
 TEST(Embedding, LooksRowsUpAndItsGradientIsSparse) {
   Generator generator(9);

@@ -31,7 +31,6 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr DType kFloats[] = {DType::kF32, DType::kF64};
 
 // --- Products.
-// ----------------------------------------------------------------
 
 // [m, k] x [k, n] of matrices.
 std::vector<double> Product(const Tensor& a, const Tensor& b) {
@@ -211,7 +210,6 @@ TEST(Linear, IsAProductWithTheTransposePlusBias) {
 }
 
 // --- Convolution.
-// -------------------------------------------------------------
 
 struct ConvCase {
   Shape x, weight;
@@ -315,7 +313,6 @@ TEST(Conv2d, ErrorNamesTheMismatch) {
 }
 
 // --- Pooling.
-// -----------------------------------------------------------------
 
 struct PoolCase {
   Shape x;
@@ -416,7 +413,6 @@ TEST(Pool2d, ErrorNamesTheMismatch) {
 }
 
 // --- Reductions.
-// ----------------------------------------------------------------
 
 struct ReduceCase {
   Shape shape;

@@ -20,7 +20,7 @@
 #include "weft/collectives/process_group.h"
 #include "weft/collectives/testing/conformance.h"
 #include "weft/collectives/testing/directory_store.h"
-#include "weft/collectives/testing/memory_store.h"
+#include "weft/rendezvous/memory_store.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
@@ -31,6 +31,7 @@ namespace {
 
 using ::testing::Each;
 using ::weft::testing::IsOk;
+using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::StatusIs;
 
 GlooOptions OptionsOf(int rank, int size, rendezvous::Store* store) {
@@ -57,7 +58,7 @@ class GlooTestWorld final : public TestWorld {
  private:
   const int size_;
   const DiagnosisOptions diagnosis_;
-  MemoryStore store_;
+  rendezvous::MemoryStore store_;
 };
 
 TestBackend Gloo() {
@@ -175,7 +176,7 @@ INSTANTIATE_TEST_SUITE_P(Gloo, ProcessGroupConformance,
 
 TEST(GlooBackend, RevokeEndsOperationsOfGloo) {
   for (int round = 0; round < 5; ++round) {
-    MemoryStore store;
+    rendezvous::MemoryStore store;
     std::atomic<int> reduced{0};
     const auto statuses = testing::RunRanks(3, [&](int rank) -> absl::Status {
       WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
@@ -203,7 +204,7 @@ TEST(GlooBackend, RevokeEndsOperationsOfGloo) {
 }
 
 TEST(GlooBackend, RankThatDoesNotComeIsNamed) {
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   GlooOptions options = OptionsOf(0, 3, &store);
   options.connect_timeout = absl::Milliseconds(50);
   EXPECT_THAT(ConnectGloo(options).status(),
@@ -212,7 +213,7 @@ TEST(GlooBackend, RankThatDoesNotComeIsNamed) {
 }
 
 TEST(GlooBackend, RankThatComesTwiceToAMeetingIsRefused) {
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   GlooOptions options = OptionsOf(0, 2, &store);
   options.connect_timeout = absl::Seconds(3);
   const auto statuses =
@@ -225,18 +226,18 @@ TEST(GlooBackend, RankThatComesTwiceToAMeetingIsRefused) {
 }
 
 TEST(GlooBackend, RanksThatHaveMetLeaveNoKeysAndMayMeetAgain) {
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   for (int time = 0; time < 2; ++time) {
     const auto statuses = testing::RunRanks(3, [&](int rank) {
       return ConnectGloo(OptionsOf(rank, 3, &store)).status();
     });
     EXPECT_THAT(statuses, Each(IsOk()));
-    EXPECT_EQ(store.size(), 0u);
+    EXPECT_THAT(store.CountKeys("", testing::kPatience), IsOkAndHolds(0));
   }
 }
 
 TEST(GlooBackend, AddressThatOtherHostsReachWantsInsecure) {
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   GlooOptions options = OptionsOf(0, 1, &store);
   options.address = "localhost";
   EXPECT_THAT(ConnectGloo(options).status(),
@@ -246,7 +247,7 @@ TEST(GlooBackend, AddressThatOtherHostsReachWantsInsecure) {
 }
 
 TEST(GlooBackend, LoopbackAddressOfAnotherHostIsRefused) {
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   // The value that a rank of another host writes.
   WEFT_ASSERT_OK(
       store.Set("gloo/world/place/1", "another\n127.0.0.1", absl::Seconds(1))
@@ -257,7 +258,7 @@ TEST(GlooBackend, LoopbackAddressOfAnotherHostIsRefused) {
 }
 
 TEST(GlooBackend, AddressThatIsNotOfThisHostIsUnavailable) {
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   GlooOptions options = OptionsOf(0, 1, &store);
   options.address = "192.0.2.1";  // of documentation: RFC 5737
   options.insecure = true;
@@ -266,7 +267,7 @@ TEST(GlooBackend, AddressThatIsNotOfThisHostIsUnavailable) {
 }
 
 TEST(GlooBackend, OptionsThatMakeNoSenseAreRefused) {
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   EXPECT_THAT(ConnectGloo(OptionsOf(2, 2, &store)).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, "found 2 of 2"));
   EXPECT_THAT(ConnectGloo(OptionsOf(0, 1, nullptr)).status(),

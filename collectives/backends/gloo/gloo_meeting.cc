@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
-#include <fstream>
 #include <functional>
 #include <set>
 #include <stdexcept>
@@ -21,6 +20,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/collectives/await_key.h"
 #include "weft/collectives/backends/gloo/sigpipe_scope.h"
+#include "weft/rendezvous/boot_id.h"
 #include "weft/rendezvous/meeting_keys.h"
 
 namespace weft::collectives {
@@ -36,12 +36,11 @@ std::string KeyOf(const GlooOptions& options, absl::string_view key) {
 // Equal for two processes where a loopback address leads from one to the other:
 // the boot of the machine, and the network namespace.
 std::string HostOfThisProcess() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   char space[64] = {};
   const ssize_t length =
       readlink("/proc/self/ns/net", space, sizeof(space) - 1);
-  return absl::StrCat(boot, " ", length > 0 ? space : "unknown");
+  return absl::StrCat(rendezvous::BootId(), " ",
+                      length > 0 ? space : "unknown");
 }
 
 // Weft's store as gloo wants it.

@@ -14,7 +14,7 @@
 #include "weft/collectives/backends/host/host_test_worlds.h"
 #include "weft/collectives/process_group.h"
 #include "weft/collectives/testing/conformance.h"
-#include "weft/collectives/testing/memory_store.h"
+#include "weft/rendezvous/memory_store.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
@@ -27,14 +27,13 @@ using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
 // --- Ranks as threads.
-// --------------------------------------------------------
 
 TEST(HostBackend, SegmentBeyondTheBudgetIsRefusedOnEachRank) {
   testing::TempDir directory;
   chmod(directory.path().c_str(), 0700);
   const auto budget =
       transport::MemoryBudget::Open(directory.path(), 512 << 10).value();
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   const auto statuses = testing::RunRanks(3, [&](int rank) {
     HostOptions options = OptionsOf(rank, 3, &store, directory.path());
     // Each process opens its own.
@@ -54,7 +53,7 @@ TEST(HostBackend, ArenaIsCountedAsItIsUsed) {
   constexpr int64_t kBudget = 16 * kMiB;
   const auto budget =
       transport::MemoryBudget::Open(directory.path(), kBudget).value();
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   std::vector<std::unique_ptr<ProcessGroup>> groups(3);
   const auto statuses = testing::RunRanks(3, [&](int rank) {
     HostOptions options = OptionsOf(rank, 3, &store, directory.path());
@@ -99,7 +98,7 @@ TEST(HostBackend, ArenasOfManyRanksTakeNoMemoryBeforeTheyAreUsed) {
   chmod(directory.path().c_str(), 0700);
   constexpr int kRanks = 64;  // 4 GiB of arenas, 256 MiB of rings
   constexpr int64_t kBudget = int64_t{32} << 20;
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   const auto statuses =
       testing::RunRanks(kRanks, [&](int rank) -> absl::Status {
         HostOptions options = OptionsOf(rank, kRanks, &store, directory.path());
@@ -123,7 +122,7 @@ TEST(HostBackend, ArenasOfManyRanksTakeNoMemoryBeforeTheyAreUsed) {
 
 TEST(HostBackend, MoreThanTheHostHasIsRefusedWhenItIsAskedFor) {
   testing::TempDir directory;
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   HostOptions options = OptionsOf(0, 1, &store, directory.path());
 #ifdef __SANITIZE_THREAD__  // It has no larger range of free addresses.
   options.arena_bytes = int64_t{1} << 39;
@@ -140,7 +139,7 @@ TEST(HostBackend, MoreThanTheHostHasIsRefusedWhenItIsAskedFor) {
 }
 
 TEST(HostBackend, OptionsThatMakeNoSenseAreRefused) {
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   EXPECT_THAT(ConnectHost(OptionsOf(0, 1, nullptr, "/tmp")).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, "store"));
   EXPECT_THAT(ConnectHost(OptionsOf(2, 2, &store, "/tmp")).status(),
@@ -149,7 +148,7 @@ TEST(HostBackend, OptionsThatMakeNoSenseAreRefused) {
 
 TEST(HostBackend, ArenaThatIsUsedUpSaysWhichOptionHelps) {
   testing::TempDir directory;
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   auto backend = ConnectHost(OptionsOf(0, 1, &store, directory.path()));
   WEFT_ASSERT_OK(backend.status());
   auto group = ProcessGroup::Create(*std::move(backend));

@@ -19,7 +19,8 @@
 #include "weft/collectives/backends/host/host_test_worlds.h"
 #include "weft/collectives/process_group.h"
 #include "weft/collectives/testing/directory_store.h"
-#include "weft/collectives/testing/memory_store.h"
+#include "weft/rendezvous/memory_store.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
@@ -30,6 +31,7 @@ namespace {
 using ::testing::Each;
 using ::testing::HasSubstr;
 using ::weft::testing::IsOk;
+using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::StatusIs;
 
 // --- Ranks that cannot map the segment of their host. ------------------------
@@ -106,7 +108,7 @@ TEST(HostBackend, RankThatDoesNotAnswerInTimeCountsAsAnotherHost) {
 
 TEST(HostBackend, RankThatCannotMapTheSegmentIsNamedWhereThereAreNoStreams) {
   testing::TempDir directory;
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   const ScopedFailpoint unmapped("collectives/map_segment",
                                  "error(NOT_FOUND,no descriptor came)");
   const auto statuses = testing::RunRanks(2, [&](int rank) {
@@ -118,7 +120,7 @@ TEST(HostBackend, RankThatCannotMapTheSegmentIsNamedWhereThereAreNoStreams) {
 
 TEST(HostBackend, TwoJobsWithTheSameNamesAndDirectoryDoNotMixTheirRanks) {
   testing::TempDir directory;
-  MemoryStore stores[2];
+  rendezvous::MemoryStore stores[2];
   const auto await_last_rank_of = [&](int job) {
     return stores[job]
         .Wait("collectives/world/place/1", 0, absl::Seconds(20))
@@ -151,11 +153,10 @@ TEST(HostBackend, TwoJobsWithTheSameNamesAndDirectoryDoNotMixTheirRanks) {
 }
 
 // --- Ranks as threads.
-// --------------------------------------------------------
 
 TEST(HostBackend, RankThatDoesNotComeIsNamed) {
   testing::TempDir directory;
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   HostOptions options = OptionsOf(0, 2, &store, directory.path());
   options.connect_timeout = absl::Milliseconds(50);
   EXPECT_THAT(ConnectHost(options).status(),
@@ -164,13 +165,15 @@ TEST(HostBackend, RankThatDoesNotComeIsNamed) {
 
 TEST(HostBackend, RankThatComesTwiceToAMeetingIsRefused) {
   testing::TempDir directory;
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   const HostOptions options = OptionsOf(0, 2, &store, directory.path());
   const auto statuses = testing::RunRanks(3, [&](int n) -> absl::Status {
     if (n < 2) {
       absl::Status status = ConnectHost(options).status();
-      if (!status.ok())
-        WEFT_RETURN_IF_ERROR(store.Set("seen", "", {}).status());
+      if (!status.ok()) {
+        WEFT_RETURN_IF_ERROR(
+            store.Set("seen", "", testing::kPatience).status());
+      }
       return status;
     }
     // Waits until one of the two was refused.
@@ -185,29 +188,29 @@ TEST(HostBackend, RankThatComesTwiceToAMeetingIsRefused) {
 
 TEST(HostBackend, RanksThatHaveMetLeaveNoKeysAndMayMeetAgain) {
   testing::TempDir directory;
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   for (int time = 0; time < 3; ++time) {
     const auto statuses = testing::RunRanks(3, [&](int rank) {
       return ConnectHost(OptionsOf(rank, 3, &store, directory.path())).status();
     });
     EXPECT_THAT(statuses, Each(IsOk()));
-    EXPECT_EQ(store.size(), 0u);
+    EXPECT_THAT(store.CountKeys("", testing::kPatience), IsOkAndHolds(0));
   }
 }
 
 TEST(HostBackend, RankThatGivesUpLeavesNoKey) {
   testing::TempDir directory;
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   HostOptions options = OptionsOf(0, 2, &store, directory.path());
   options.connect_timeout = absl::Milliseconds(50);
   EXPECT_THAT(ConnectHost(options).status(),
               StatusIs(absl::StatusCode::kDeadlineExceeded, "rank 1"));
-  EXPECT_EQ(store.size(), 0u);
+  EXPECT_THAT(store.CountKeys("", testing::kPatience), IsOkAndHolds(0));
 }
 
 TEST(HostBackend, RanksThatShareNoDirectoryAreRefusedOnEachRank) {
   testing::TempDir directories[2];
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   const auto statuses = testing::RunRanks(2, [&](int rank) {
     return ConnectHost(OptionsOf(rank, 2, &store, directories[rank].path()))
         .status();
@@ -256,7 +259,7 @@ class CountingStore final : public rendezvous::Store {
   }
 
   std::atomic<int64_t> calls_{0};
-  MemoryStore store_;
+  rendezvous::MemoryStore store_;
 };
 
 TEST(HostBackend, MeetingAsksTheStoreAFewTimesForEachRank) {
@@ -282,7 +285,7 @@ TEST(HostBackend, MeetingAsksTheStoreAFewTimesForEachRank) {
 
 TEST(HostBackend, RankThatGivesUpNamesOnlyThoseThatDidNotCome) {
   testing::TempDir directory;
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   const auto statuses = testing::RunRanks(6, [&](int rank) -> absl::Status {
     if (rank == 2) return absl::OkStatus();
     HostOptions options = OptionsOf(rank, 6, &store, directory.path());
@@ -293,12 +296,12 @@ TEST(HostBackend, RankThatGivesUpNamesOnlyThoseThatDidNotCome) {
     EXPECT_THAT(statuses[rank], StatusIs(absl::StatusCode::kDeadlineExceeded,
                                          "rank 2 of 6 did not come"));
   }
-  EXPECT_EQ(store.size(), 0u);
+  EXPECT_THAT(store.CountKeys("", testing::kPatience), IsOkAndHolds(0));
 }
 
 TEST(HostBackend, RanksThatWereGivenDifferentSizesAreTold) {
   testing::TempDir directory;
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   const auto statuses = testing::RunRanks(2, [&](int rank) {
     HostOptions options = OptionsOf(rank, rank + 2, &store, directory.path());
     return ConnectHost(options).status();
@@ -307,13 +310,13 @@ TEST(HostBackend, RanksThatWereGivenDifferentSizesAreTold) {
                                     "rank 0 was given 2 ranks, rank 1 3"));
   EXPECT_THAT(statuses[1], StatusIs(absl::StatusCode::kInvalidArgument,
                                     "rank 1 was given 3 ranks, rank 0 2"));
-  EXPECT_EQ(store.size(), 0u);
+  EXPECT_THAT(store.CountKeys("", testing::kPatience), IsOkAndHolds(0));
 }
 
 // Rank 0 waits for a rank that nobody else knows.
 TEST(HostBackend, RankThatWasGivenMoreRanksThanTheOthersIsTold) {
   testing::TempDir directory;
-  MemoryStore store;
+  rendezvous::MemoryStore store;
   const auto statuses = testing::RunRanks(3, [&](int rank) {
     HostOptions options =
         OptionsOf(rank, rank == 0 ? 4 : 3, &store, directory.path());
@@ -322,7 +325,7 @@ TEST(HostBackend, RankThatWasGivenMoreRanksThanTheOthersIsTold) {
   });
   EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kInvalidArgument,
                                       "give the same number on each")));
-  EXPECT_EQ(store.size(), 0u);
+  EXPECT_THAT(store.CountKeys("", testing::kPatience), IsOkAndHolds(0));
 }
 
 }  // namespace

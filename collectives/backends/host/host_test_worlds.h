@@ -14,7 +14,7 @@
 #include "weft/collectives/backends/host/host_backend.h"
 #include "weft/collectives/testing/conformance.h"
 #include "weft/collectives/testing/directory_store.h"
-#include "weft/collectives/testing/memory_store.h"
+#include "weft/rendezvous/memory_store.h"
 #include "weft/tests/support/temp_dir.h"
 #include "weft/transport/local_transport.h"
 
@@ -49,7 +49,7 @@ class HostTestWorld final : public TestWorld {
   const DiagnosisOptions diagnosis_;
   const int64_t least_read_bytes_;
   testing::TempDir directory_;
-  MemoryStore store_;
+  rendezvous::MemoryStore store_;
 };
 
 // Ranks of one machine as if of several: `host_of` says which.
@@ -96,7 +96,7 @@ class HostsTestWorld final : public TestWorld {
   const std::function<int(int rank)> host_of_;
   const absl::Duration connect_timeout_;
   testing::TempDir directory_;
-  MemoryStore store_;
+  rendezvous::MemoryStore store_;
   transport::LocalNetwork network_;
   std::vector<std::unique_ptr<transport::Transport>> transports_;
   std::vector<std::unique_ptr<Streams>> streams_;

@@ -39,8 +39,6 @@ class HostTransfers {
   absl::StatusOr<bool> Advance(Transfer& transfer);
   // As Backend::WithdrawSends.
   void WithdrawSends();
-  // Whether anything of `from` is there to be received.
-  bool HasBytes(int from) const;
 
   uint64_t events() const;
   void AwaitEvent(uint64_t seen, Instant until) const;
@@ -93,7 +91,8 @@ class HostTransfers {
   absl::StatusOr<int64_t> WriteSome(int to, const std::byte* from,
                                     int64_t bytes);
   absl::StatusOr<int64_t> ReadSome(int from, std::byte* to, int64_t bytes);
-  // Whether `to` has not taken all that is in the ring to it.
+  // Whether there is anything in the ring from `from`, and in the one to `to`.
+  bool HasBytes(int from) const;
   bool HasUnread(int to) const;
   void Ring(int rank) const;
 

@@ -208,7 +208,6 @@ TEST(PhasesModel, FindsEachPlantedMistake) {
 }
 
 // --- An all-reduce through the slots: SharedRun::AllReduceThroughSlots.
-// -------
 
 // What a rank does, in this order, of which each is one step of the model; of
 // kReduce and kTake one for each other rank.

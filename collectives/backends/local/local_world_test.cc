@@ -11,6 +11,7 @@
 #include "weft/collectives/testing/conformance.h"
 #include "weft/sim/baton_scheduler.h"
 #include "weft/sim/simulator.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
 
@@ -80,13 +81,13 @@ absl::Status AllReduceOnes(LocalWorld& world, int rank) {
 TEST(LocalWorld, KilledRankIsNamedOnAllOthers) {
   LocalWorld world(3);
   world.Hold(1);
-  std::thread killer([&] {
-    absl::SleepFor(absl::Milliseconds(20));
+  const auto statuses = testing::RunRanks(3, [&](int rank) -> absl::Status {
+    if (rank != 1) return AllReduceOnes(world, rank);
+    const auto group = ProcessGroup::Create(world.Connect(1));
+    Future<void> reduced = group->AllReduceAsync(Tensor::Ones({100}));
     world.Kill(1);
+    return reduced.Wait(testing::kPatience);
   });
-  const auto statuses = testing::RunRanks(
-      3, [&](int rank) { return AllReduceOnes(world, rank); });
-  killer.join();
   EXPECT_THAT(statuses[0],
               StatusIs(absl::StatusCode::kUnavailable, "rank 1 has ended"));
   EXPECT_THAT(statuses[2],
@@ -118,14 +119,17 @@ TEST(LocalWorld, RankIsKilledAtTheMessageThatIsNamed) {
 TEST(LocalWorld, HeldMessagesArriveOnceReleased) {
   LocalWorld world(2);
   world.Hold(0);
-  std::thread releaser([&] {
-    absl::SleepFor(absl::Milliseconds(10));
+  const auto statuses = testing::RunRanks(2, [&](int rank) -> absl::Status {
+    if (rank == 0) return AllReduceOnes(world, rank);
+    const auto group = ProcessGroup::Create(world.Connect(1));
+    Future<void> reduced = group->AllReduceAsync(Tensor::Ones({100}));
+    const absl::Status held = reduced.Wait(absl::Milliseconds(20));
     world.Release(0);
+    WEFT_RETURN_IF_ERROR(reduced.Wait(testing::kPatience));
+    return held;
   });
-  EXPECT_THAT(testing::RunRanks(
-                  2, [&](int rank) { return AllReduceOnes(world, rank); }),
-              Each(IsOk()));
-  releaser.join();
+  EXPECT_THAT(statuses[0], IsOk());
+  EXPECT_THAT(statuses[1], StatusIs(absl::StatusCode::kDeadlineExceeded, ""));
 }
 
 // They meet within a second where nothing else runs.

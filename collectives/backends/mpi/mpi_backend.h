@@ -44,9 +44,9 @@ struct MpiOptions : GroupTerms {
 // Called by the ranks of the group; waits for all of them. `session` must
 // outlive the group and the groups made from it. Errors:
 //   kInvalidArgument     ranks that make no sense; a name that was used already
-//   kFailedPrecondition  ranks on several hosts, and not insecure (on every
-//   rank) kDeadlineExceeded    names the ranks that did not come kInternal
-//   MPI's reason
+//   kFailedPrecondition  on every rank: several hosts, and not insecure
+//   kDeadlineExceeded    names the ranks that did not come
+//   kInternal            MPI's reason
 absl::StatusOr<std::unique_ptr<Backend>> ConnectMpi(MpiSession& session,
                                                     MpiOptions options = {});
 

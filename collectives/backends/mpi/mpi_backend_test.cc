@@ -17,16 +17,15 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/catch_to_status.h"
-#include "weft/base/clock.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/backends/mpi/mpi_ranks.h"
 #include "weft/collectives/backends/mpi/mpi_state.h"
 #include "weft/collectives/process_group.h"
 #include "weft/collectives/testing/conformance.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 
@@ -109,10 +108,7 @@ TestBackend Mpi() {
 
 // Waits until some rank has broken the group, a minute at most.
 void AwaitBroken(const ProcessGroup& group) {
-  const Instant until = SteadyClock().Now() + absl::Minutes(1);
-  while (group.health().ok() && SteadyClock().Now() < until) {
-    absl::SleepFor(absl::Milliseconds(1));
-  }
+  testing::Becomes([&] { return !group.health().ok(); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Mpi, ProcessGroupConformance, ::testing::Values(Mpi()),

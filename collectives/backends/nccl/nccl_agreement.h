@@ -13,7 +13,7 @@
 
 namespace weft::collectives {
 
-// The same on all ranks.
+// What the ranks have agreed on; the same on all of them.
 struct NcclAgreement {
   bool any_on_device = false;  // some rank's blocks are on its device
   bool any_factor = false;     // some rank's factor is not 1

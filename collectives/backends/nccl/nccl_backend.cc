@@ -85,7 +85,7 @@ class NcclBackend final : public Backend {
   struct Request {
     const Operation* operation = nullptr;
     Done done = nullptr;
-    // Of a refusal, whose caller does not wait: a copy.
+    // A copy of an operation that is refused, whose caller does not wait.
     std::unique_ptr<Operation> refused = nullptr;
     absl::Status why;
   };
@@ -257,7 +257,7 @@ void NcclBackend::Begin(NcclFlight& flight) {
   }
   absl::Status launched = Launch(flight, agreed->any_factor);
   if (!launched.ok()) {
-    // Of a device that has failed, NCCL says but that CUDA has.
+    // NCCL's error says only that CUDA has failed; the device's says why.
     const absl::Status device = stream_.runtime().Health(stream_.device());
     if (!device.ok()) launched = device;
     // Others wait for this rank in their kernels. Unless it was aborted:

@@ -54,8 +54,8 @@ namespace weft::collectives {
 struct NcclOptions : GroupEndpoint {
   // The devices of this rank. REQUIRED.
   std::shared_ptr<device::Context> context = nullptr;
-  // Of these: the one whose tensors NCCL moves. NCCL refuses two ranks on one
-  // GPU.
+  // The index of the device whose tensors NCCL moves. NCCL refuses two ranks on
+  // one GPU.
   int device = 0;
   // NCCL's own traffic between hosts is neither encrypted nor authenticated:
   // ranks on several hosts want this.

@@ -103,7 +103,7 @@ class Calls {
   std::vector<Tensor> written_;
 };
 
-// Of the same count on each rank.
+// Calls each operation with the same count on each rank.
 void CallEven(ProcessGroup& group, const PlaceFn& place, int64_t count,
               Calls& calls) {
   const int n = group.size(), rank = group.rank(), root = n - 1;
@@ -142,7 +142,7 @@ void CallEven(ProcessGroup& group, const PlaceFn& place, int64_t count,
   calls.Add(group.ReduceScatterListAsync(sums, sum), {sum});
 }
 
-// Of counts that differ, none for some.
+// Calls each operation with counts that differ; some ranks have none.
 void CallUneven(ProcessGroup& group, const PlaceFn& place, Calls& calls) {
   const int n = group.size(), rank = group.rank(), root = n - 1;
   const auto count = [](int r) { return int64_t{(r + 1) % 3}; };

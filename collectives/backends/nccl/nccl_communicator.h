@@ -63,9 +63,9 @@ class NcclCommunicator {
   // else is to be launched before.
   absl::Status Launch(const Operation& operation, bool with_factors,
                       NcclScratch& scratch) ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether the call that was begun last is over; its error.
+  // Whether the call that was begun last is over, or the error it ended with.
   absl::StatusOr<bool> IsReady() ABSL_LOCKS_EXCLUDED(mu_);
-  // What has failed since in what was enqueued; OK: nothing is known.
+  // The first error of what was enqueued, as far as NCCL knows by now.
   absl::Status AsyncError() ABSL_LOCKS_EXCLUDED(mu_);
   // Ends the kernels that run, on this rank: what they leave is undefined. NCCL
   // may take long to end them, so a thread of its own waits for that, and no
@@ -87,7 +87,7 @@ class NcclCommunicator {
       absl::string_view name,
       absl::FunctionRef<absl::Status(nccl::NativeStream)> call) const;
   void AwaitAbort() ABSL_LOCKS_EXCLUDED(mu_);
-  // Until the call `name` that has begun is over.
+  // Waits until the call `name` that has begun is over.
   absl::Status Await(absl::string_view name, const NcclWait& wait)
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<nccl::Result> Progress() ABSL_LOCKS_EXCLUDED(mu_);

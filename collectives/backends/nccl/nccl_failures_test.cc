@@ -35,20 +35,6 @@ using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
-constexpr auto kCancelled = absl::StatusCode::kCancelled;
-constexpr auto kDifferent = absl::StatusCode::kFailedPrecondition;
-constexpr auto kExhausted = absl::StatusCode::kResourceExhausted;
-constexpr auto kFailed = absl::StatusCode::kInternal;
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-constexpr auto kLate = absl::StatusCode::kDeadlineExceeded;
-constexpr auto kLost = absl::StatusCode::kUnavailable;
-
-CallOptions Within(absl::Duration timeout) {
-  CallOptions options;
-  options.timeout = timeout;
-  return options;
-}
-
 absl::Status Reduce(const NcclRank& rank, const CallOptions& options = {}) {
   return rank.group.AllReduce(rank.Place(Numbers(rank.group.rank(), 100)), {},
                               options);

@@ -39,7 +39,7 @@
 
 namespace weft::collectives {
 
-// Comes before each message of Send.
+// The header that precedes each message of Send.
 struct NcclHeader {
   // Whether NCCL is to move the elements; else they come behind the header.
   bool is_offer = false;
@@ -52,7 +52,7 @@ std::string Encode(const NcclHeader& header);  // kNcclHeaderBytes
 // kFailedPrecondition for anything that Encode does not write.
 absl::StatusOr<NcclHeader> DecodeNcclHeader(absl::string_view bytes);
 
-// What the two say besides, on a tag of their own.
+// The other messages of the two ranks, on a tag that no Send has.
 struct NcclNotice {
   enum class Kind : uint8_t { kAccept = 1, kRefuse, kWithdraw, kGo, kConnect };
 
@@ -64,7 +64,7 @@ inline constexpr size_t kNcclNoticeBytes = 16 + sizeof(nccl::UniqueId);
 std::string Encode(const NcclNotice& notice);  // kNcclNoticeBytes
 absl::StatusOr<NcclNotice> DecodeNcclNotice(absl::string_view bytes);
 
-// Of one rank with one other.
+// The agreement of one rank with one other about each transfer on devices.
 //
 // Thread-safety: one thread at a time.
 class NcclHandshake {
@@ -93,11 +93,12 @@ class NcclHandshake {
   // It was launched, refused or withdrawn, and is forgotten.
   void Forget(bool is_send, uint64_t id);
 
-  // kFailedPrecondition: nothing that a rank says then.
+  // kFailedPrecondition for a notice that no rank sends in this state.
   absl::Status OnNotice(const NcclNotice& notice);
-  // What is to be said next, in this order; the caller takes it out.
+  // The notices to send next, in this order; the caller removes them.
   std::deque<NcclNotice>& outbox() { return outbox_; }
-  // What the other has said of the communicator for what it sends.
+  // The identifier of the communicator for what the other rank sends, once it
+  // has told it.
   const absl::optional<nccl::UniqueId>& connect() const { return connect_; }
 
  private:

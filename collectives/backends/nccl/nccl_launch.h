@@ -3,10 +3,11 @@
 //   AllReduce      ncclAllReduce
 //   Broadcast      ncclBroadcast
 //   Reduce         ncclReduce
-//   AllGather      ncclAllGather; of uneven counts, a ncclBroadcast of each
-//   rank ReduceScatter  ncclReduceScatter; uneven, a ncclReduce to each rank
-//   Gather, Scatter, AllToAll  ncclSend and ncclRecv, all in one group
-//   Send, Receive  one of them, with rank `root`
+//   AllGather      ncclAllGather; if counts differ, ncclBroadcast by each rank
+//   ReduceScatter  ncclReduceScatter; if they differ, ncclReduce to each rank
+//   Gather         ncclSend and ncclRecv, all in one group;
+//                  so are Scatter and AllToAll
+//   Send, Receive  ncclSend or ncclRecv, with rank `root`
 //
 // Which calls there are depends on what all ranks know alike (verb, dtype,
 // reduction and counts), never on where the blocks of one rank lie: ranks that
@@ -40,7 +41,7 @@ bool HasPairCounts(Verb verb);
 // Whether it moves no element on any rank. REQUIRES: !HasPairCounts.
 bool MovesNothing(const Operation& operation);
 
-// Where it runs, and as whom.
+// The stream on which an operation runs, and the communicator and rank it uses.
 struct NcclPlace {
   const NcclFunctions& functions;
   nccl::Comm comm = nullptr;
@@ -50,7 +51,7 @@ struct NcclPlace {
   device::Stream stream;
 };
 
-// What a launched operation has besides its blocks, until it has run.
+// What a launched operation uses besides its blocks, kept until it has run.
 struct NcclScratch {
   std::vector<std::shared_ptr<device::Block>> memory;
   // To be put on the stream behind it, which NCCL may not have put there yet.

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/await_key.h"
+#include "weft/rendezvous/boot_id.h"
 
 namespace weft::collectives {
 namespace {
@@ -22,10 +22,7 @@ std::string KeyOf(const NcclOptions& options) {
 }
 
 std::string HostOf(const NcclOptions& options) {
-  if (!options.host.empty()) return options.host;
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return boot;
+  return options.host.empty() ? rendezvous::BootId() : options.host;
 }
 
 absl::Status CheckHost(const NcclOptions& options,

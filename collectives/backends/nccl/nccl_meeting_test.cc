@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/clock.h"
-#include "weft/collectives/testing/memory_store.h"
+#include "weft/rendezvous/memory_store.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 
@@ -53,7 +53,7 @@ class NcclMeetingTest : public ::testing::Test {
     return std::string(id.bytes, sizeof id.bytes);
   }
 
-  MemoryStore store_;
+  rendezvous::MemoryStore store_;
   NcclFunctions functions_;
   nccl::Result result_ = nccl::Result::kSuccess;
   int made_ = 0;

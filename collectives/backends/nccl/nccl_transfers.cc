@@ -1,5 +1,6 @@
 #include "weft/collectives/backends/nccl/nccl_transfers.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <utility>
 
@@ -19,6 +20,9 @@ using Stage = NcclHandshake::Stage;
 
 // How often is looked whether all ranks live.
 constexpr absl::Duration kCheckRanksInterval = absl::Milliseconds(100);
+
+// How long the end waits for copies to the device that were given up.
+constexpr absl::Duration kLongestEnd = absl::Seconds(10);
 
 // The ranks of a lane's communicator.
 constexpr int kSender = 0;
@@ -118,8 +122,22 @@ NcclTransfers::~NcclTransfers() {
       if (lane->stream.is_valid()) options_.streams->GiveBack(lane->stream);
     }
   }
+  FreeGivenUp();
   if (copies_.is_valid()) options_.streams->GiveBack(copies_);
   if (after_all_.is_valid()) options_.streams->GiveBack(after_all_);
+}
+
+void NcclTransfers::FreeGivenUp() {
+  device::Runtime& runtime = options_.context->runtime();
+  const Instant deadline = SteadyClock().Now() + kLongestEnd;
+  for (const GivenUp& one : given_up_) {
+    const absl::Duration left =
+        std::max(deadline - SteadyClock().Now(), absl::ZeroDuration());
+    const absl::Status ended = runtime.Synchronize(one.copied, left);
+    // A device that failed copies nothing any more; one that hangs may.
+    if (absl::IsDeadlineExceeded(ended)) continue;
+    runtime.FreePinned(one.pinned).IgnoreError();
+  }
 }
 
 absl::Status NcclTransfers::Start() {
@@ -303,6 +321,8 @@ absl::StatusOr<bool> NcclTransfers::TakePayload(Transfer& transfer, One& one) {
   };
   const absl::Status status = copy();
   if (!status.ok()) return Break(status);
+  // No other Receive can take it any more: who gives up now breaks the group.
+  transfer.moved_bytes = BytesOf(transfer);
   one.Enter(One::Phase::kFlight);
   return false;
 }
@@ -482,7 +502,7 @@ absl::Status NcclTransfers::CheckDevice() {
 }
 
 absl::Status NcclTransfers::Break(const absl::Status& why) {
-  // Of a device that has failed, NCCL says but that CUDA has.
+  // NCCL's error says only that CUDA has failed; the device's says why.
   const absl::Status device = after_all_.runtime().Health(after_all_.device());
   host_.Abort(Reworded(device.ok() ? why : device,
                        absl::StrCat("a Send or Receive of rank ", host_.rank(),
@@ -499,9 +519,10 @@ absl::Status NcclTransfers::Break(const absl::Status& why) {
 void NcclTransfers::End(One& one) {
   MutexLock lock(mu_);
   const One::Phase phase = one.phase;
-  device::Runtime& runtime = options_.context->runtime();
-  if (one.pinned != nullptr && phase != One::Phase::kFlight) {
-    runtime.FreePinned(one.pinned).IgnoreError();
+  if (one.pinned != nullptr && phase == One::Phase::kFlight) {
+    given_up_.push_back({std::move(one.event), one.pinned});
+  } else if (one.pinned != nullptr) {
+    options_.context->runtime().FreePinned(one.pinned).IgnoreError();
   }
   if (phase == One::Phase::kHeader && one.is_send && one.header.is_offer) {
     PeerOf(one.peer).handshake.Forget(true, one.header.id);

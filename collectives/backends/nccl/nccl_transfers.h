@@ -20,6 +20,7 @@
 #define WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_TRANSFERS_H_
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <limits>
@@ -27,6 +28,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -57,7 +59,8 @@ class NcclTransfers {
   };
   // `host` must outlive it, and it the transfers.
   NcclTransfers(Backend& host, Options options);
-  // Waits as ~NcclCommunicator does.
+  // Waits as ~NcclCommunicator does, and at most 10 s for copies to the device
+  // whose Receive was given up.
   ~NcclTransfers();
 
   absl::Status Start();
@@ -76,6 +79,11 @@ class NcclTransfers {
   struct One;   // transfer
   struct Lane;  // of all from one rank to another
   struct Peer;
+  // The pinned source of a copy to the device whose Receive was given up.
+  struct GivenUp {
+    device::Event copied;
+    std::byte* pinned;
+  };
 
   absl::StatusOr<bool> Send(Transfer& transfer, One& one)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -110,6 +118,7 @@ class NcclTransfers {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The transfer is over, or given up.
   void End(One& one) ABSL_LOCKS_EXCLUDED(mu_);
+  void FreeGivenUp() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   Backend& host_;
   const Options options_;
@@ -118,11 +127,12 @@ class NcclTransfers {
 
   Mutex mu_;
   std::map<int, std::unique_ptr<Peer>> peers_ ABSL_GUARDED_BY(mu_);
-  // Headers that were taken by a Receive that was given up before what comes
-  // behind them, by sender and tag.
+  // Headers, by sender and tag, whose Receive was given up before it took the
+  // elements that follow: they are for the next Receive.
   std::map<std::pair<int, uint64_t>, std::deque<NcclHeader>> untaken_
       ABSL_GUARDED_BY(mu_);
   device::Stream copies_ ABSL_GUARDED_BY(mu_);  // to the device
+  std::vector<GivenUp> given_up_ ABSL_GUARDED_BY(mu_);
   Instant check_ranks_at_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -27,6 +27,8 @@
 #include "weft/collectives/backends/nccl/nccl_world.h"
 #include "weft/collectives/process_group.h"
 #include "weft/collectives/testing/conformance_values.h"
+#include "weft/device/runtime.h"
+#include "weft/device/simulated/runtime.h"
 #include "weft/tensor/ops/elementwise.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/run_ranks.h"
@@ -40,19 +42,7 @@ using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
-constexpr auto kCancelled = absl::StatusCode::kCancelled;
-constexpr auto kDifferent = absl::StatusCode::kFailedPrecondition;
-constexpr auto kFailed = absl::StatusCode::kInternal;
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-constexpr auto kLate = absl::StatusCode::kDeadlineExceeded;
-constexpr auto kLost = absl::StatusCode::kUnavailable;
 constexpr absl::Duration kPatience = absl::Seconds(30);
-
-CallOptions Within(absl::Duration timeout) {
-  CallOptions options;
-  options.timeout = timeout;
-  return options;
-}
 
 std::string OnHost(const Tensor& x) { return BytesOf(x.To(Device::Cpu())); }
 
@@ -552,6 +542,41 @@ TEST(NcclTransfers, ReceiveThatEndsBetweenHeaderAndElementsLosesNothing) {
         return raw.Send(BytesOf(Numbers(1, 4)), DType::kF32);
       });
   EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+// What comes over the host is copied behind the work of the receiver's stream.
+TEST(NcclTransfers, PinnedMemoryOfAReceiveThatIsGivenUpIsFreed) {
+  for (const bool is_lost : {false, true}) {
+    SCOPED_TRACE(is_lost);
+    NcclWorld world(2, 5);
+    const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
+      ProcessGroup& group = rank.group;
+      if (group.rank() == 0) {
+        WEFT_RETURN_IF_ERROR(group.Send(Numbers(0, 30'000), 1));
+        WEFT_RETURN_IF_ERROR(group.Barrier());
+        Becomes([&] { return !group.health().ok(); });
+        return group.health();
+      }
+      WEFT_RETURN_IF_ERROR(group.Barrier());  // the message has come
+      const Tensor x = Zeros(rank, 30'000);
+      device::SimulatedRuntime& runtime = rank.devices.runtime();
+      WEFT_ASSIGN_OR_RETURN(const device::Stream current,
+                            rank.devices.context().CurrentStream(0));
+      runtime.SetHangs(current, true);
+      WANT_EQ(runtime.pinned_blocks(), int64_t{0});
+      const absl::Status late =
+          group.Receive(x, 0, 0, Within(absl::Seconds(1)));
+      WANT_EQ(runtime.pinned_blocks(), int64_t{1});  // the copy may read it
+      if (is_lost) {
+        runtime.LoseDevice(rank.device().id());
+      } else {
+        runtime.SetHangs(current, false);
+      }
+      return late;
+    });
+    EXPECT_THAT(statuses, Each(StatusIs(kLate, "it has begun, and not ended")));
+    EXPECT_EQ(world.devices(1).runtime().pinned_blocks(), 0);
+  }
 }
 
 TEST(NcclTransfers, TagOfTheBackendIsRefused) {

@@ -19,13 +19,28 @@
 #include "weft/collectives/backends/nccl/simulated_nccl.h"
 #include "weft/collectives/process_group.h"
 #include "weft/collectives/testing/conformance.h"
-#include "weft/collectives/testing/memory_store.h"
 #include "weft/device/context.h"
 #include "weft/device/testing/simulated_context.h"
+#include "weft/rendezvous/memory_store.h"
 #include "weft/tensor/tensor.h"
 #include "weft/tests/support/run_ranks.h"
 
 namespace weft::collectives {
+
+// What the tests call the codes.
+inline constexpr auto kCancelled = absl::StatusCode::kCancelled;
+inline constexpr auto kDifferent = absl::StatusCode::kFailedPrecondition;
+inline constexpr auto kExhausted = absl::StatusCode::kResourceExhausted;
+inline constexpr auto kFailed = absl::StatusCode::kInternal;
+inline constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+inline constexpr auto kLate = absl::StatusCode::kDeadlineExceeded;
+inline constexpr auto kLost = absl::StatusCode::kUnavailable;
+
+inline CallOptions Within(absl::Duration timeout) {
+  CallOptions options;
+  options.timeout = timeout;
+  return options;
+}
 
 // One rank of a group.
 struct NcclRank {
@@ -100,7 +115,7 @@ class NcclWorld : public TestWorld {
   const int size_;
   LocalWorld host_;
   SimulatedNccl nccl_;
-  MemoryStore store_;
+  rendezvous::MemoryStore store_;
   std::vector<std::unique_ptr<device::testing::SimulatedDevices>> devices_;
 };
 

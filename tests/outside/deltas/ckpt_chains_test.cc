@@ -50,7 +50,7 @@ struct Ended {
   std::string output;
 };
 
-// Of 100 rows, row 0 holds `n`.
+// A table of 100 rows, whose row 0 holds `n`.
 TableContent Step(int n) {
   TableContent words = Words(100);
   words.version = n;

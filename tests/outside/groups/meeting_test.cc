@@ -24,7 +24,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/collectives/backends/host/host_backend.h"
 #include "weft/collectives/process_group.h"
-#include "weft/collectives/testing/memory_store.h"
+#include "weft/rendezvous/memory_store.h"
 #include "weft/rendezvous/store.h"
 #include "weft/tests/outside/groups/gate.h"
 #include "weft/tests/outside/groups/worlds.h"
@@ -41,9 +41,10 @@ using ::testing::Each;
 using ::testing::Not;
 using ::weft::collectives::ConnectHost;
 using ::weft::collectives::HostOptions;
-using ::weft::collectives::MemoryStore;
 using ::weft::collectives::ProcessGroup;
+using ::weft::rendezvous::MemoryStore;
 using ::weft::testing::IsOk;
+using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::RunRanks;
 using ::weft::testing::StatusIs;
 using ::weft::transport::MemoryBudget;
@@ -82,7 +83,7 @@ TEST(Meeting, FailsAndIsHeldAgainUnderTheSameName) {
       EXPECT_THAT(failed[r],
                   StatusIs(kDeadlineExceeded, absl::StrCat("rank ", missing)));
     }
-    EXPECT_EQ(store.size(), 0u);
+    EXPECT_THAT(store.CountKeys("", weft::testing::kPatience), IsOkAndHolds(0));
     EXPECT_THAT(RunRanks(3,
                          [&](int rank) {
                            return ConnectHost(OptionsOf(rank, 3, &store,
@@ -90,7 +91,7 @@ TEST(Meeting, FailsAndIsHeldAgainUnderTheSameName) {
                                .status();
                          }),
                 Each(IsOk()));
-    EXPECT_EQ(store.size(), 0u);
+    EXPECT_THAT(store.CountKeys("", weft::testing::kPatience), IsOkAndHolds(0));
   }
 }
 
@@ -130,7 +131,7 @@ TEST(Meeting, OptionsThatMakeNoSenseAreRefusedAtOnce) {
   EXPECT_THAT(refused([](HostOptions& o) { o.arena_bytes = -1; }),
               StatusIs(kInvalid));
   EXPECT_FALSE(refused([](HostOptions& o) { o.directory = "/nowhere"; }).ok());
-  EXPECT_EQ(store.size(), 0u);
+  EXPECT_THAT(store.CountKeys("", weft::testing::kPatience), IsOkAndHolds(0));
 }
 
 // --- A store in which another member writes. ---------------------------------
@@ -332,7 +333,9 @@ TEST(Meeting, LossOfTheStoreNamesNoRankThatHasCome) {
   const auto statuses = RunRanks(3, [&](int rank) -> absl::Status {
     if (rank == 0) {
       // It never comes, and takes the store along once the others have.
-      EXPECT_TRUE(weft::testing::Becomes([&] { return store.size() == 2u; }));
+      EXPECT_TRUE(weft::testing::Becomes([&] {
+        return store.CountKeys("", weft::testing::kPatience).value() == 2;
+      }));
       has_ended = true;
       return absl::OkStatus();
     }

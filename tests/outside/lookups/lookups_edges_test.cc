@@ -78,7 +78,6 @@ Variable LookUpOf(Lookups& lookups, SparseTable& table, const Tensor& ids) {
 }
 
 // --- Any program against a map of rows
-// ----------------------------------------
 
 // One look-up: the gradient of each element of its result is `gradient`.
 struct Planned {
