@@ -484,13 +484,13 @@ TEST_F(ElasticTrainingTest, PartsThatAreMissingAreNamed) {
   EXPECT_THAT(create({}), StatusIs(absl::StatusCode::kInvalidArgument,
                                    "wanted Elastic::join"));
   DataParallelTraining::Elastic elastic;
-  elastic.join =
-      []() -> absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> {
+  elastic.join = [](const auto&)
+      -> absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> {
     return absl::DeadlineExceededError("nobody came");
   };
   EXPECT_THAT(create(elastic),
               StatusIs(absl::StatusCode::kDeadlineExceeded, "nobody came"));
-  elastic.join = [] {
+  elastic.join = [](const auto&) {
     return absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>>(nullptr);
   };
   EXPECT_THAT(create(elastic),

@@ -567,26 +567,25 @@ class ElasticTrainingTest : public ::testing::Test {
     DataParallelTraining::Elastic elastic;
     int groups = 0;
     using Prepare = DataParallelTraining::Elastic::Prepare;
-    const auto prepare = std::make_shared<Prepare>();
-    if (person.has_first_copies) elastic.prepare = prepare;
-    const auto join = [&](const Prepare& first) {
+    const auto join = [&](const Prepare& prepare) {
       if (person.before_join != nullptr) person.before_join(groups);
       ++groups;
       auto group = crowd.Join(id);
-      if (group.ok() && first != nullptr) first(**group);
+      if (group.ok() && person.has_first_copies) prepare(**group);
       return group;
     };
     BackgroundTask<Group> next;
     const auto leave = absl::MakeCleanup([&] { crowd.Remove(id); });
-    elastic.join = [&]() -> absl::StatusOr<Group> {
-      auto group = next.has_begun() ? *next.Take() : join(*prepare);
+    elastic.join = [&](const Prepare& prepare) -> absl::StatusOr<Group> {
+      auto group = next.has_begun() ? *next.Take() : join(prepare);
       if (group.ok()) WEFT_RETURN_IF_ERROR(crowd.Enter(id));
       return group;
     };
     if (person.joins_ahead) {
-      elastic.join_ahead = [&] {
-        next.Begin("the next group",
-                   [&join, first = *prepare] { return join(first); })
+      elastic.join_ahead = [&](Prepare prepare) {
+        next.Begin(
+                "the next group",
+                [&join, prepare = std::move(prepare)] { return join(prepare); })
             .IgnoreError();
       };
       elastic.has_joined_ahead = [&] { return next.is_done(); };
