@@ -36,6 +36,8 @@ namespace {
 // After a failure, how long workers of other nodes may still leave before it is
 // killed. Those of this node have ended.
 constexpr absl::Duration kHastyEnd = absl::Seconds(5);
+// An event: a rank that the others go on without meanwhile.
+constexpr absl::string_view kRankRestarted = "rank_restarted";
 // Between two looks at what the processes do.
 constexpr absl::Duration kLookEvery = absl::Seconds(1);
 
@@ -438,7 +440,7 @@ absl::Status Job::Replace(const Child& child) {
   WEFT_ASSIGN_OR_RETURN(auto next, Child::Start(std::move(spec)));
   keeper_.Watch(next->pid());
   starts_[next->name()].Begin(Now());
-  TellStart(*next, "rank_restarted");
+  TellStart(*next, kRankRestarted);
   const auto place =
       std::find_if(children_.begin(), children_.end(),
                    [&](const auto& other) { return other.get() == &child; });
@@ -579,7 +581,10 @@ void Job::TellJobEvent(const Child& child, absl::string_view line) {
     fields.push_back({"partitions", event->partitions});
   }
   if (event->ranks >= 0) fields.push_back({"ranks", event->ranks});
-  if (event->event == "rank_joined") starts_[child.name()].Join(Now());
+  if (event->event == "rank_joined") {
+    starts_[child.name()].Join(Now());
+    stuck_.Joined(child.name());
+  }
   TellEvent(event->event, fields);
 }
 
@@ -620,7 +625,8 @@ void Job::WatchProgress() {
 }
 
 void Job::TellStart(const Child& child, absl::string_view event) {
-  stuck_.Start(child.name(), child.pid());
+  const bool joins_others = event == kRankRestarted && child.role() == kTrainer;
+  stuck_.Start(child.name(), child.pid(), joins_others, Now());
   TellEvent(event, {{"rank", child.name()}, {"pid", child.pid()}});
 }
 

@@ -21,10 +21,17 @@ constexpr size_t kMostWaits = 256;
 
 }  // namespace
 
-void StuckWatch::Start(const std::string& name, pid_t pid) {
+void StuckWatch::Start(const std::string& name, pid_t pid, bool joins_others,
+                       Instant now) {
   Rank& rank = ranks_[name];
   rank = {};
   rank.seen_pid = pid;
+  rank.joins_until = joins_others ? now + kToJoin : now;
+}
+
+void StuckWatch::Joined(const std::string& name) {
+  const auto it = ranks_.find(name);
+  if (it != ranks_.end()) it->second.joins_until = Instant();
 }
 
 void StuckWatch::End(const std::string& name) {
@@ -97,7 +104,8 @@ std::vector<RankFacts> StuckWatch::Facts(Instant now) const {
     for (const auto& [group, said] : rank.waits) {
       RankWait wait = said.wait;
       wait.said_ago = now - said.at;
-      wait.waited += wait.said_ago;
+      wait.waited = now < rank.joins_until ? absl::ZeroDuration()
+                                           : wait.waited + wait.said_ago;
       facts.waits.push_back(std::move(wait));
     }
     all.push_back(std::move(facts));

@@ -28,13 +28,19 @@
 namespace weft::launch {
 
 inline constexpr absl::Duration kStuckAfter = absl::Seconds(4);
+inline constexpr absl::Duration kToJoin = absl::Minutes(5);
 
 // Thread-safety: one thread at a time. Times do not go back.
 class StuckWatch {
  public:
   // Start: a process of this node has been started, under a name that no other
   // has now. End: it has ended.
-  void Start(const std::string& name, pid_t pid);
+  // `joins_others`: they go on meanwhile, until it takes part (Joined) or
+  // kToJoin is over. Until then its waits are its own: that it waits does not
+  // show that the job is stuck.
+  void Start(const std::string& name, pid_t pid, bool joins_others,
+             Instant now);
+  void Joined(const std::string& name);
   void End(const std::string& name);
 
   // The process has written this line.
@@ -61,6 +67,7 @@ class StuckWatch {
   struct Rank {
     pid_t seen_pid = 0;  // its own, or that of its program
     bool is_gone = false;
+    Instant joins_until;  // its waits count from then on
     Instant stopped_since = Instant::Infinite();
     char state = '?';
     std::deque<std::pair<Instant, absl::Duration>> cpu;  // of the last seconds

@@ -19,8 +19,13 @@ using ::testing::SizeIs;
 class StuckWatchTest : public ::testing::Test {
  protected:
   StuckWatchTest() {
-    watch_.Start("trainer0", 10);
-    watch_.Start("trainer1", 11);
+    Start("trainer0", 10, 0);
+    Start("trainer1", 11, 0);
+  }
+
+  void Start(const std::string& name, pid_t pid, double at,
+             bool joins_others = false) {
+    watch_.Start(name, pid, joins_others, At(at));
   }
 
   Instant At(double seconds) const { return start_ + absl::Seconds(seconds); }
@@ -135,7 +140,7 @@ TEST_F(StuckWatchTest, WaitOfARankThatEndsIsOver) {
   Wait(4, 4);
   watch_.End("trainer0");
   EXPECT_TRUE(watch_.Check(At(5)).is_over);
-  watch_.Start("trainer0", 12);
+  Start("trainer0", 12, 6);
   EXPECT_FALSE(watch_.Check(At(6)).is_over);
 }
 
@@ -144,6 +149,39 @@ TEST_F(StuckWatchTest, RankThatHasEndedIsSaidToBeGone) {
   const std::vector<StuckCause> said = Wait(4, 4);
   ASSERT_THAT(said, SizeIs(1));
   EXPECT_EQ(said[0].why, StuckClass::kGone);
+}
+
+// The others train while it gets a first copy of the state, however long that
+// takes. Once it takes part they wait for it too.
+TEST_F(StuckWatchTest, WaitsOfARankThatIsStillToTakePartSayNothingOfTheJob) {
+  watch_.End("trainer0");
+  Start("trainer0", 12, 10, /*joins_others=*/true);
+  RunUntil(12);
+  EXPECT_THAT(Wait(16, 4), IsEmpty());
+  EXPECT_THAT(RunUntil(30), IsEmpty());
+  EXPECT_THAT(Wait(44, 32), IsEmpty());
+  watch_.Joined("trainer0");
+  EXPECT_THAT(Wait(76, 64), SizeIs(1));
+  EXPECT_TRUE(EndsWait(80, 68));
+}
+
+// Its log may not say that it takes part.
+TEST_F(StuckWatchTest, RankThatNeverTakesPartCountsAfterAWhile) {
+  watch_.End("trainer0");
+  Start("trainer0", 12, 10, /*joins_others=*/true);
+  EXPECT_THAT(Wait(300, 290), IsEmpty());
+  EXPECT_THAT(Wait(320, 310), SizeIs(1));
+}
+
+// Others wait for it, and it waits itself: nobody else is named in its place.
+TEST_F(StuckWatchTest, RankThatIsStillToTakePartIsNotTakenForBusyInItsWait) {
+  watch_.End("trainer1");
+  Start("trainer1", 12, 0, /*joins_others=*/true);
+  watch_.Line("trainer1",
+              "AllReduce #7 at x.cc:1: rank 1 of group g still waits after 2s: "
+              "rank 2 (trainer2) has not called it",
+              At(2));
+  EXPECT_THAT(Wait(4, 4), IsEmpty());
 }
 
 TEST_F(StuckWatchTest, UnknownRanksAreIgnored) {
