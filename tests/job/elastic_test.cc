@@ -65,9 +65,11 @@ std::unique_ptr<Process> StartRun(const Job& job, const Flags& flags,
 
 // A trainer that no `weft run` starts, of the same job.
 std::unique_ptr<Process> StartByHand(const Job& job, const std::string& saved,
-                                     int rank, const std::string& workers) {
+                                     int rank, const std::string& workers,
+                                     const Flags& env = {}) {
   Command command;
   command.env = {"XDG_RUNTIME_DIR=" + job.Path("run")};
+  command.env.insert(command.env.end(), env.begin(), env.end());
   command.argv = Trainer(job, saved);
   for (const std::string& flag :
        {std::string("--job=elastic"), absl::StrCat("--rank=", rank),
@@ -140,6 +142,29 @@ TEST(Elastic, TrainerThatComesByHandTakesPart) {
       << newcomer->output() << run->output();
   AwaitWholeEpoch(*run, saved, kSteps);
   Stop(*newcomer);
+  ExpectUndisturbed(*run, job, saved);
+}
+
+// The others stop for it, and it does not go on: once its silence counts as
+// death they go on without it.
+TEST(Elastic, NewcomerThatNeverAnswersInTheHandOverIsLeftOut) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  const auto run = StartRun(
+      job, {"--elastic=1:4", "--nproc-per-node=2", "--silence=3s"}, saved);
+  AwaitNextCheckpoint(*run, saved);
+  const auto newcomer =
+      StartByHand(job, saved, 7, "1:4",
+                  {"WEFT_SILENCE=3s", "WEFT_FAILPOINTS=train/take_state=block"});
+  ASSERT_THAT(run->WaitForOutput("going over to the group of those", kLong),
+              IsOk())
+      << newcomer->output();
+  newcomer->Signal(SIGSTOP);
+  EXPECT_THAT(run->WaitForOutput("not all who met go on", kLong), IsOk());
+  AwaitNextCheckpoint(*run, saved);
+  EXPECT_THAT(newcomer->output(), ::testing::Not(HasSubstr("taking part")));
+  newcomer->Signal(SIGKILL);
+  AwaitWholeEpoch(*run, saved, kSteps);
   ExpectUndisturbed(*run, job, saved);
 }
 
