@@ -67,6 +67,7 @@
 #include "weft/telemetry/telemetry.h"
 #include "weft/tensor/random.h"
 #include "weft/tensor/tensor.h"
+#include "weft/train/build_text.h"
 #include "weft/train/core/step_commit.h"
 #include "weft/train/options.h"
 #include "weft/train/saving/checkpoint_run.h"
@@ -206,6 +207,9 @@ class DataParallelTraining {
     // begin go on from them. Called by one of the ranks. Null: the job does not
     // remember, and Options::resume alone counts.
     std::function<absl::StatusOr<bool>(bool begins)> has_trained = nullptr;
+    // Which build of the program this rank runs: one that has another is
+    // refused as one that has another model, since it may compute other bits.
+    std::string build = BuildText();
     // Whether this rank is to leave the others; asked after each step. Once
     // true, and `leave_after` later, it leaves with a checkpoint, and the
     // others go on; where all have been asked by then, the training stops as by
@@ -221,10 +225,10 @@ class DataParallelTraining {
   // in the directory is an error (kFailedPrecondition, with ExitCode kConfig).
   // What a step has done is kept if one rank is left that has taken it; else
   // the others repeat it, with the same samples. A rank that has just come ends
-  // with kInvalidArgument where its model, settings or shards are not those of
-  // the others, who go on without it; with kDataLoss where it does not have the
-  // bits of the state that it was given. Other errors as Create, and those of
-  // `join`.
+  // with kInvalidArgument where its build, model, settings or shards are not
+  // those of the others, who go on without it; with kDataLoss where it does not
+  // have the bits of the state that it was given. Other errors as Create, and
+  // those of `join`.
   static absl::StatusOr<std::unique_ptr<DataParallelTraining>> CreateElastic(
       Elastic elastic, telemetry::Telemetry& telemetry, Parts parts,
       Options options);

@@ -453,6 +453,16 @@ TEST_F(ElasticTrainingTest, NewcomerWithAnotherModelIsRefusedAndNamed) {
               StatusIs(absl::StatusCode::kInvalidArgument, "hidden.bias"));
 }
 
+TEST_F(ElasticTrainingTest, NewcomerOfAnotherBuildIsRefusedAndBothAreNamed) {
+  Person other;
+  other.build = "weft 0.0.9, program 1234";
+  const absl::Status status = StatusOfNewcomer(other);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                               "the build is weft 0.0.9, program 1234"));
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::HasSubstr("the build is " + BuildText()));
+}
+
 // What it was given is not what it has.
 TEST_F(ElasticTrainingTest, NewcomerWithOtherBitsThanItWasGivenEndsAndIsNamed) {
   Person other;

@@ -381,6 +381,7 @@ class ElasticTrainingTest : public ::testing::Test {
     int64_t leaves_after = 0;
     absl::Duration leave_after = absl::ZeroDuration();
     int64_t width = 16;
+    std::string build = BuildText();
     bool ties = false;  // Net, as the next
     int64_t still = 0;
     bool has_first_copies = true;  // the same for all
@@ -597,6 +598,7 @@ class ElasticTrainingTest : public ::testing::Test {
       return person.leaves_after != 0 && ++steps >= person.leaves_after;
     };
     elastic.leave_after = person.leave_after;
+    elastic.build = person.build;
     elastic.has_trained = person.has_trained;
     WEFT_ASSIGN_OR_RETURN(
         const auto training,
