@@ -613,6 +613,7 @@ void Job::WatchProgress() {
     err_.flush();
     TellEvent("unstuck", {{"lasted_s", absl::ToDoubleSeconds(news.lasted)}});
   }
+  for (const std::string& name : news.held_up_by) EndHolder(name);
   if (news.causes.empty()) return;
   const std::vector<RankFacts> facts = stuck_.Facts(now);
   const std::string host = HostName();
@@ -622,6 +623,21 @@ void Job::WatchProgress() {
     TellEvent("stuck", StuckFields(cause, facts, host));
   }
   err_.flush();
+}
+
+void Job::EndHolder(const std::string& name) {
+  for (const auto& child : children_) {
+    if (child->name() != name || child->has_ended()) continue;
+    err_ << "weft: " << name << " (pid " << child->pid()
+         << ") runs and does not answer the others, which have waited for it "
+            "for "
+         << absl::FormatDuration(kHoldsUp)
+         << " and cannot go on; it does not take part yet: killing it\n";
+    err_.flush();
+    TellEvent("rank_killed", {{"rank", name}, {"pid", child->pid()}});
+    notes_.Kill(*child);
+    child->Signal(SIGKILL);
+  }
 }
 
 void Job::TellStart(const Child& child, absl::string_view event) {

@@ -90,6 +90,8 @@ class Job {
   // Looks at the processes, about once a second, and says who keeps the job
   // from going on, if anybody does.
   void WatchProgress();
+  // Kills a rank that does not take part yet and holds the others up.
+  void EndHolder(const std::string& name);
   void TellStart(const Child& child, absl::string_view event);
   void TellEnd(const Child& child);
   int ExitCode() const;

@@ -113,6 +113,22 @@ std::vector<RankFacts> StuckWatch::Facts(Instant now) const {
   return all;
 }
 
+std::vector<std::string> StuckWatch::HeldUpBy(
+    const std::vector<RankFacts>& facts, Instant now) {
+  std::vector<std::string> names;
+  for (const StuckCause& cause : FindStuck(facts, kHoldsUp)) {
+    if (cause.why != StuckClass::kBusy) continue;
+    const auto it = ranks_.find(cause.ranks.front());
+    if (it == ranks_.end() || it->second.holds_up ||
+        now >= it->second.joins_until) {
+      continue;
+    }
+    it->second.holds_up = true;
+    names.push_back(it->first);
+  }
+  return names;
+}
+
 StuckWatch::News StuckWatch::Check(Instant now) {
   News news;
   const bool is_quiet = absl::c_all_of(ranks_, [](const auto& rank) {
@@ -135,6 +151,7 @@ StuckWatch::News StuckWatch::Check(Instant now) {
     is_only_busy_ = true;
     return news;
   }
+  news.held_up_by = HeldUpBy(facts, now);
   const absl::Duration patience = std::max(kStuckAfter, 2 * slow_);
   for (StuckCause& cause : FindStuck(facts, kStuckAfter)) {
     const bool is_busy = cause.why == StuckClass::kBusy;

@@ -170,6 +170,25 @@ TEST(Elastic, NewcomerThatNeverAnswersInTheHandOverIsLeftOut) {
   ExpectUndisturbed(*run, job, saved);
 }
 
+// Its process answers, so it is not silent: `weft run` ends it, and starts
+// another.
+TEST(Elastic, NewcomerThatHangsInTheHandOverIsKilled) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  setenv("WEFT_FAILPOINTS", "train/take_state=block", /*overwrite=*/1);
+  const auto run =
+      StartRun(job, {"--elastic=1:4", "--nproc-per-node=2"}, saved);
+  unsetenv("WEFT_FAILPOINTS");
+  AwaitNextCheckpoint(*run, saved);
+  KillWorker(*run, "trainer", 1);
+  if (HasFatalFailure()) return;
+  ASSERT_THAT(run->WaitForOutput("does not take part yet: killing it", kLong),
+              IsOk());
+  AwaitNextCheckpoint(*run, saved);
+  AwaitWholeEpoch(*run, saved, kSteps);
+  ExpectUndisturbed(*run, job, saved);
+}
+
 // A copy of the trainer with another id of its build.
 std::string TrainerOfAnotherBuild(const Job& job) {
   std::string bytes = ReadBytes(Program("trainer"));
