@@ -11,6 +11,7 @@
 #include "weft/base/driver.h"
 #include "weft/base/status_macros.h"
 #include "weft/ps/core/placement.h"
+#include "weft/ps/lost_partition.h"
 #include "weft/ps/replicated/service.h"
 #include "weft/ps/service.h"
 #include "weft/rpc/session/failure.h"
@@ -44,7 +45,7 @@ absl::Status CheckAllLive(const PartitionMap& map) {
           map.entry(i).heirs.front().ToString(), " to come back with its log"));
     }
     if (IsNone(primary)) {
-      return absl::DataLossError(absl::StrCat(
+      return LostPartition(absl::StrCat(
           "all servers that had partition ", i, ", and ", map.lost() - 1,
           " more of ", map.entries(),
           ", are gone: restore a checkpoint (ps::Client::Restore) and open the "

@@ -67,6 +67,7 @@
 #include "weft/telemetry/telemetry.h"
 #include "weft/tensor/random.h"
 #include "weft/tensor/tensor.h"
+#include "weft/train/build_text.h"
 #include "weft/train/core/step_commit.h"
 #include "weft/train/options.h"
 #include "weft/train/saving/checkpoint_run.h"
@@ -173,27 +174,26 @@ class DataParallelTraining {
 
   // How ranks that may come and go form the groups of a training.
   struct Elastic {
+    // What a rank of a new group does first, before the group is used: those
+    // who train give newcomers a first copy of the state, and go on.
+    using Prepare = std::function<void(collectives::ProcessGroup& group)>;
     // Makes the group of those who are there now, at most as many as there are
     // virtual shards. Called by every rank at the beginning, when a rank was
     // lost, and when one is to be taken in. An error ends the training on this
-    // rank. In an elastic job this is worker::JoinGroup.
-    std::function<absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>>()>
+    // rank. In an elastic job this is worker::JoinGroup. A group that it makes
+    // itself it gives to `prepare`, once, on the thread that made it, before it
+    // returns it; or no rank ever does: then all stop for all of the state.
+    std::function<absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>>(
+        const Prepare& prepare)>
         join;
     // Begins to make the next group, of those who train and those who wait,
     // while the present one trains; returns at once. `join` then returns that
-    // group. It is called once `has_joined_ahead` says that it would not wait;
-    // or at once if a rank is lost before, and then it waits. Called by every
-    // rank, after the same step. Null: all stop until the group is made.
-    std::function<void()> join_ahead = nullptr;
+    // group, which was given to this `prepare` in the same way. `join` is
+    // called once `has_joined_ahead` says that it would not wait; or at once if
+    // a rank is lost before, and then it waits. Called by every rank, after the
+    // same step. Null: all stop until the group is made.
+    std::function<void(Prepare prepare)> join_ahead = nullptr;
     std::function<bool()> has_joined_ahead = nullptr;
-    // What the ranks of a new group do first, before it is used: those who
-    // train give newcomers a first copy of the state, and go on. The training
-    // sets `*prepare`, and calls `join` and `join_ahead`, which copy it: it is
-    // to be called on each group that they make, once, on the thread that made
-    // it, before the group is returned or has_joined_ahead is true; null: not.
-    // No pointer, on all ranks: they stop for all of the state.
-    using Prepare = std::function<void(collectives::ProcessGroup& group)>;
-    std::shared_ptr<Prepare> prepare = nullptr;
     // Whether somebody waits to be taken in; asked by rank 0 between steps, at
     // most each `ask_interval`. Null: nobody is taken in but where a rank is
     // lost.
@@ -207,6 +207,9 @@ class DataParallelTraining {
     // begin go on from them. Called by one of the ranks. Null: the job does not
     // remember, and Options::resume alone counts.
     std::function<absl::StatusOr<bool>(bool begins)> has_trained = nullptr;
+    // Which build of the program this rank runs: one that has another is
+    // refused as one that has another model, since it may compute other bits.
+    std::string build = BuildText();
     // Whether this rank is to leave the others; asked after each step. Once
     // true, and `leave_after` later, it leaves with a checkpoint, and the
     // others go on; where all have been asked by then, the training stops as by
@@ -222,10 +225,10 @@ class DataParallelTraining {
   // in the directory is an error (kFailedPrecondition, with ExitCode kConfig).
   // What a step has done is kept if one rank is left that has taken it; else
   // the others repeat it, with the same samples. A rank that has just come ends
-  // with kInvalidArgument where its model, settings or shards are not those of
-  // the others, who go on without it; with kDataLoss where it does not have the
-  // bits of the state that it was given. Other errors as Create, and those of
-  // `join`.
+  // with kInvalidArgument where its build, model, settings or shards are not
+  // those of the others, who go on without it; with kDataLoss where it does not
+  // have the bits of the state that it was given. Other errors as Create, and
+  // those of `join`.
   static absl::StatusOr<std::unique_ptr<DataParallelTraining>> CreateElastic(
       Elastic elastic, telemetry::Telemetry& telemetry, Parts parts,
       Options options);

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "weft/base/failpoint.h"
 #include "weft/base/status_macros.h"
 #include "weft/train/core/state_handover.h"
 #include "weft/train/data_parallel_training.h"
@@ -37,6 +38,9 @@ class DataParallelTraining::Handover {
 
   absl::Status Run() {
     training_.given_bytes_ = 0;
+    if (!is_holder()) {
+      WEFT_RETURN_IF_ERROR(WEFT_FAILPOINT("train/take_state"));
+    }
     WEFT_ASSIGN_OR_RETURN(std::vector<int> lacks, LackedAtFirst());
     for (;;) {
       WEFT_ASSIGN_OR_RETURN(const auto told, Tell(lacks));

@@ -197,7 +197,7 @@ TrainingPlace DataParallelTraining::Place() const {
 }
 
 std::string DataParallelTraining::Description() const {
-  std::string text;
+  std::string text = absl::StrCat("the build is ", elastic_.build, "\n");
   for (const auto& [name, value] : options_.settings.All()) {
     absl::StrAppend(&text, name, " is ", value, "\n");
   }

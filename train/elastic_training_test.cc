@@ -453,6 +453,16 @@ TEST_F(ElasticTrainingTest, NewcomerWithAnotherModelIsRefusedAndNamed) {
               StatusIs(absl::StatusCode::kInvalidArgument, "hidden.bias"));
 }
 
+TEST_F(ElasticTrainingTest, NewcomerOfAnotherBuildIsRefusedAndBothAreNamed) {
+  Person other;
+  other.build = "weft 0.0.9, program 1234";
+  const absl::Status status = StatusOfNewcomer(other);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                               "the build is weft 0.0.9, program 1234"));
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::HasSubstr("the build is " + BuildText()));
+}
+
 // What it was given is not what it has.
 TEST_F(ElasticTrainingTest, NewcomerWithOtherBitsThanItWasGivenEndsAndIsNamed) {
   Person other;
@@ -484,13 +494,13 @@ TEST_F(ElasticTrainingTest, PartsThatAreMissingAreNamed) {
   EXPECT_THAT(create({}), StatusIs(absl::StatusCode::kInvalidArgument,
                                    "wanted Elastic::join"));
   DataParallelTraining::Elastic elastic;
-  elastic.join =
-      []() -> absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> {
+  elastic.join = [](const auto&)
+      -> absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> {
     return absl::DeadlineExceededError("nobody came");
   };
   EXPECT_THAT(create(elastic),
               StatusIs(absl::StatusCode::kDeadlineExceeded, "nobody came"));
-  elastic.join = [] {
+  elastic.join = [](const auto&) {
     return absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>>(nullptr);
   };
   EXPECT_THAT(create(elastic),

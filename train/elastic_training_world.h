@@ -381,6 +381,7 @@ class ElasticTrainingTest : public ::testing::Test {
     int64_t leaves_after = 0;
     absl::Duration leave_after = absl::ZeroDuration();
     int64_t width = 16;
+    std::string build = BuildText();
     bool ties = false;  // Net, as the next
     int64_t still = 0;
     bool has_first_copies = true;  // the same for all
@@ -567,26 +568,25 @@ class ElasticTrainingTest : public ::testing::Test {
     DataParallelTraining::Elastic elastic;
     int groups = 0;
     using Prepare = DataParallelTraining::Elastic::Prepare;
-    const auto prepare = std::make_shared<Prepare>();
-    if (person.has_first_copies) elastic.prepare = prepare;
-    const auto join = [&](const Prepare& first) {
+    const auto join = [&](const Prepare& prepare) {
       if (person.before_join != nullptr) person.before_join(groups);
       ++groups;
       auto group = crowd.Join(id);
-      if (group.ok() && first != nullptr) first(**group);
+      if (group.ok() && person.has_first_copies) prepare(**group);
       return group;
     };
     BackgroundTask<Group> next;
     const auto leave = absl::MakeCleanup([&] { crowd.Remove(id); });
-    elastic.join = [&]() -> absl::StatusOr<Group> {
-      auto group = next.has_begun() ? *next.Take() : join(*prepare);
+    elastic.join = [&](const Prepare& prepare) -> absl::StatusOr<Group> {
+      auto group = next.has_begun() ? *next.Take() : join(prepare);
       if (group.ok()) WEFT_RETURN_IF_ERROR(crowd.Enter(id));
       return group;
     };
     if (person.joins_ahead) {
-      elastic.join_ahead = [&] {
-        next.Begin("the next group",
-                   [&join, first = *prepare] { return join(first); })
+      elastic.join_ahead = [&](Prepare prepare) {
+        next.Begin(
+                "the next group",
+                [&join, prepare = std::move(prepare)] { return join(prepare); })
             .IgnoreError();
       };
       elastic.has_joined_ahead = [&] { return next.is_done(); };
@@ -598,6 +598,7 @@ class ElasticTrainingTest : public ::testing::Test {
       return person.leaves_after != 0 && ++steps >= person.leaves_after;
     };
     elastic.leave_after = person.leave_after;
+    elastic.build = person.build;
     elastic.has_trained = person.has_trained;
     WEFT_ASSIGN_OR_RETURN(
         const auto training,

@@ -213,14 +213,14 @@ DataParallelTraining::Elastic Job::MakeElastic(
     return true;
   };
   options.cancel = end_join_.token();
-  elastic.prepare = std::make_shared<DataParallelTraining::Elastic::Prepare>();
-  const auto prepare = elastic.prepare;
-  elastic.join = [this, options, prepare] { return Join(options, *prepare); };
-  elastic.join_ahead = [this, options, prepare] {
+  elastic.join = [this, options](const auto& prepare) {
+    return Join(options, prepare);
+  };
+  elastic.join_ahead = [this, options](auto prepare) {
     // Where it has no thread, JoinElastic says so.
     next_group_
         .Begin("the next group of an elastic training",
-               [this, options, prepare = *prepare] {
+               [this, options, prepare = std::move(prepare)] {
                  return MakeGroup(worker_, options, prepare);
                })
         .IgnoreError();

@@ -6,8 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/parker.h"
+#include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/ddp/shard_tree.h"
+#include "weft/ps/lost_partition.h"
 #include "weft/rendezvous/membership.h"
 #include "weft/rendezvous/view.h"
 #include "weft/tensor/shape.h"
@@ -152,23 +154,30 @@ absl::StatusOr<std::unique_ptr<StepTable>> StepTable::Open(
   }
   std::unique_ptr<StepTable> table(
       new StepTable(worker, Synchronous(std::move(spec)), timeout));
-  WEFT_RETURN_IF_ERROR(table->OpenTable());
+  const absl::Status opened = table->OpenTable();
+  // A checkpoint may be restored once the ranks have met.
+  if (!opened.ok() && !ps::IsLostPartition(opened)) return opened;
   return table;
 }
 
 absl::Status StepTable::OpenTable() {
-  WEFT_ASSIGN_OR_RETURN(table_, client_.Sparse(spec_));
+  absl::StatusOr<std::unique_ptr<ps::SparseTable>> table =
+      client_.Sparse(spec_);
+  lost_ = table.status();
+  WEFT_RETURN_IF_ERROR(lost_);
+  table_ = *std::move(table);
   return absl::OkStatus();
 }
 
 absl::StatusOr<Tensor> StepTable::Pull(const Tensor& keys) {
+  WEFT_RETURN_IF_ERROR(lost_);
   return table_->Pull(keys).Wait(timeout_);
 }
 
 absl::StatusOr<std::string> StepTable::PartOf(const Tensor& keys,
                                               const Tensor& gradients) const {
   if (!gradients.defined()) return std::string();
-  const int64_t dim = table_->dim();
+  const int64_t dim = spec_.dim();
   if (!keys.defined() || keys.dtype() != DType::kI64 || keys.dim() != 1 ||
       gradients.dtype() != DType::kF32 ||
       gradients.shape() != Shape{keys.numel(), dim}) {
@@ -221,17 +230,25 @@ absl::Status StepTable::Reopen() {
 }
 
 absl::Status StepTable::BeginRound(int64_t round) {
+  if (!lost_.ok()) {
+    if (round > 0) return lost_;
+    return worker::WithoutRestart(Reworded(
+        lost_, absl::StrCat("no checkpoint was saved, and ", lost_.message())));
+  }
   while (table_->round() < round) table_->EndRound();
   if (table_->round() == round) return absl::OkStatus();
-  return worker::WithoutRestart(absl::DataLossError(absl::StrCat(
-      "table '", spec_.name(), "' has ", table_->round(),
-      " rounds, and the training begins its step ", round,
-      ": all trainers that had gone on to there have died, and the model with "
-      "them, and no checkpoint was saved; start the job again")));
+  return worker::WithoutRestart(worker::WithExitCode(
+      absl::DataLossError(absl::StrCat(
+          "table '", spec_.name(), "' has ", table_->round(),
+          " rounds, and the training begins its step ", round,
+          ": all trainers that had gone on to there have died, and the model "
+          "with them, and no checkpoint was saved; start the job again")),
+      worker::ExitCode::kPeerLost));
 }
 
 absl::Status StepTable::Push(int64_t round, int shard, absl::string_view part) {
-  WEFT_ASSIGN_OR_RETURN(auto rows, ReadPart(part, spec_.name(), table_->dim()));
+  WEFT_RETURN_IF_ERROR(lost_);
+  WEFT_ASSIGN_OR_RETURN(auto rows, ReadPart(part, spec_.name(), spec_.dim()));
   pushed_.erase(
       std::remove_if(pushed_.begin(), pushed_.end(),
                      [&](const Pushed& one) { return one.part.round < round; }),
@@ -244,6 +261,7 @@ absl::Status StepTable::Push(int64_t round, int shard, absl::string_view part) {
 }
 
 absl::Status StepTable::AwaitStable(absl::Duration wait) {
+  WEFT_RETURN_IF_ERROR(lost_);
   const Instant until = SteadyClock().Now() + wait;
   const auto left = [&] {
     return std::max(until - SteadyClock().Now(), absl::ZeroDuration());

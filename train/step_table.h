@@ -52,6 +52,9 @@ class StepTable {
  public:
   // `spec`: SPARSE, with `shards` the virtual shards of the training; SYNC and
   // Orphans WAIT are set here. Waits until the servers of the job have joined.
+  // Where all copies of a part of the tables are lost it is opened once a
+  // checkpoint was restored (DataParallelTraining does); without one the first
+  // step ends with kDataLoss, and the program with ExitCode kPeerLost.
   //   kInvalidArgument     as ps::Client::Sparse; the table is dense; `shards`
   //                        are no number of virtual shards
   //   kFailedPrecondition  the job has one replica, or no servers
@@ -96,7 +99,8 @@ class StepTable {
   const ps::v1::TableSpec spec_;
   const absl::Duration timeout_;
   ps::Client client_;
-  std::unique_ptr<ps::SparseTable> table_;
+  std::unique_ptr<ps::SparseTable> table_;  // null where it is
+  absl::Status lost_;  // all copies of a part of it, when it was opened
   std::vector<Pushed> pushed_;  // of the last step
 };
 

@@ -92,9 +92,7 @@ DataParallelTraining::Done DataParallelTraining::Do(
   WEFT_LOG(logger_, Info,
            "others wait to take part; the group with them is made meanwhile")
       .With("step", steps());
-  if (elastic_.prepare != nullptr) *elastic_.prepare = PrepareToGive();
-  elastic_.join_ahead();
-  if (elastic_.prepare != nullptr) *elastic_.prepare = nullptr;
+  elastic_.join_ahead(PrepareToGive());
   return std::nullopt;
 }
 
@@ -108,8 +106,7 @@ DataParallelTraining::Done DataParallelTraining::Do(
   shards_ = nullptr;
   group_ = nullptr;
   own_group_ = nullptr;  // those who have not noticed yet are told
-  if (elastic_.prepare != nullptr) *elastic_.prepare = PrepareToTake();
-  auto group = CatchToStatus([this] { return elastic_.join(); });
+  auto group = CatchToStatus([this] { return elastic_.join(PrepareToTake()); });
   if (group.ok() && *group == nullptr) {
     group = absl::InvalidArgumentError("Elastic::join gave no group");
   }

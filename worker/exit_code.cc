@@ -19,6 +19,7 @@
 #include "weft/base/said_by.h"
 #include "weft/net/call/connection_reset.h"
 #include "weft/net/tls/credentials.h"
+#include "weft/ps/lost_partition.h"
 #include "weft/telemetry/field.h"
 #include "weft/telemetry/logger.h"
 #include "weft/telemetry/stderr_line.h"
@@ -43,6 +44,7 @@ ExitCode ExitCodeFor(const absl::Status& status) {
   if (net::WasConnectionReset(status) || net::IsOfCertificates(status)) {
     return ExitCode::kAuth;
   }
+  if (ps::IsLostPartition(status)) return ExitCode::kPeerLost;
   switch (status.code()) {
     case absl::StatusCode::kOk:
       return ExitCode::kOk;

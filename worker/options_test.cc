@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/net/tls/credentials.h"
+#include "weft/ps/lost_partition.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 #include "weft/worker/exit_code.h"
@@ -582,6 +583,10 @@ TEST(ExitCode, FollowsTheStatusUnlessItCarriesAnother) {
   EXPECT_EQ(ExitCodeFor(absl::PermissionDeniedError("")), ExitCode::kAuth);
   EXPECT_EQ(ExitCodeFor(absl::ResourceExhaustedError("")), ExitCode::kResource);
   EXPECT_EQ(ExitCodeFor(absl::DataLossError("")), ExitCode::kBadCheckpoint);
+  const absl::Status lost = OfPart("rows", ps::LostPartition("gone"));
+  EXPECT_TRUE(absl::IsDataLoss(lost));
+  EXPECT_EQ(ExitCodeFor(lost), ExitCode::kPeerLost);
+  EXPECT_FALSE(IsFinal(lost));
   EXPECT_EQ(ExitCodeFor(absl::NotFoundError("")), ExitCode::kConfig);
   EXPECT_EQ(ExitCodeFor(absl::InternalError("")), ExitCode::kInternal);
   EXPECT_EQ(ExitCodeFor(WithExitCode(absl::UnavailableError("port in use"),

@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "weft/launch/commands/stragglers.h"
 
 namespace weft::launch {
 namespace {
@@ -27,6 +28,7 @@ struct Call {
 // What one worker did in one group.
 struct Member {
   std::map<int64_t, Call> calls;  // by number
+  std::map<int64_t, TimedCall> finished_calls;
   int64_t finished = -1;
   int64_t finished_code = 0;
   int64_t failed = -1;  // the first that did; later ones may be refused for it
@@ -82,6 +84,12 @@ void Take(const std::string& worker, const Line& line,
   } else {
     member.finished = line.a;
     member.finished_code = line.b;
+    const auto call = member.calls.find(line.a);
+    if (line.b == 0 && call != member.calls.end()) {
+      member.finished_calls[line.a] = {call->second.verb,
+                                       call->second.fingerprint,
+                                       call->second.age_s - line.age_s};
+    }
     if (line.b != 0 && member.failed < 0) {
       member.failed = line.a;
       member.failed_code = line.b;
@@ -157,6 +165,14 @@ std::string Differences(const Group& group) {
   return "";
 }
 
+std::string WaitedFor(const Group& group) {
+  TimedCalls calls;
+  for (const auto& [worker, member] : group) {
+    calls[worker] = member.finished_calls;
+  }
+  return StragglerText(calls);
+}
+
 std::string ReportOf(const std::string& name, const Group& group) {
   int64_t front = -1;
   for (const auto& [worker, member] : group) {
@@ -191,6 +207,7 @@ std::string ReportOf(const std::string& name, const Group& group) {
                     failed.begin()->first, ", on ",
                     absl::StrJoin(failed.begin()->second, ", "), "\n");
   }
+  absl::StrAppend(&text, WaitedFor(group));
   return text;
 }
 

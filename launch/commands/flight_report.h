@@ -25,7 +25,8 @@ bool IsRecording(absl::string_view text);
 
 // For each process group, the one that was used last first: the operation that
 // each worker is in, or has finished last; who is behind; calls that differ
-// under one number; and the first that failed. Ends with "\n".
+// under one number; the first that failed; and for whom they waited how long
+// (stragglers.h). Ends with "\n".
 // kInvalidArgument: a text is no flight recorder's.
 absl::StatusOr<std::string> FlightReport(const std::vector<FlightFile>& files);
 

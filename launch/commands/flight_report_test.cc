@@ -92,6 +92,21 @@ TEST(FlightReport, TheGroupThatWasUsedLastIsTheFirst) {
   EXPECT_LT(report->find("group new"), report->find("group a old"));
 }
 
+TEST(FlightReport, SaysForWhomTheyWaited) {
+  const std::string head = "flight recorder: 2 of 2 entries, 0 lost\n";
+  const auto of = [&](const std::string& begun) {
+    return head + "0 -" + begun + "s collective.start a=0 b=7 g AllReduce\n" +
+           "1 -0.5s collective.end a=0 b=0 g AllReduce\n";
+  };
+  const auto report =
+      FlightReport({{"trainer0", of("2.5")}, {"trainer1", of("0.6")}});
+  ASSERT_THAT(report, IsOk());
+  EXPECT_THAT(*report, HasSubstr("in 1 operations that all have finished they "
+                                 "waited 1.900 s for each other: for trainer1 "
+                                 "100 %\n    AllReduce like #0, 1 times: 1.900 "
+                                 "s, trainer1 100 %\n"));
+}
+
 // They may have come from a peer.
 TEST(FlightReport, LinesThatNoRecorderWritesDoNoHarm) {
   const std::string most = std::to_string(std::numeric_limits<int64_t>::max());

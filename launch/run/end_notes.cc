@@ -47,7 +47,7 @@ void EndNotes::NoteStopped(const Child& child) {
   }
 }
 
-void EndNotes::Kill(const Child& child) { killed_.insert(child.name()); }
+void EndNotes::Kill(const Child& child) { killed_.insert(child.pid()); }
 
 RankReport EndNotes::ReportOf(const Child& child) const {
   const std::string& name = child.name();
@@ -63,7 +63,7 @@ RankReport EndNotes::ReportOf(const Child& child) const {
   report.peak_bytes = child.peak_bytes();
   report.was_asked = asked_.count(name) > 0;
   report.was_stopped = stopped_.count(name) > 0;
-  report.was_killed = killed_.count(name) > 0;
+  report.was_killed = killed_.count(child.pid()) > 0;
   report.tail.assign(child.tail().begin(), child.tail().end());
   return report;
 }

@@ -34,7 +34,8 @@ class EndNotes {
   void Ask(const Child& child);
   // Whether `child`, which is not asked, is stopped.
   void NoteStopped(const Child& child);
-  // `child` is killed, since it did not end when it was asked.
+  // `child` is killed, since it did not end when it was asked, or holds the
+  // others up.
   void Kill(const Child& child);
 
   bool was_stopped(const std::string& name) const {
@@ -60,7 +61,8 @@ class EndNotes {
   OomKills oom_kills_meanwhile_;  // and since the look before
   int look_ = 0;
   std::map<std::string, EndOf> ends_;  // by name
-  std::set<std::string> asked_, stopped_, killed_;
+  std::set<std::string> asked_, stopped_;
+  std::set<pid_t> killed_;  // another process may take the name
   std::map<std::string, RankReport> failed_;  // by name
 };
 

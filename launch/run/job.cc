@@ -14,8 +14,10 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "weft/base/status_macros.h"
 #include "weft/launch/failure/failure_report.h"
 #include "weft/launch/failure/how_it_ended.h"
@@ -31,13 +33,11 @@
 namespace weft::launch {
 namespace {
 
-// A process that ends within so long after its start, so often in a row, cannot
-// run.
-constexpr absl::Duration kQuickEnd = absl::Seconds(2);
-constexpr int kMostQuickEnds = 3;
 // After a failure, how long workers of other nodes may still leave before it is
 // killed. Those of this node have ended.
 constexpr absl::Duration kHastyEnd = absl::Seconds(5);
+// An event: a rank that the others go on without meanwhile.
+constexpr absl::string_view kRankRestarted = "rank_restarted";
 // Between two looks at what the processes do.
 constexpr absl::Duration kLookEvery = absl::Seconds(1);
 
@@ -48,11 +48,6 @@ std::string HostName() {
 }
 
 }  // namespace
-
-bool Starts::End(Instant now) {
-  quick_ends_ = now - began_at_ < kQuickEnd ? quick_ends_ + 1 : 0;
-  return quick_ends_ < kMostQuickEnds;
-}
 
 Job::Job(const LaunchOptions& options, const std::string& launcher, int restart,
          SignalScope& signals, Keeper& keeper, EventLog& events)
@@ -104,7 +99,8 @@ void Job::OnCoordinatorExit() {
   while (Forward(*coordinator_)) {
   }
   TellEnd(*coordinator_);
-  const bool may_stay = coordinator_starts_.End(Now());
+  coordinator_starts_.End(Now());
+  const bool may_stay = !coordinator_starts_.is_hopeless();
   absl::Status started;
   const bool is_final =
       IsFinal(*coordinator_) ||
@@ -174,7 +170,8 @@ absl::Status Job::StartAll() {
 }
 
 int Job::PollTimeout() const {
-  const Instant next = std::min(kill_at_, next_look_);
+  Instant next = std::min(kill_at_, next_look_);
+  for (const auto& [name, due] : due_) next = std::min(next, due);
   if (next.is_infinite()) return -1;
   const int64_t ms = absl::ToInt64Milliseconds(next - Now()) + 1;
   return static_cast<int>(std::clamp<int64_t>(ms, 0, 60000));
@@ -204,7 +201,7 @@ void Job::Watch() {
       is_any_alive = true;
       add(child->exit_fd(), child.get());
     }
-    if (!is_any_alive) return;
+    if (!is_any_alive && due_.empty()) return;
     if (poll(fds.data(), fds.size(), PollTimeout()) < 0 && errno != EINTR) {
       err_ << "weft: poll failed: " << strerror(errno) << "\n";
       return;
@@ -226,6 +223,7 @@ void Job::Watch() {
     }
     OnExits(ended);
     if (has_coordinator_ended) OnCoordinatorExit();
+    ReplaceDue();
     KillIfDue();
     WatchProgress();
   }
@@ -341,9 +339,11 @@ bool Job::CanReplace(const Child& child) {
   const auto is_trainer = [](const auto& other) {
     return other->role() == kTrainer;
   };
+  Starts& starts = starts_[child.name()];
   if (child.role() == kTrainer) {
-    return !options_.workers.empty() && !HasCompleted() &&
-           starts_[child.name()].End(Now());
+    if (options_.workers.empty() || HasCompleted()) return false;
+    starts.End(Now());
+    return !starts.is_hopeless() || CanWaitFor(child);
   }
   if (options_.replicas < 2 || child.role() != kServer) return false;
   // Where others start the trainers it is not known when those end.
@@ -354,7 +354,27 @@ bool Job::CanReplace(const Child& child) {
       std::all_of(children_.begin(), children_.end(), [&](const auto& other) {
         return !is_trainer(other) || other->has_ended();
       });
-  return !is_over && starts_[child.name()].End(Now());
+  starts.End(Now());
+  return !is_over && !starts.is_hopeless();
+}
+
+bool Job::CanWaitFor(const Child& child) const {
+  const Instant now = Now();
+  const auto stayed =
+      std::count_if(children_.begin(), children_.end(), [&](const auto& other) {
+        const auto starts = starts_.find(other->name());
+        return other.get() != &child && other->role() == kTrainer &&
+               !other->has_ended() && starts != starts_.end() &&
+               starts->second.HasStayed(now);
+      });
+  // Trainers of other nodes may make up for those that are missing here.
+  int least = 1;
+  const std::vector<std::string> workers =
+      absl::StrSplit(options_.workers, ':');
+  if (options_.nodes > 1 || !absl::SimpleAtoi(workers.front(), &least)) {
+    least = 1;
+  }
+  return stayed >= std::max(least, 1);
 }
 
 bool Job::HasCompleted() const {
@@ -367,15 +387,51 @@ bool Job::HasCompleted() const {
 void Job::ReplaceOrFail(const std::vector<const Child*>& ranks) {
   for (const Child* rank : ranks) {
     if (culprit_ != nullptr) return;
+    const Starts& starts = starts_[rank->name()];
+    const absl::Duration pause =
+        rank->role() == kTrainer ? starts.Pause() : absl::ZeroDuration();
     err_ << "weft: " << rank->name()
-         << " has ended: " << rank->exit().ToString()
-         << "; starting it again, and the others go on\n";
+         << " has ended: " << rank->exit().ToString();
+    if (pause > absl::ZeroDuration()) {
+      err_ << ", before it had taken part for "
+           << absl::FormatDuration(kQuickEnd) << ", " << starts.futile_starts()
+           << " times in a row; starting it again in "
+           << absl::FormatDuration(pause) << ", and the others go on\n";
+      TellEvent("rank_backs_off", {{"rank", rank->name()},
+                                   {"futile_starts", starts.futile_starts()},
+                                   {"pause_s", absl::ToDoubleSeconds(pause)}});
+      due_[rank->name()] = Now() + pause;
+    } else {
+      err_ << "; starting it again, and the others go on\n";
+    }
     err_.flush();
-    const absl::Status started = Replace(*rank);
-    if (started.ok()) continue;
-    err_ << "weft: " << started.message() << "\n";
-    FailBy(*rank);
+    if (pause == absl::ZeroDuration()) ReplaceNow(*rank);
   }
+}
+
+void Job::ReplaceDue() {
+  if (due_.empty()) return;
+  if (culprit_ != nullptr || signal_ != 0 || HasCompleted()) {
+    due_.clear();
+    return;
+  }
+  const Instant now = Now();
+  std::vector<const Child*> ranks;
+  for (const auto& child : children_) {
+    const auto due = due_.find(child->name());
+    if (due == due_.end() || now < due->second) continue;
+    due_.erase(due);
+    ranks.push_back(child.get());
+  }
+  for (const Child* rank : ranks) ReplaceNow(*rank);
+}
+
+void Job::ReplaceNow(const Child& child) {
+  if (culprit_ != nullptr) return;
+  const absl::Status started = Replace(child);
+  if (started.ok()) return;
+  err_ << "weft: " << started.message() << "\n";
+  FailBy(child);
 }
 
 absl::Status Job::Replace(const Child& child) {
@@ -384,7 +440,7 @@ absl::Status Job::Replace(const Child& child) {
   WEFT_ASSIGN_OR_RETURN(auto next, Child::Start(std::move(spec)));
   keeper_.Watch(next->pid());
   starts_[next->name()].Begin(Now());
-  TellStart(*next, "rank_restarted");
+  TellStart(*next, kRankRestarted);
   const auto place =
       std::find_if(children_.begin(), children_.end(),
                    [&](const auto& other) { return other.get() == &child; });
@@ -525,6 +581,10 @@ void Job::TellJobEvent(const Child& child, absl::string_view line) {
     fields.push_back({"partitions", event->partitions});
   }
   if (event->ranks >= 0) fields.push_back({"ranks", event->ranks});
+  if (event->event == "rank_joined") {
+    starts_[child.name()].Join(Now());
+    stuck_.Joined(child.name());
+  }
   TellEvent(event->event, fields);
 }
 
@@ -553,6 +613,7 @@ void Job::WatchProgress() {
     err_.flush();
     TellEvent("unstuck", {{"lasted_s", absl::ToDoubleSeconds(news.lasted)}});
   }
+  for (const std::string& name : news.held_up_by) EndHolder(name);
   if (news.causes.empty()) return;
   const std::vector<RankFacts> facts = stuck_.Facts(now);
   const std::string host = HostName();
@@ -564,8 +625,24 @@ void Job::WatchProgress() {
   err_.flush();
 }
 
+void Job::EndHolder(const std::string& name) {
+  for (const auto& child : children_) {
+    if (child->name() != name || child->has_ended()) continue;
+    err_ << "weft: " << name << " (pid " << child->pid()
+         << ") runs and does not answer the others, which have waited for it "
+            "for "
+         << absl::FormatDuration(kHoldsUp)
+         << " and cannot go on; it does not take part yet: killing it\n";
+    err_.flush();
+    TellEvent("rank_killed", {{"rank", name}, {"pid", child->pid()}});
+    notes_.Kill(*child);
+    child->Signal(SIGKILL);
+  }
+}
+
 void Job::TellStart(const Child& child, absl::string_view event) {
-  stuck_.Start(child.name(), child.pid());
+  const bool joins_others = event == kRankRestarted && child.role() == kTrainer;
+  stuck_.Start(child.name(), child.pid(), joins_others, Now());
   TellEvent(event, {{"rank", child.name()}, {"pid", child.pid()}});
 }
 

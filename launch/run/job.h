@@ -25,22 +25,11 @@
 #include "weft/launch/run/keeper.h"
 #include "weft/launch/run/launcher.h"
 #include "weft/launch/run/signal_scope.h"
+#include "weft/launch/run/starts.h"
 #include "weft/launch/stuck/stuck_watch.h"
 #include "weft/telemetry/field.h"
 
 namespace weft::launch {
-
-// The starts of one process that is started again when it ends.
-class Starts {
- public:
-  void Begin(Instant now) { began_at_ = now; }
-  // To be called when it has ended. Returns whether it may be started again.
-  bool End(Instant now);
-
- private:
-  Instant began_at_;
-  int quick_ends_ = 0;  // in a row
-};
 
 // The phases: all run; some are asked to end; those that do not are killed. All
 // that it is given must outlive it.
@@ -75,10 +64,16 @@ class Job {
   bool CanReplace(const Child& child);
   // Whether a trainer has ended well.
   bool HasCompleted() const;
+  // Whether the others of this node are enough to go on for now without a
+  // trainer that cannot run.
+  bool CanWaitFor(const Child& child) const;
   // Starts it again, in its place in children_, which destroys `child`. If that
   // fails, `child` stays.
   absl::Status Replace(const Child& child);
+  // At once, or after a pause.
   void ReplaceOrFail(const std::vector<const Child*>& ranks);
+  void ReplaceDue();
+  void ReplaceNow(const Child& child);
   void EndOthers(int signal);
   void KillIfDue();
   // What holds of all ranks of the job.
@@ -95,6 +90,8 @@ class Job {
   // Looks at the processes, about once a second, and says who keeps the job
   // from going on, if anybody does.
   void WatchProgress();
+  // Kills a rank that does not take part yet and holds the others up.
+  void EndHolder(const std::string& name);
   void TellStart(const Child& child, absl::string_view event);
   void TellEnd(const Child& child);
   int ExitCode() const;
@@ -115,6 +112,7 @@ class Job {
   std::unique_ptr<Child> coordinator_;  // null: no process of its own
   Starts coordinator_starts_;
   std::map<std::string, Starts> starts_;  // of each rank, by name
+  std::map<std::string, Instant> due_;    // when they are started again
   Instant started_at_;
   const Child* culprit_ = nullptr;  // the first that failed by itself
   EndNotes notes_;

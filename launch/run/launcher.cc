@@ -2,13 +2,17 @@
 
 #include "weft/launch/run/launcher.h"
 
+#include <algorithm>
 #include <iostream>
 #include <memory>
+#include <string>
+#include <thread>
 
 #include "weft/base/status_macros.h"
 #include "weft/launch/run/event_log.h"
 #include "weft/launch/run/job.h"
 #include "weft/launch/run/keeper.h"
+#include "weft/launch/run/plan.h"
 #include "weft/launch/run/rank_mark.h"
 #include "weft/launch/run/signal_scope.h"
 
@@ -28,6 +32,11 @@ absl::StatusOr<int> Run(LaunchOptions options) {
   if (!options.events_file.empty()) {
     WEFT_RETURN_IF_ERROR(events.Open(options.events_file));
   }
+  std::ostream& err = options.err != nullptr ? *options.err : std::cerr;
+  const std::string warning = CoresWarning(
+      options,
+      static_cast<int>(std::max(std::thread::hardware_concurrency(), 1u)));
+  if (!warning.empty()) err << "weft: " << warning << std::endl;
   for (int restart = 0;; ++restart) {
     Job job(options, launcher, restart, signals, *keeper, events);
     const absl::StatusOr<int> code = job.Run();
@@ -35,7 +44,6 @@ absl::StatusOr<int> Run(LaunchOptions options) {
         !job.may_start_again()) {
       return code;
     }
-    std::ostream& err = options.err != nullptr ? *options.err : std::cerr;
     err << "weft: starting all ranks again, restart " << restart + 1 << " of "
         << options.max_restarts << "\n";
     err.flush();

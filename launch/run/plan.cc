@@ -162,4 +162,22 @@ std::vector<ChildSpec> PlanChildren(const LaunchOptions& options, int restart,
   return children;
 }
 
+std::string CoresWarning(const LaunchOptions& options, int cores) {
+  int ranks = 0;
+  for (const RoleSpec& role : options.roles) ranks += role.count;
+  if (ranks <= cores) return "";
+  const auto own = options.environment.find("WEFT_SILENCE");
+  const char* const set = getenv("WEFT_SILENCE");
+  const std::string silence = own != options.environment.end() ? own->second
+                              : set != nullptr                 ? set
+                                                               : "10s";
+  return absl::StrCat(
+      "warning: ", ranks, " ranks share the ", cores,
+      cores == 1 ? " core" : " cores",
+      " of this host and run in turns: a step takes as long as all of them "
+      "compute one after another, waits for others are longer, and a rank "
+      "that gets no core for ",
+      silence, " counts as dead; start fewer, or raise --silence");
+}
+
 }  // namespace weft::launch

@@ -37,6 +37,10 @@ std::string CoordinatorLog(const LaunchOptions& options, int restart,
 std::string NoRestartFile(const LaunchOptions& options,
                           const std::string& rank);
 
+// What to say where this node's ranks are more than its `cores`, and what
+// follows from that; empty: they are not. One line, without its end.
+std::string CoresWarning(const LaunchOptions& options, int cores);
+
 }  // namespace weft::launch
 
 #endif  // WEFT_LAUNCH_RUN_PLAN_H_

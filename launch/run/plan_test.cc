@@ -4,10 +4,14 @@
 #include <string>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace weft::launch {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 TEST(PlanChildren, SetsTheEnvironmentOfTorchrun) {
   LaunchOptions options;
@@ -64,6 +68,18 @@ TEST(PlanChildren, RanksOfALaterNodeFollowThoseOfTheNodesBefore) {
            {"WEFT_START", "1"}}) {
     EXPECT_EQ(env.at(name), value) << name;
   }
+}
+
+TEST(CoresWarning, SaysHowManyShareWhichCoresAndWhatFollows) {
+  LaunchOptions options;
+  options.roles = {{"ps", 2, {"p"}}, {"trainer", 3, {"t"}}};
+  EXPECT_EQ(CoresWarning(options, 5), "");
+  options.environment["WEFT_SILENCE"] = "2s";
+  EXPECT_THAT(CoresWarning(options, 4),
+              AllOf(HasSubstr("5 ranks share the 4 cores of this host"),
+                    HasSubstr("gets no core for 2s counts as dead"),
+                    HasSubstr("start fewer, or raise --silence")));
+  EXPECT_THAT(CoresWarning(options, 1), HasSubstr("the 1 core of"));
 }
 
 }  // namespace

@@ -57,7 +57,8 @@ std::string NameOfRank(int rank) { return absl::StrCat("trainer", rank); }
 class SimulatedJob {
  public:
   explicit SimulatedJob(uint64_t seed) : random_(seed) {
-    ranks_ = 2 + static_cast<int>(random_.Below(15));
+    const int most = random_.Chance(0.8) ? 16 : 32;
+    ranks_ = 2 + static_cast<int>(random_.Below(most - 1));
     is_mesh_ = random_.Chance(0.5);
     std::vector<int> all;
     for (int r = 0; r < ranks_; ++r) all.push_back(r);

@@ -21,10 +21,17 @@ constexpr size_t kMostWaits = 256;
 
 }  // namespace
 
-void StuckWatch::Start(const std::string& name, pid_t pid) {
+void StuckWatch::Start(const std::string& name, pid_t pid, bool joins_others,
+                       Instant now) {
   Rank& rank = ranks_[name];
   rank = {};
   rank.seen_pid = pid;
+  rank.joins_until = joins_others ? now + kToJoin : now;
+}
+
+void StuckWatch::Joined(const std::string& name) {
+  const auto it = ranks_.find(name);
+  if (it != ranks_.end()) it->second.joins_until = Instant();
 }
 
 void StuckWatch::End(const std::string& name) {
@@ -97,12 +104,29 @@ std::vector<RankFacts> StuckWatch::Facts(Instant now) const {
     for (const auto& [group, said] : rank.waits) {
       RankWait wait = said.wait;
       wait.said_ago = now - said.at;
-      wait.waited += wait.said_ago;
+      wait.waited = now < rank.joins_until ? absl::ZeroDuration()
+                                           : wait.waited + wait.said_ago;
       facts.waits.push_back(std::move(wait));
     }
     all.push_back(std::move(facts));
   }
   return all;
+}
+
+std::vector<std::string> StuckWatch::HeldUpBy(
+    const std::vector<RankFacts>& facts, Instant now) {
+  std::vector<std::string> names;
+  for (const StuckCause& cause : FindStuck(facts, kHoldsUp)) {
+    if (cause.why != StuckClass::kBusy) continue;
+    const auto it = ranks_.find(cause.ranks.front());
+    if (it == ranks_.end() || it->second.holds_up ||
+        now >= it->second.joins_until) {
+      continue;
+    }
+    it->second.holds_up = true;
+    names.push_back(it->first);
+  }
+  return names;
 }
 
 StuckWatch::News StuckWatch::Check(Instant now) {
@@ -127,6 +151,7 @@ StuckWatch::News StuckWatch::Check(Instant now) {
     is_only_busy_ = true;
     return news;
   }
+  news.held_up_by = HeldUpBy(facts, now);
   const absl::Duration patience = std::max(kStuckAfter, 2 * slow_);
   for (StuckCause& cause : FindStuck(facts, kStuckAfter)) {
     const bool is_busy = cause.why == StuckClass::kBusy;

@@ -28,13 +28,22 @@
 namespace weft::launch {
 
 inline constexpr absl::Duration kStuckAfter = absl::Seconds(4);
+inline constexpr absl::Duration kToJoin = absl::Minutes(5);
+// A rank that is still to take part, and runs but does not answer, may hold the
+// others up for so long.
+inline constexpr absl::Duration kHoldsUp = absl::Seconds(30);
 
 // Thread-safety: one thread at a time. Times do not go back.
 class StuckWatch {
  public:
   // Start: a process of this node has been started, under a name that no other
   // has now. End: it has ended.
-  void Start(const std::string& name, pid_t pid);
+  // `joins_others`: they go on meanwhile, until it takes part (Joined) or
+  // kToJoin is over. Until then its waits are its own: that it waits does not
+  // show that the job is stuck.
+  void Start(const std::string& name, pid_t pid, bool joins_others,
+             Instant now);
+  void Joined(const std::string& name);
   void End(const std::string& name);
 
   // The process has written this line.
@@ -46,6 +55,9 @@ class StuckWatch {
     std::vector<StuckCause> causes;  // to be said now
     bool is_over = false;            // the job goes on, after it was stuck
     absl::Duration lasted;           // then: since the first cause was said
+    // Ranks that are still to take part and for which others have waited for
+    // kHoldsUp, each once: nothing is lost with them.
+    std::vector<std::string> held_up_by;
   };
   // To be called after each line and look.
   News Check(Instant now);
@@ -61,6 +73,8 @@ class StuckWatch {
   struct Rank {
     pid_t seen_pid = 0;  // its own, or that of its program
     bool is_gone = false;
+    bool holds_up = false;  // was said in News::held_up_by
+    Instant joins_until;    // its waits count from then on
     Instant stopped_since = Instant::Infinite();
     char state = '?';
     std::deque<std::pair<Instant, absl::Duration>> cpu;  // of the last seconds
@@ -73,6 +87,8 @@ class StuckWatch {
   using Key = std::pair<StuckClass, std::vector<std::string>>;
 
   void EndWait(Rank& rank, const RankWait& over, bool has_failed);
+  std::vector<std::string> HeldUpBy(const std::vector<RankFacts>& facts,
+                                    Instant now);
 
   std::map<std::string, Rank> ranks_;
   std::map<Key, Told> told_;

@@ -19,8 +19,13 @@ using ::testing::SizeIs;
 class StuckWatchTest : public ::testing::Test {
  protected:
   StuckWatchTest() {
-    watch_.Start("trainer0", 10);
-    watch_.Start("trainer1", 11);
+    Start("trainer0", 10, 0);
+    Start("trainer1", 11, 0);
+  }
+
+  void Start(const std::string& name, pid_t pid, double at,
+             bool joins_others = false) {
+    watch_.Start(name, pid, joins_others, At(at));
   }
 
   Instant At(double seconds) const { return start_ + absl::Seconds(seconds); }
@@ -50,6 +55,7 @@ class StuckWatchTest : public ::testing::Test {
 
   void Take(StuckWatch::News news, std::vector<StuckCause>* said) {
     if (news.is_over) ++over_;
+    for (const std::string& name : news.held_up_by) held_up_by_.push_back(name);
     said->insert(said->end(), news.causes.begin(), news.causes.end());
   }
 
@@ -67,6 +73,7 @@ class StuckWatchTest : public ::testing::Test {
   double now_ = 0;
   char state_ = 'R';
   int over_ = 0;
+  std::vector<std::string> held_up_by_;
 };
 
 TEST_F(StuckWatchTest, SaysWhoIsBusyOnceTheWaitIsLong) {
@@ -135,7 +142,7 @@ TEST_F(StuckWatchTest, WaitOfARankThatEndsIsOver) {
   Wait(4, 4);
   watch_.End("trainer0");
   EXPECT_TRUE(watch_.Check(At(5)).is_over);
-  watch_.Start("trainer0", 12);
+  Start("trainer0", 12, 6);
   EXPECT_FALSE(watch_.Check(At(6)).is_over);
 }
 
@@ -144,6 +151,59 @@ TEST_F(StuckWatchTest, RankThatHasEndedIsSaidToBeGone) {
   const std::vector<StuckCause> said = Wait(4, 4);
   ASSERT_THAT(said, SizeIs(1));
   EXPECT_EQ(said[0].why, StuckClass::kGone);
+}
+
+// The others train while it gets a first copy of the state, however long that
+// takes. Once it takes part they wait for it too.
+TEST_F(StuckWatchTest, WaitsOfARankThatIsStillToTakePartSayNothingOfTheJob) {
+  watch_.End("trainer0");
+  Start("trainer0", 12, 10, /*joins_others=*/true);
+  RunUntil(12);
+  EXPECT_THAT(Wait(16, 4), IsEmpty());
+  EXPECT_THAT(RunUntil(30), IsEmpty());
+  EXPECT_THAT(Wait(44, 32), IsEmpty());
+  watch_.Joined("trainer0");
+  EXPECT_THAT(Wait(76, 64), SizeIs(1));
+  EXPECT_TRUE(EndsWait(80, 68));
+}
+
+// Its log may not say that it takes part.
+TEST_F(StuckWatchTest, RankThatNeverTakesPartCountsAfterAWhile) {
+  watch_.End("trainer0");
+  Start("trainer0", 12, 10, /*joins_others=*/true);
+  EXPECT_THAT(Wait(300, 290), IsEmpty());
+  EXPECT_THAT(Wait(320, 310), SizeIs(1));
+}
+
+// Others wait for it, and it waits itself: nobody else is named in its place.
+TEST_F(StuckWatchTest, RankThatIsStillToTakePartIsNotTakenForBusyInItsWait) {
+  watch_.End("trainer1");
+  Start("trainer1", 12, 0, /*joins_others=*/true);
+  watch_.Line("trainer1",
+              "AllReduce #7 at x.cc:1: rank 1 of group g still waits after 2s: "
+              "rank 2 (trainer2) has not called it",
+              At(2));
+  EXPECT_THAT(Wait(4, 4), IsEmpty());
+}
+
+// It hangs in the middle of the hand-over, and its process answers.
+TEST_F(StuckWatchTest, RankThatHoldsTheOthersUpBeforeItTakesPartIsToldOnce) {
+  watch_.End("trainer1");
+  Start("trainer1", 12, 0, /*joins_others=*/true);
+  for (const double waited : {4, 8, 16}) Wait(waited, waited);
+  EXPECT_THAT(held_up_by_, IsEmpty());
+  Wait(32, 32);
+  Wait(64, 64);
+  EXPECT_THAT(held_up_by_, ElementsAre("trainer1"));
+}
+
+// It has what others may need.
+TEST_F(StuckWatchTest, RankThatTakesPartHoldsTheOthersUpForAsLongAsItLikes) {
+  watch_.End("trainer1");
+  Start("trainer1", 12, 0, /*joins_others=*/true);
+  watch_.Joined("trainer1");
+  for (const double waited : {4, 32, 64, 256}) Wait(waited, waited);
+  EXPECT_THAT(held_up_by_, IsEmpty());
 }
 
 TEST_F(StuckWatchTest, UnknownRanksAreIgnored) {

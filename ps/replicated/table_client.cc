@@ -7,6 +7,7 @@
 #include "weft/base/driver.h"
 #include "weft/base/steady_deadline.h"
 #include "weft/ps/core/round_gate.h"
+#include "weft/ps/lost_partition.h"
 #include "weft/ps/replicated/frame.h"
 #include "weft/ps/replicated/replicated_server.h"
 #include "weft/ps/replicated/table_client_calls.h"
@@ -249,7 +250,7 @@ void ReplicatedTableClient::AwaitRoom(uint64_t id, const Piece& piece,
 }
 
 absl::Status ReplicatedTableClient::Lost(int partition) const {
-  return absl::DataLossError(
+  return LostPartition(
       absl::StrCat("table '", options_.spec.name(),
                    "': all servers that had partition ", partition,
                    " are gone: restore a checkpoint (ps::Client::Restore) and "

@@ -32,7 +32,8 @@ class TableResume : public ChaosJob {
 
   Process& StartRun(const std::string& name, const std::string& saved,
                     const std::string& more = "") {
-    const std::string directory = " --checkpoint-dir=" + saved;
+    const std::string directory =
+        saved.empty() ? "" : " --checkpoint-dir=" + saved;
     run_ = &Start(
         name, job_.Path("run"),
         {Program("weft"), "run", "--job=" + name, "--elastic=1:2",
@@ -55,15 +56,21 @@ class TableResume : public ChaosJob {
         condition);
   }
 
-  // Both trainers, once they are old enough to be started again.
-  std::vector<pid_t> AwaitTrainers() {
+  // Both processes of a role, once they are old enough to be started again.
+  std::vector<pid_t> AwaitBoth(const std::string& role) {
     std::vector<pid_t> found;
-    EXPECT_TRUE(AwaitsRunning("trainers to be older than 2.5 s", [&] {
-      for (const int rank : {0, 1}) See(*run_, "trainer", rank);
-      found = OldEnough({"trainer0", "trainer1"});
+    EXPECT_TRUE(AwaitsRunning(role + " to be older than 2.5 s", [&] {
+      for (const int rank : {0, 1}) See(*run_, role, rank);
+      found = OldEnough({role + "0", role + "1"});
       return !found.empty();
     }));
     return found;
+  }
+  void KillBoth(const std::string& role) {
+    const std::vector<pid_t> found = AwaitBoth(role);
+    ASSERT_EQ(found.size(), 2);
+    for (const pid_t process : found) kill(process, SIGKILL);
+    Note("killed both of " + role);
   }
 
   // The result of a training that goes on beyond `step`, which its run has told
@@ -88,10 +95,8 @@ TEST_F(TableResume, AllTrainersAreKilledAtOnce) {
   StartRun("tables", saved);
   ASSERT_TRUE(AwaitsRunning("a checkpoint",
                             [&] { return !Checkpoints(saved).empty(); }));
-  const std::vector<pid_t> trainers = AwaitTrainers();
-  ASSERT_EQ(trainers.size(), 2);
-  for (const pid_t trainer : trainers) kill(trainer, SIGKILL);
-  Note("killed both trainers");
+  KillBoth("trainer");
+  if (HasFatalFailure()) return;
   const size_t offset = run_->output().size();
   ASSERT_TRUE(AwaitsRunning("steps after that", [&] {
     return LastStep(run_->output(), offset) >= 0;
@@ -99,6 +104,41 @@ TEST_F(TableResume, AllTrainersAreKilledAtOnce) {
   EXPECT_THAT(run_->output(), ::testing::HasSubstr("resuming"));
   ExpectUndisturbed(LastStep(run_->output(), offset));
   ExpectNothingLeft(job_.Path("run"));
+}
+
+// The trainers end, are started again, and put tables and model back.
+TEST_F(TableResume, BothCopiesOfTheTablesAreLostAtOnce) {
+  const std::string saved = job_.Path("saved");
+  StartRun("tables", saved);
+  ASSERT_TRUE(AwaitsRunning("a checkpoint",
+                            [&] { return !Checkpoints(saved).empty(); }));
+  KillBoth("ps");
+  if (HasFatalFailure()) return;
+  const size_t offset = run_->output().size();
+  ASSERT_TRUE(AwaitsRunning("the checkpoint to be restored", [&] {
+    return run_->output().find("resuming checkpoint=", offset) !=
+           std::string::npos;
+  }));
+  const size_t resumed = run_->output().find("resuming checkpoint=", offset);
+  ASSERT_TRUE(AwaitsRunning("steps after that", [&] {
+    return LastStep(run_->output(), resumed) >= 0;
+  }));
+  EXPECT_THAT(run_->output(),
+              ::testing::ContainsRegex(
+                  "weft: trainer[01] has ended: exit code 10"));
+  ExpectUndisturbed(LastStep(run_->output(), resumed));
+  ExpectNothingLeft(job_.Path("run"));
+}
+
+TEST_F(TableResume, BothCopiesAreLostWithoutACheckpoint) {
+  StartRun("tables", "");
+  ASSERT_TRUE(
+      AwaitsRunning("steps", [&] { return LastStep(run_->output(), 0) >= 0; }));
+  KillBoth("ps");
+  if (HasFatalFailure()) return;
+  EXPECT_THAT(run_->Wait(kLong), IsOkAndHolds(10));
+  EXPECT_THAT(run_->output(),
+              ::testing::HasSubstr("no checkpoint was saved, and all servers"));
 }
 
 TEST_F(TableResume, AllProcessesAreKilledWithinAnEpoch) {

@@ -65,10 +65,14 @@ std::unique_ptr<Process> StartRun(const Job& job, const Flags& flags,
 
 // A trainer that no `weft run` starts, of the same job.
 std::unique_ptr<Process> StartByHand(const Job& job, const std::string& saved,
-                                     int rank, const std::string& workers) {
+                                     int rank, const std::string& workers,
+                                     const Flags& env = {},
+                                     const std::string& program = "") {
   Command command;
   command.env = {"XDG_RUNTIME_DIR=" + job.Path("run")};
+  command.env.insert(command.env.end(), env.begin(), env.end());
   command.argv = Trainer(job, saved);
+  if (!program.empty()) command.argv[0] = program;
   for (const std::string& flag :
        {std::string("--job=elastic"), absl::StrCat("--rank=", rank),
         "--workers=" + workers, std::string("--coordinator-host=coordinator0"),
@@ -140,6 +144,86 @@ TEST(Elastic, TrainerThatComesByHandTakesPart) {
       << newcomer->output() << run->output();
   AwaitWholeEpoch(*run, saved, kSteps);
   Stop(*newcomer);
+  ExpectUndisturbed(*run, job, saved);
+}
+
+// The others stop for it, and it does not go on: once its silence counts as
+// death they go on without it.
+TEST(Elastic, NewcomerThatNeverAnswersInTheHandOverIsLeftOut) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  const auto run = StartRun(
+      job, {"--elastic=1:4", "--nproc-per-node=2", "--silence=3s"}, saved);
+  AwaitNextCheckpoint(*run, saved);
+  const auto newcomer = StartByHand(
+      job, saved, 7, "1:4",
+      {"WEFT_SILENCE=3s", "WEFT_FAILPOINTS=train/take_state=block"});
+  ASSERT_THAT(run->WaitForOutput("going over to the group of those", kLong),
+              IsOk())
+      << newcomer->output();
+  newcomer->Signal(SIGSTOP);
+  EXPECT_THAT(run->WaitForOutput("not all who met go on", kLong), IsOk());
+  AwaitNextCheckpoint(*run, saved);
+  EXPECT_THAT(newcomer->output(), ::testing::Not(HasSubstr("taking part")));
+  newcomer->Signal(SIGKILL);
+  AwaitWholeEpoch(*run, saved, kSteps);
+  ExpectUndisturbed(*run, job, saved);
+}
+
+// Its process answers, so it is not silent: `weft run` ends it, and starts
+// another.
+TEST(Elastic, NewcomerThatHangsInTheHandOverIsKilled) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  setenv("WEFT_FAILPOINTS", "train/take_state=block", /*overwrite=*/1);
+  const auto run =
+      StartRun(job, {"--elastic=1:4", "--nproc-per-node=2"}, saved);
+  unsetenv("WEFT_FAILPOINTS");
+  AwaitNextCheckpoint(*run, saved);
+  KillWorker(*run, "trainer", 1);
+  if (HasFatalFailure()) return;
+  ASSERT_THAT(run->WaitForOutput("does not take part yet: killing it", kLong),
+              IsOk());
+  AwaitNextCheckpoint(*run, saved);
+  AwaitWholeEpoch(*run, saved, kSteps);
+  ExpectUndisturbed(*run, job, saved);
+}
+
+// A copy of the trainer with another id of its build.
+std::string TrainerOfAnotherBuild(const Job& job) {
+  std::string bytes = ReadBytes(Program("trainer"));
+  // The note NT_GNU_BUILD_ID: the sizes of its name and of the id, 20 or 16,
+  // its type 3, "GNU".
+  const std::string tail("\0\0\0\3\0\0\0GNU\0", 11);
+  size_t at = bytes.find(tail);
+  while (at != std::string::npos && bytes[at - 1] != 20 &&
+         bytes[at - 1] != 16) {
+    at = bytes.find(tail, at + 1);
+  }
+  EXPECT_NE(at, std::string::npos);
+  if (at == std::string::npos) return "";
+  bytes[at + tail.size()] ^= 1;
+  WriteBytes(job.Path("other_trainer"), bytes);
+  std::filesystem::permissions(job.Path("other_trainer"),
+                               std::filesystem::perms::owner_all);
+  return job.Path("other_trainer");
+}
+
+// Both are named, and the others go on.
+TEST(Elastic, NewcomerOfAnotherBuildIsRefused) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  const auto run =
+      StartRun(job, {"--elastic=1:4", "--nproc-per-node=2"}, saved);
+  AwaitNextCheckpoint(*run, saved);
+  const auto newcomer =
+      StartByHand(job, saved, 7, "1:4", {}, TrainerOfAnotherBuild(job));
+  EXPECT_THAT(newcomer->Wait(kLong), IsOkAndHolds(3)) << newcomer->output();
+  EXPECT_THAT(newcomer->output(),
+              ::testing::ContainsRegex(
+                  "rank 0: the build is weft [0-9.]+, program [0-9a-f]+; rank "
+                  "[0-9]: the build is weft [0-9.]+, program [0-9a-f]+"));
+  AwaitWholeEpoch(*run, saved, kSteps);
   ExpectUndisturbed(*run, job, saved);
 }
 

@@ -41,7 +41,8 @@ constexpr int64_t kSteps = 8;
 
 // `weft run` of 3 servers and 2 trainers that save in `saved`.
 std::unique_ptr<Process> StartRun(const Job& job, const std::string& saved,
-                                  const Flags& trainer) {
+                                  const Flags& trainer,
+                                  const Flags& more = {}) {
   std::filesystem::create_directory(job.Path("run"));
   Command command;
   command.env = {"XDG_RUNTIME_DIR=" + job.Path("run")};
@@ -59,6 +60,7 @@ std::unique_ptr<Process> StartRun(const Job& job, const std::string& saved,
                    " --checkpoint-dir=", saved),
       "--role",
       absl::StrCat("trainer=2:", train)};
+  command.argv.insert(command.argv.begin() + 2, more.begin(), more.end());
   auto process = Process::Start(std::move(command));
   EXPECT_THAT(process, IsOk());
   return *std::move(process);
@@ -127,6 +129,34 @@ TEST(Failover, KillOfEachServerLeavesTheBitsOfAnUndisturbedTraining) {
                             R"("partitions":[1-9])"));
   ExpectUndisturbed(job, saved);
   ExpectNothingLeft(job.Path("run"));
+}
+
+// Of some partitions no copy is left. The trainers end as of a lost peer, which
+// a restart of all ranks helps.
+TEST(Failover, LossOfBothCopiesEndsTrainersWithPeerLostAndARestartGoesOn) {
+  const Job job;
+  const std::string saved = job.Path("lost");
+  const auto run = StartRun(job, saved, {kForLong}, {"--max-restarts=1"});
+  ASSERT_TRUE(Becomes([&] {
+    return !Checkpoints(saved).empty() &&
+           IsReplicated(run->output(), 0, false);
+  })) << run->output();
+  const pid_t first = FindWorker(*run, "ps", 0);
+  const pid_t second = FindWorker(*run, "ps", 1);
+  ASSERT_GT(first, 0);
+  ASSERT_GT(second, 0);
+  kill(first, SIGKILL);
+  kill(second, SIGKILL);
+  ASSERT_THAT(run->WaitForOutput("starting all ranks again, restart 1", kLong),
+              IsOk());
+  EXPECT_THAT(run->output(),
+              ContainsRegex(absl::StrCat("weft: trainer[01] failed: exit code ",
+                                         kPeerLost)));
+  EXPECT_THAT(run->output(), HasSubstr("all servers that had partition "));
+  EXPECT_THAT(run->WaitForOutput("resuming", kLong), IsOk());
+  AwaitWholeEpoch(*run, saved, kSteps);
+  Stop(*run);
+  ExpectUndisturbed(job, saved);
 }
 
 // It trains on from what two trainers and three servers had saved, a server of

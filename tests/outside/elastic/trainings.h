@@ -223,7 +223,7 @@ inline Outcome TrainElasticRank(Crowd& crowd, int id, const Person& person) {
   outcome.status = CatchToStatus([&] {
     return TrainRank(person, id + 1, outcome, [&](auto parts, auto options) {
       DataParallelTraining::Elastic elastic;
-      elastic.join = [&crowd, id] { return crowd.Join(id); };
+      elastic.join = [&crowd, id](const auto&) { return crowd.Join(id); };
       elastic.has_newcomers = [&crowd] { return crowd.HasWaiting(); };
       elastic.ask_interval = absl::ZeroDuration();
       if (person.elastic != nullptr) person.elastic(elastic);

@@ -340,10 +340,10 @@ void DieSomewhere(std::mt19937& random, Person& person) {
     };
   } else {
     person.elastic = [=](DataParallelTraining::Elastic& elastic) {
-      elastic.join = [=, join = elastic.join]()
+      elastic.join = [=, join = elastic.join](const auto& prepare)
           -> absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> {
         WEFT_RETURN_IF_ERROR(dies());
-        return join();
+        return join(prepare);
       };
     };
   }

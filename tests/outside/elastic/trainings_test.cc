@@ -320,9 +320,9 @@ TEST(ElasticTraining, JoinThatFailsOrThrowsLaterEndsThatRank) {
     people[0].dies = DiesInStep(2);
     people[1].elastic = [throws](DataParallelTraining::Elastic& elastic) {
       elastic.join = [throws, calls = std::make_shared<int>(0),
-                      join = elastic.join]()
+                      join = elastic.join](const auto& prepare)
           -> absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> {
-        if ((*calls)++ == 0) return join();
+        if ((*calls)++ == 0) return join(prepare);
         if (throws) throw std::runtime_error("no more");
         return absl::AbortedError("no more");
       };
