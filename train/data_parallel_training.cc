@@ -53,7 +53,7 @@ absl::StatusOr<std::unique_ptr<DataParallelTraining>>
 DataParallelTraining::Create(collectives::ProcessGroup& group,
                              telemetry::Telemetry& telemetry, Parts parts,
                              Options options) {
-  WEFT_RETURN_IF_ERROR(CheckParts(parts));
+  WEFT_RETURN_IF_ERROR(CheckParts(parts, options));
   if (parts.virtual_shards != 0) {
     WEFT_RETURN_IF_ERROR(
         ddp::CheckVirtualShards(parts.virtual_shards, group.size()));
@@ -65,7 +65,13 @@ DataParallelTraining::Create(collectives::ProcessGroup& group,
   return training;
 }
 
-absl::Status DataParallelTraining::CheckParts(const Parts& parts) {
+absl::Status DataParallelTraining::CheckParts(const Parts& parts,
+                                              const Options& options) {
+  if (options.checkpoint_every_steps < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "DataParallelTraining: Options::checkpoint_every_steps is ",
+        options.checkpoint_every_steps, ", wanted at least 0"));
+  }
   const bool has_shards = parts.virtual_shards != 0;
   if (parts.model != nullptr && parts.optimizer != nullptr &&
       (parts.loader == nullptr) == has_shards &&

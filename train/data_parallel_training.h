@@ -160,7 +160,8 @@ class DataParallelTraining {
   // directory, which rank 0 alone reads and writes. Begins with the first epoch
   // of the data, or goes on from the newest checkpoint; gives all ranks the
   // model of rank 0. `group` and `telemetry` must outlive it.
-  //   kInvalidArgument     a part is missing; or the checkpoint is not of these
+  //   kInvalidArgument     a part is missing, or an option makes no sense; or
+  //                        the checkpoint is not of these
   //                        tensors, which names the first difference, or was
   //                        saved by something else; or the number of virtual
   //                        shards is not allowed
@@ -304,7 +305,7 @@ class DataParallelTraining {
                        telemetry::Telemetry& telemetry, Parts parts,
                        Tables tables, Options options);
 
-  static absl::Status CheckParts(const Parts& parts);
+  static absl::Status CheckParts(const Parts& parts, const Options& options);
   absl::StatusOr<StepPosition> Begin();
   void MakeProgress();
   absl::Status MakeReplicas(int root);

@@ -50,7 +50,7 @@ DataParallelTraining::CreateElastic(Elastic elastic,
                                     telemetry::Telemetry& telemetry,
                                     Parts parts, Tables tables,
                                     Options options) {
-  WEFT_RETURN_IF_ERROR(CheckParts(parts));
+  WEFT_RETURN_IF_ERROR(CheckParts(parts, options));
   const bool has_tables = tables.push != nullptr;
   if ((tables.begin_round != nullptr) != has_tables ||
       (tables.await_stable != nullptr) != has_tables) {

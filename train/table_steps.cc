@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "weft/base/catch_to_status.h"
 #include "weft/base/clock.h"
 #include "weft/base/status_macros.h"
 #include "weft/ddp/shard_tree.h"
@@ -178,7 +179,7 @@ absl::StatusOr<std::string> DataParallelTraining::SaveWithTables(
                            {model, {{"format", kModelFormat}}}));
     return directory.Commit(attempt, std::move(files), metadata);
   };
-  absl::StatusOr<std::string> name = save();
+  absl::StatusOr<std::string> name = CatchToStatus(save);
   if (!name.ok()) directory.Abandon(attempt);
   return name;
 }

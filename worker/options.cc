@@ -522,6 +522,12 @@ absl::Status Options::ResolveCoordinator() {
       return WithExitCode(directory.status(), ExitCode::kConfig);
     }
     coordinator = absl::StrCat("unix:", *directory, "/coordinator.sock");
+    if (const auto fits = net::ParseAddress(coordinator); !fits.ok()) {
+      return Config(absl::StrCat(
+          fits.status().message(), "; it follows from --job=", job,
+          " and XDG_RUNTIME_DIR: make one of them shorter, or give a "
+          "--coordinator"));
+    }
   }
   const absl::StatusOr<net::Address> address = net::ParseAddress(coordinator);
   if (!address.ok()) {

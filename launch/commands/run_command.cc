@@ -31,6 +31,7 @@
 #include "weft/launch/run/plan.h"
 #include "weft/launch/run/role_spec.h"
 #include "weft/launch/run/run_directory.h"
+#include "weft/net/address.h"
 #include "weft/net/edge/socket_directory.h"
 #include "weft/net/tls/certificates.h"
 #include "weft/net/tls/identity.h"
@@ -404,6 +405,14 @@ absl::Status CompleteOptions(Arguments& arguments) {
   if (meets_there) {
     options.coordinator =
         absl::StrCat("unix:", arguments.directory, "/coordinator.sock");
+    if (const auto fits = net::ParseAddress(options.coordinator); !fits.ok()) {
+      return worker::WithExitCode(
+          absl::InvalidArgumentError(absl::StrCat(
+              "weft run: ", fits.status().message(),
+              "; it follows from --job and XDG_RUNTIME_DIR: make one of them "
+              "shorter, or give a --coordinator")),
+          ExitCode::kConfig);
+    }
   }
   options.make_directory = [job = options.job,
                             meets_there]() -> absl::StatusOr<std::string> {

@@ -4,6 +4,9 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <set>
+#include <string>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -240,6 +243,9 @@ json ToJson(const TablesReport& report) {
                  {"no_answer", json::array()},
                  {"reasons", json::object()}};
   json& tables = answer["tables"];
+  // With two replicas: servers that are the primary of nothing that the table
+  // has, as those that are drained. They say version 0, and count no rounds.
+  std::set<std::pair<std::string, std::string>> idle;
   for (const auto& [name, stats] : report.servers) {
     answer["groups"] =
         std::max<int64_t>(answer["groups"].get<int64_t>(), stats.entries());
@@ -249,11 +255,15 @@ json ToJson(const TablesReport& report) {
       const std::string& key = table.spec().name();
       if (!tables.contains(key)) tables[key] = NewTable(table.spec());
       AddServer(name, table, tables[key]);
+      if (stats.entries() > 0 && table.rows() == 0 && table.version() == 0) {
+        idle.emplace(key, name);
+      }
     }
   }
-  for (json& table : tables) {
+  for (const auto& [key, table] : tables.items()) {
     if (table["mode"] != "sync") continue;
-    for (json& server : table["servers"]) {
+    for (const auto& [name, server] : table["servers"].items()) {
+      if (idle.count({key, name}) > 0) continue;
       // Neither is negative, of a server that counts rounds.
       server["versions_behind"] =
           table["version"].get<int64_t>() -

@@ -35,7 +35,7 @@ struct TablesReport {
 // "backup"}} a second, and "hottest": the five partitions with the most work,
 // as [{"table", "partition", "server", "share", ...}]. SYNC: versions are
 // rounds; else "versions_behind" is null, for each server counts its own
-// pushes.
+// pushes, as it is of a server that is the primary of nothing of the table.
 nlohmann::json ToJson(const TablesReport& report);
 
 // The same in lines, for a terminal.

@@ -136,6 +136,31 @@ TEST(TablesReport, ShowsWhatServersHaveToDoAndTheHottestPartitions) {
                               "second\n"));
 }
 
+// With two replicas a server that is the primary of nothing, as one that is
+// drained, counts no rounds.
+TEST(TablesReport, ServerThatHasNothingOfATableIsNotBehind) {
+  TablesReport report;
+  report.servers.resize(3);
+  for (int i = 0; i < 3; ++i) {
+    report.servers[i].first = absl::StrCat("ps", i);
+    report.servers[i].second.set_entries(64);
+  }
+  Table(report.servers[0].second, "words", 10, 1000, 42);
+  Table(report.servers[1].second, "words", 0, 0, 0);
+  Table(report.servers[2].second, "words", 0, 0, 40);
+  const Json servers = ToJson(report)["tables"]["words"]["servers"];
+  EXPECT_EQ(servers["ps0"]["versions_behind"], 0);
+  EXPECT_TRUE(servers["ps1"]["versions_behind"].is_null());
+  EXPECT_EQ(servers["ps2"]["versions_behind"], 2);
+  EXPECT_THAT(ToText(report),
+              HasSubstr("    ps1: 0 rows, 0 bytes, version 0\n"));
+  // One that has no replicas counts rounds without rows, too.
+  for (auto& [name, stats] : report.servers) stats.set_entries(0);
+  EXPECT_EQ(
+      ToJson(report)["tables"]["words"]["servers"]["ps1"]["versions_behind"],
+      42);
+}
+
 TEST(TablesReport, AsynchronousServersAreNotBehindEachOther) {
   TablesReport report;
   report.servers.resize(2);

@@ -1,10 +1,12 @@
 // Crowd: ranks of elastic trainings as threads of one process. Those who live
-// meet once all of them have come, at most `max`, in the order of their ids.
+// meet once all of them have come, at most `max`, in the order of their ids. A
+// rank that is removed while it waits, on another thread, ends its wait.
 
 #ifndef WEFT_TESTS_OUTSIDE_ELASTIC_CROWD_H_
 #define WEFT_TESTS_OUTSIDE_ELASTIC_CROWD_H_
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -24,6 +26,13 @@ class Crowd {
  public:
   explicit Crowd(int max) : max_(max) {}
 
+  // Called on the thread of each rank that has met others, before it is in the
+  // group: group number `group`, from 0, of `world`, as `rank`. To be set
+  // before the first Join.
+  std::function<void(int id, int group, collectives::LocalWorld& world,
+                     int rank)>
+      on_meeting = nullptr;
+
   void Add(int id) {
     MutexLock lock(mu_);
     living_.insert(id);
@@ -34,6 +43,7 @@ class Crowd {
     here_.erase(id);
     in_.erase(id);
     CloseIfAllAreHere();
+    changed_.NotifyAll();
   }
   bool HasWaiting() {
     MutexLock lock(mu_);
@@ -41,7 +51,7 @@ class Crowd {
   }
   absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Join(int id) {
     std::shared_ptr<collectives::LocalWorld> world;
-    int rank = 0;
+    int rank = 0, group = 0;
     {
       MutexLock lock(mu_);
       here_.insert(id);
@@ -51,13 +61,16 @@ class Crowd {
       const auto deadline =
           std::chrono::steady_clock::now() + std::chrono::seconds(40);
       while (ranks_.find(id) == ranks_.end()) {
+        if (living_.count(id) == 0) return absl::CancelledError("removed");
         if (!changed_.WaitUntil(mu_, deadline)) {
           return absl::DeadlineExceededError("others have not come");
         }
       }
       world = worlds_.back();
       rank = ranks_[id];
+      group = static_cast<int>(worlds_.size()) - 1;
     }
+    if (on_meeting != nullptr) on_meeting(id, group, *world, rank);
     collectives::GroupOptions options;
     options.timeout = absl::Seconds(30);
     return collectives::ProcessGroup::Create(world->Connect(rank), options);

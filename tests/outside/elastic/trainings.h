@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/autograd/ops/elementwise.h"
@@ -26,6 +28,7 @@
 #include "weft/optimizer/optimizer.h"
 #include "weft/tests/outside/elastic/crowd.h"
 #include "weft/tests/support/status_matchers.h"
+#include "weft/train/background_task.h"
 #include "weft/train/data_parallel_training.h"
 
 namespace weft::outside {
@@ -56,6 +59,7 @@ class Net final : public nn::Module {
     AddModule("dropout", dropout_);
     AddModule("output", output_);
   }
+  using nn::Module::AddBuffer;
   Variable Forward(const Variable& x) {
     return output_.Forward(dropout_.Forward(Tanh(hidden_.Forward(x))));
   }
@@ -90,6 +94,16 @@ struct Person {
   // Finish; true: it dies there.
   std::function<bool(int64_t steps, bool is_in_step)> dies;
   std::function<bool()> dies_before_finish;
+  // Of an elastic training: the next group is made while the present one
+  // trains, and newcomers get a first copy of the state; the same for all.
+  bool joins_ahead = false;
+  // In its place, once a group is made; `first_copy` is Elastic::prepare.
+  std::function<absl::Status(
+      collectives::ProcessGroup& group,
+      const DataParallelTraining::Elastic::Prepare& first_copy)>
+      prepare;
+  // Changes the tables of an elastic training, which has none without it.
+  std::function<void(DataParallelTraining::Tables&)> tables;
   // Called instead of training.Step(LossOf(net, batch)).
   std::function<absl::Status(DataParallelTraining&, Net&,
                              const input::Example& batch)>
@@ -218,21 +232,86 @@ inline Outcomes TrainFixed(const People& people) {
   return outcomes;
 }
 
+// How one rank joins the groups of its crowd.
+class Joining {
+ public:
+  using Group = std::unique_ptr<collectives::ProcessGroup>;
+  using Prepare = DataParallelTraining::Elastic::Prepare;
+
+  Joining(Crowd& crowd, int id, const Person& person)
+      : crowd_(crowd), id_(id), person_(person) {}
+  // Ends the wait for a next group.
+  ~Joining() { crowd_.Remove(id_); }
+  Joining(const Joining&) = delete;
+  Joining& operator=(const Joining&) = delete;
+
+  DataParallelTraining::Elastic Elastic() {
+    DataParallelTraining::Elastic elastic;
+    elastic.has_newcomers = [this] { return crowd_.HasWaiting(); };
+    elastic.ask_interval = absl::ZeroDuration();
+    if (!person_.joins_ahead) {
+      elastic.join = [this](const Prepare&) { return crowd_.Join(id_); };
+      return elastic;
+    }
+    elastic.join = [this](const Prepare& first_copy) {
+      return next_.has_begun() ? *next_.Take() : Make(first_copy);
+    };
+    elastic.join_ahead = [this](Prepare first_copy) {
+      next_
+          .Begin("the next group",
+                 [this, first_copy = std::move(first_copy)] {
+                   return Make(first_copy);
+                 })
+          .IgnoreError();
+    };
+    elastic.has_joined_ahead = [this] { return next_.is_done(); };
+    return elastic;
+  }
+  // Whether the next group is being made.
+  bool is_joining() const { return next_.has_begun() && !next_.is_done(); }
+
+ private:
+  absl::StatusOr<Group> Make(const Prepare& first_copy) {
+    WEFT_ASSIGN_OR_RETURN(Group group, crowd_.Join(id_));
+    if (person_.prepare != nullptr) {
+      WEFT_RETURN_IF_ERROR(person_.prepare(*group, first_copy));
+    } else if (first_copy != nullptr) {
+      first_copy(*group);
+    }
+    return group;
+  }
+
+  Crowd& crowd_;
+  const int id_;
+  const Person& person_;
+  train::BackgroundTask<Group> next_;
+};
+
 inline Outcome TrainElasticRank(Crowd& crowd, int id, const Person& person) {
   Outcome outcome;
+  Joining joining(crowd, id, person);
+  // A short training would be over before a newcomer is in it.
+  Person patient = person;
+  if (person.joins_ahead) {
+    patient.dies = [&](int64_t steps, bool is_in_step) {
+      if (person.dies != nullptr && person.dies(steps, is_in_step)) return true;
+      while (!is_in_step && joining.is_joining()) {
+        absl::SleepFor(absl::Milliseconds(1));
+      }
+      return false;
+    };
+  }
   outcome.status = CatchToStatus([&] {
-    return TrainRank(person, id + 1, outcome, [&](auto parts, auto options) {
-      DataParallelTraining::Elastic elastic;
-      elastic.join = [&crowd, id](const auto&) { return crowd.Join(id); };
-      elastic.has_newcomers = [&crowd] { return crowd.HasWaiting(); };
-      elastic.ask_interval = absl::ZeroDuration();
+    return TrainRank(patient, id + 1, outcome, [&](auto parts, auto options) {
+      DataParallelTraining::Elastic elastic = joining.Elastic();
       if (person.elastic != nullptr) person.elastic(elastic);
+      DataParallelTraining::Tables tables;
+      if (person.tables != nullptr) person.tables(tables);
       return DataParallelTraining::CreateElastic(
           std::move(elastic), telemetry::Silent(), std::move(parts),
-          std::move(options));
+          std::move(tables), std::move(options));
     });
   });
-  crowd.Remove(id);
   return outcome;
 }
 
