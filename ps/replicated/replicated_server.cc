@@ -472,6 +472,7 @@ absl::StatusOr<v1::TableStats> ReplicatedServer::OpenTable(
     if (map_.epoch() == 0) {
       return absl::UnavailableError("the job's servers have not all joined");
     }
+    WEFT_RETURN_IF_ERROR(CheckLogKnown(wanted));
     const auto it = tables_.find(wanted.name());
     WEFT_RETURN_IF_ERROR(
         CheckTableRestored(it == tables_.end() ? nullptr : it->second.get()));

@@ -160,6 +160,10 @@ class ReplicatedServer final : public ReplicaHost {
   void BeginLog(const PartitionMap& map) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status RecoverTables(const PartitionMap& map)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // kUnavailable: the map does not say yet that this server has a log, which a
+  // table of that spec wants.
+  absl::Status CheckLogKnown(const v1::TableSpec& spec) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The table is told what is on disk of it.
   void FollowLog(const std::shared_ptr<ReplicatedTable>& table)
       ABSL_LOCKS_EXCLUDED(logged_mu_);

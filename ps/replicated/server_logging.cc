@@ -78,6 +78,20 @@ absl::Status ReplicatedServer::RecoverTables(const PartitionMap& map) {
   return absl::OkStatus();
 }
 
+absl::Status ReplicatedServer::CheckLogKnown(const v1::TableSpec& spec) const {
+  if (options_.log == nullptr || spec.durability() != v1::TableSpec::LOGGED) {
+    return absl::OkStatus();
+  }
+  for (const PartitionMap::Server& server : map_.servers()) {
+    if (server.key == options_.self && server.has_log) return absl::OkStatus();
+  }
+  return absl::UnavailableError(
+      absl::StrCat("table '", spec.name(),
+                   "' is LOGGED, and the map does not "
+                   "say yet that ",
+                   options_.agent->name(), " has a log"));
+}
+
 void ReplicatedServer::FollowLog(
     const std::shared_ptr<ReplicatedTable>& table) {
   if (!table->is_logged()) return;
