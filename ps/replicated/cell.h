@@ -184,6 +184,12 @@ struct ReplicatedTable::Cell {
         clocks(layout->spec().staleness()),
         gate(0) {}
 
+  // Of the rows. ASYNC: `rounds` are those before the log began, at a
+  // checkpoint's version, so it goes on from that, and never back.
+  int64_t version(bool is_sync) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    return is_sync ? rounds : rounds + static_cast<int64_t>(replica.end());
+  }
+
   const int partition;
   mutable Mutex mu;
   Replica replica ABSL_GUARDED_BY(mu);

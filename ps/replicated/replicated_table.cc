@@ -29,16 +29,6 @@ constexpr absl::Duration kResendAfter = absl::Seconds(1);
 // The time and the leases are read once for this many partitions.
 constexpr int kPartitionsOfATime = 64;
 
-// Of a cell's rows, under its lock. ASYNC: its `rounds` are those before its
-// log began, at a checkpoint's version, so it goes on from that, and never
-// back.
-template <typename Cell>
-int64_t VersionOf(const Cell& cell,
-                  bool is_sync) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-  return is_sync ? cell.rounds
-                 : cell.rounds + static_cast<int64_t>(cell.replica.end());
-}
-
 }  // namespace
 
 // --- Making ------------------------------------------------------------------
@@ -61,6 +51,15 @@ absl::StatusOr<std::unique_ptr<ReplicatedTable>> ReplicatedTable::Create(
         "': durability NONE is for tables without a staleness: pulls would "
         "wait for ticks that a server's death has lost; wanted APPLIED or "
         "STABLE"));
+  }
+  // A server that begins from its log knows of no client until each has opened
+  // the table again, and would drop their clocks.
+  if (layout->spec().has_staleness() &&
+      layout->spec().durability() == v1::TableSpec::LOGGED) {
+    return absl::UnimplementedError(absl::StrCat(
+        "table '", layout->spec().name(),
+        "': no log keeps the clocks of a table with a staleness: wanted "
+        "durability STABLE or APPLIED, or no staleness"));
   }
   options.replica.level = LevelOf(layout->spec());
   if (options.replica.level == Durability::kD3 && options.log == nullptr) {
@@ -610,7 +609,7 @@ v1::TableStats ReplicatedTable::Stats() const {
     stats.set_rows(stats.rows() + cell->rows.rows());
     stats.set_memory_bytes(stats.memory_bytes() + cell->rows.memory_bytes());
     AddCounts(cell->rows.counts(), stats);
-    stats.set_version(std::max(stats.version(), VersionOf(*cell, is_sync())));
+    stats.set_version(std::max(stats.version(), cell->version(is_sync())));
     if (layout_->is_dense() && cell->rows.rows() == 0) {
       stats.set_initialized(false);
     }
@@ -630,58 +629,6 @@ absl::Status ReplicatedTable::CheckServes(int partition,
   return absl::UnavailableError(
       absl::StrCat("table '", spec().name(), "': partition ", partition,
                    " may be another server's by now; save again"));
-}
-
-absl::StatusOr<std::unique_ptr<TableSnapshot>> ReplicatedTable::Freeze(
-    std::shared_ptr<ByteBudget> copies, SavedAs as) {
-  TableSnapshot::Moment moment;
-  std::vector<int> primaries;
-  for (const auto& cell : cells_) {
-    if (cell == nullptr) continue;
-    MutexLock lock(cell->mu);
-    if (!cell->replica.is_primary()) continue;
-    if (primaries.empty()) moment.rates = cell->rates;
-    primaries.push_back(cell->partition);
-    moment.version = std::max(moment.version, VersionOf(*cell, is_sync()));
-  }
-  const int64_t version = moment.version;
-  const auto freeze = [this, version](int p,
-                                      absl::FunctionRef<void(Partition&)> fn) {
-    Cell& cell = *cells_[p];
-    MutexLock lock(cell.mu);
-    WEFT_RETURN_IF_ERROR(CheckServes(cell.partition, cell.replica));
-    if (is_sync() && cell.rounds != version) {
-      return absl::UnavailableError(absl::StrCat(
-          "table '", spec().name(), "': partition ", cell.partition,
-          " is at version ", cell.rounds, ", others at ", version,
-          ": a round closes just now; save between two rounds"));
-    }
-    fn(cell.rows);
-    return absl::OkStatus();
-  };
-  const auto copy = [this](int p, absl::FunctionRef<void(Partition&)> fn) {
-    Cell& cell = *cells_[p];
-    MutexLock lock(cell.mu);
-    fn(cell.rows);
-    return absl::OkStatus();
-  };
-  auto snapshot = std::make_unique<TableSnapshot>(
-      *layout_, std::move(moment), std::move(primaries),
-      TableSnapshot::Access{freeze, copy}, std::move(copies), std::move(as));
-  if (is_sync()) WEFT_RETURN_IF_ERROR(snapshot->FreezeAll());
-  return snapshot;
-}
-
-TableShard::Image ReplicatedTable::ImageOfAll() const {
-  TableShard::Image image;
-  for (const auto& cell : cells_) {
-    if (cell == nullptr) continue;
-    MutexLock lock(cell->mu);
-    image.version = std::max(image.version, VersionOf(*cell, is_sync()));
-    if (cell->rows.rows() > 0) image.rates = cell->rates;
-    image.partitions.emplace_back(cell->partition, cell->rows.Image());
-  }
-  return image;
 }
 
 void ReplicatedTable::Shutdown(const absl::Status& reason) {

@@ -1,7 +1,12 @@
+#include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
 #include "weft/ps/replicated/cell.h"
 #include "weft/ps/replicated/replicated_table.h"
 #include "weft/ps/wire/wire_values.h"
@@ -132,6 +137,58 @@ void ReplicatedTable::AskParked(Cell& cell,
     due.push_back(reading.request);
   }
   for (const ReadRequest& request : due) cell.replica.OnRead(request, now);
+}
+
+absl::StatusOr<std::unique_ptr<TableSnapshot>> ReplicatedTable::Freeze(
+    std::shared_ptr<ByteBudget> copies, SavedAs as) {
+  TableSnapshot::Moment moment;
+  std::vector<int> primaries;
+  for (const auto& cell : cells_) {
+    if (cell == nullptr) continue;
+    MutexLock lock(cell->mu);
+    if (!cell->replica.is_primary()) continue;
+    if (primaries.empty()) moment.rates = cell->rates;
+    primaries.push_back(cell->partition);
+    moment.version = std::max(moment.version, cell->version(is_sync()));
+  }
+  const int64_t version = moment.version;
+  const auto freeze = [this, version](int p,
+                                      absl::FunctionRef<void(Partition&)> fn) {
+    Cell& cell = *cells_[p];
+    MutexLock lock(cell.mu);
+    WEFT_RETURN_IF_ERROR(CheckServes(cell.partition, cell.replica));
+    if (is_sync() && cell.rounds != version) {
+      return absl::UnavailableError(absl::StrCat(
+          "table '", spec().name(), "': partition ", cell.partition,
+          " is at version ", cell.rounds, ", others at ", version,
+          ": a round closes just now; save between two rounds"));
+    }
+    fn(cell.rows);
+    return absl::OkStatus();
+  };
+  const auto copy = [this](int p, absl::FunctionRef<void(Partition&)> fn) {
+    Cell& cell = *cells_[p];
+    MutexLock lock(cell.mu);
+    fn(cell.rows);
+    return absl::OkStatus();
+  };
+  auto snapshot = std::make_unique<TableSnapshot>(
+      *layout_, std::move(moment), std::move(primaries),
+      TableSnapshot::Access{freeze, copy}, std::move(copies), std::move(as));
+  if (is_sync()) WEFT_RETURN_IF_ERROR(snapshot->FreezeAll());
+  return snapshot;
+}
+
+TableShard::Image ReplicatedTable::ImageOfAll() const {
+  TableShard::Image image;
+  for (const auto& cell : cells_) {
+    if (cell == nullptr) continue;
+    MutexLock lock(cell->mu);
+    image.version = std::max(image.version, cell->version(is_sync()));
+    if (cell->rows.rows() > 0) image.rates = cell->rates;
+    image.partitions.emplace_back(cell->partition, cell->rows.Image());
+  }
+  return image;
 }
 
 }  // namespace weft::ps

@@ -123,9 +123,8 @@ TEST_F(TableResume, BothCopiesOfTheTablesAreLostAtOnce) {
   ASSERT_TRUE(AwaitsRunning("steps after that", [&] {
     return LastStep(run_->output(), resumed) >= 0;
   }));
-  EXPECT_THAT(run_->output(),
-              ::testing::ContainsRegex(
-                  "weft: trainer[01] has ended: exit code 10"));
+  EXPECT_THAT(run_->output(), ::testing::ContainsRegex(
+                                  "weft: trainer[01] has ended: exit code 10"));
   ExpectUndisturbed(LastStep(run_->output(), resumed));
   ExpectNothingLeft(job_.Path("run"));
 }

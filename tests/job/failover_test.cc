@@ -138,8 +138,7 @@ TEST(Failover, LossOfBothCopiesEndsTrainersWithPeerLostAndARestartGoesOn) {
   const std::string saved = job.Path("lost");
   const auto run = StartRun(job, saved, {kForLong}, {"--max-restarts=1"});
   ASSERT_TRUE(Becomes([&] {
-    return !Checkpoints(saved).empty() &&
-           IsReplicated(run->output(), 0, false);
+    return !Checkpoints(saved).empty() && IsReplicated(run->output(), 0, false);
   })) << run->output();
   const pid_t first = FindWorker(*run, "ps", 0);
   const pid_t second = FindWorker(*run, "ps", 1);

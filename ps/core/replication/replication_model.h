@@ -319,8 +319,11 @@ class ServerModel {
       if (is_void[i]) continue;
       cells[i].rows = copies[i].rows;
       cells[i].replica.Recover(copies[i].n, copies[i].marks, entries[i]);
+      // Its clocks come with the next copy: with a staleness not all die.
       for (const Replica::Action& action : cells[i].replica.TakeActions()) {
-        cells[i].rows.emplace_back(action.log_entry.payload.view());
+        const absl::string_view payload = action.log_entry.payload.view();
+        if (ModelClock::Of(payload).has_value()) continue;
+        cells[i].rows.emplace_back(payload);
       }
       cells[i].written = cells[i].replica.end();
     }
@@ -350,10 +353,10 @@ class ServerModel {
           DropClosed(cell);
           break;
         case Kind::kApply:
-          if (ApplyClock(cell, action.log_entry)) break;
-          cell.rows.emplace_back(action.log_entry.payload.view());
           Write(cell,
                 {DiskRecord::Kind::kEntry, 0, action.log_entry, 0, {}, {}});
+          if (ApplyClock(cell, action.log_entry)) break;
+          cell.rows.emplace_back(action.log_entry.payload.view());
           break;
         case Kind::kLoad:
           if (action.message.piece == 0) {
