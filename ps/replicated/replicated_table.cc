@@ -292,27 +292,8 @@ void ReplicatedTable::DoOne(Cell& cell, Replica::Action& action,
       return LogDrop(cell);
     case Kind::kSend:
       return Send(cell, action);
-    case Kind::kAnswerPush: {
-      const auto it = cell.pushes.find(action.answer.token);
-      if (it == cell.pushes.end()) return;
-      const Cell::Pushing pushing = std::move(it->second);
-      cell.pushes.erase(it);
-      absl::Status refused;
-      if (pushing.joins.has_value() && action.answer.code == Code::kOk) {
-        const ClockGate::Clock* const its =
-            cell.clocks.gate().Find(*pushing.joins);
-        if (its != nullptr && its->holder.client == pushing.client) {
-          pushing.call->SetClock(pushing.span, its->at);
-        } else {  // another opening of the worker has joined since
-          refused = WhyNotClock(cell, ClockGate::Answer::kNotHolder,
-                                *pushing.joins, 0);
-        }
-      }
-      if (pushing.call->Answer(pushing.span, action.answer, refused)) {
-        work.End(pushing.call);
-      }
-      return;
-    }
+    case Kind::kAnswerPush:
+      return AnswerPush(cell, action.answer, work);
     case Kind::kRead:
       return Read(cell, action.answer.token);
     case Kind::kAnswerRead:

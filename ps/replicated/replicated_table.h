@@ -198,6 +198,7 @@ class ReplicatedTable {
   void Send(Cell& cell, Replica::Action& action);
   void Apply(Cell& cell, const LogEntry& entry);
   void Read(Cell& cell, uint64_t token);
+  void AnswerPush(Cell& cell, const Answer& answer, Work& work);
   void AnswerRead(Cell& cell, const Answer& answer, Work& work);
   void CloseRounds(Cell& cell, const Now& now);
   // --- LOGGED: what goes to the log, in the order in which it is done. ---

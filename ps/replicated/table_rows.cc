@@ -36,6 +36,27 @@ void ReplicatedTable::Read(Cell& cell,
   reading.values = Bytes::Own(std::move(encoded));
 }
 
+void ReplicatedTable::AnswerPush(Cell& cell, const Answer& answer,
+                                 Work& work) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  const auto it = cell.pushes.find(answer.token);
+  if (it == cell.pushes.end()) return;
+  const Cell::Pushing pushing = std::move(it->second);
+  cell.pushes.erase(it);
+  absl::Status refused;
+  if (pushing.joins.has_value() && answer.code == Code::kOk) {
+    const ClockGate::Clock* const its = cell.clocks.gate().Find(*pushing.joins);
+    if (its != nullptr && its->holder.client == pushing.client) {
+      pushing.call->SetClock(pushing.span, its->at);
+    } else {  // another opening of the worker has joined since
+      refused =
+          WhyNotClock(cell, ClockGate::Answer::kNotHolder, *pushing.joins, 0);
+    }
+  }
+  if (pushing.call->Answer(pushing.span, answer, refused)) {
+    work.End(pushing.call);
+  }
+}
+
 void ReplicatedTable::AnswerRead(Cell& cell, const Answer& answer,
                                  Work& work) ABSL_NO_THREAD_SAFETY_ANALYSIS {
   const auto it = cell.reads.find(answer.token);
