@@ -156,11 +156,15 @@ absl::Status TableLog::Begin(WorkerKey self, uint64_t birth,
   const bool is_other =
       found_.birth() != birth || found_.owners().begin()->id != self.id;
   if (is_other) {
+    // It may be all that is left of that job's tables.
+    const std::string suffix =
+        absl::StrCat(".of-job-", absl::Hex(found_.birth()));
     found_ = LoggedTables();
     for (const std::string& name : found_segments_) {
-      WEFT_RETURN_IF_ERROR(
-          options_.files->Remove(options_.directory + "/" + name));
+      const std::string path = options_.directory + "/" + name;
+      WEFT_RETURN_IF_ERROR(options_.files->Rename(path, path + suffix));
     }
+    WEFT_RETURN_IF_ERROR(options_.files->SyncDirectory(options_.directory));
   }
   callbacks_ = std::move(callbacks);
   std::vector<v1::TableLogRecord> heads;

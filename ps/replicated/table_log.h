@@ -87,7 +87,8 @@ class TableLog {
   void ForgetFound() { found_ = LoggedTables(); }
 
   // Once, before all that follows: `self` goes on with what was there, if that
-  // is of the job whose map has that birth; else it is removed.
+  // is of the job whose map has that birth; else it is kept under names that
+  // end with ".of-job-" and its birth, which nothing reads.
   absl::Status Begin(WorkerKey self, uint64_t birth, Callbacks callbacks)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Ends its threads, once all that was appended is on disk, or cannot be.

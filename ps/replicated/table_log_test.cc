@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -213,7 +214,7 @@ TEST_F(TableLogOnDisk, EachFlippedBitIsAnErrorThatNamesTheFileAndTheByte) {
   }
 }
 
-TEST_F(TableLogOnDisk, LogOfAnotherJobIsRemovedAndOneServerHasItOpen) {
+TEST_F(TableLogOnDisk, LogOfAnotherJobIsKeptAsideAndOneServerHasItOpen) {
   {
     const auto log = Begin({1, 1}, Options());
     log->AddTable(Spec(), 0, true, false);
@@ -233,6 +234,12 @@ TEST_F(TableLogOnDisk, LogOfAnotherJobIsRemovedAndOneServerHasItOpen) {
   ASSERT_THAT((*other)->Begin({1, 1}, kBirth + 1, CallbacksOf(told_)), IsOk());
   EXPECT_EQ((*other)->found().birth(), 0u);
   EXPECT_EQ(Segments().size(), 1u);
+  int kept = 0;
+  for (const auto& file :
+       std::filesystem::directory_iterator(dir_.Path("ps0"))) {
+    kept += absl::StrContains(file.path().string(), ".log.of-job-");
+  }
+  EXPECT_GT(kept, 0);
 }
 
 // Copies take the place of what is older, while entries come; a partition that
