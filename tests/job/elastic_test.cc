@@ -148,15 +148,15 @@ TEST(Elastic, TrainerThatComesByHandTakesPart) {
 }
 
 // The others stop for it, and it does not go on: once its silence counts as
-// death they go on without it.
+// death they go on without it. Those two begin together: nobody else goes over.
 TEST(Elastic, NewcomerThatNeverAnswersInTheHandOverIsLeftOut) {
   const Job job;
   const std::string saved = job.Path("saved");
   const auto run = StartRun(
-      job, {"--elastic=1:4", "--nproc-per-node=2", "--silence=3s"}, saved);
+      job, {"--elastic=2:4", "--nproc-per-node=2", "--silence=3s"}, saved);
   AwaitNextCheckpoint(*run, saved);
   const auto newcomer = StartByHand(
-      job, saved, 7, "1:4",
+      job, saved, 7, "2:4",
       {"WEFT_SILENCE=3s", "WEFT_FAILPOINTS=train/take_state=block"});
   ASSERT_THAT(run->WaitForOutput("going over to the group of those", kLong),
               IsOk())
