@@ -402,10 +402,9 @@ class DataParallelTraining {
   // kUnavailable where nobody may begin with the state of this rank.
   absl::Status CheckOwnState() const;
   absl::Status CheckBatches(int root);
-  // Whether a rank was lost, so that this group is of no more use.
-  bool HasLost() const {
-    return group_ != nullptr && absl::IsUnavailable(group_->CheckRanks());
-  }
+  // Whether a rank was lost, or has ended as it pushed to tables, so that this
+  // group is of no more use.
+  bool HasLost() const;
   bool HasNewcomers();
 
   absl::StatusOr<std::optional<input::Example>> NextOrEnd();

@@ -145,8 +145,9 @@ DataParallelTraining::Done DataParallelTraining::Do(const StepCommit::Push&) {
   return StepCommit::Pushed{};
 }
 
-// The round needs the parts of all, so of one that is lost by now, too: then
-// those that are left meet, and push its parts.
+// The round needs the parts of all, so of one that is lost by now, or ends
+// since it cannot push (Fail), too: then those that are left meet, and push its
+// parts.
 absl::Status DataParallelTraining::AwaitStable() {
   const Instant give_up = SteadyClock().Now() + tables_.timeout;
   for (;;) {

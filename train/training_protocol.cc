@@ -2,7 +2,9 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/status_macros.h"
 #include "weft/device/context.h"
@@ -26,6 +28,11 @@ absl::Status HealthOfDevices(const nn::Module& model) {
   }
   return absl::OkStatus();
 }
+
+// By this the others know why a group was revoked: of a reason all ranks get
+// code and text alone, and a rank whose own group has ended has that code, too.
+constexpr absl::string_view kEndsInPush =
+    "it could not push to the tables, and ends: ";
 
 // What others have sent need not be a number.
 int CountOf(double sum, int most) {
@@ -54,7 +61,23 @@ absl::Status DataParallelTraining::Drive(StepCommit::Event event) {
 
 StepCommit::Failed DataParallelTraining::Fail(absl::Status why) {
   failure_ = std::move(why);
-  return {HasLost()};
+  const bool is_lost = HasLost();
+  // The others may wait until its parts are stable, in no operation of the
+  // group. Where nothing is stable in time all find that out by themselves.
+  if (!is_lost && commit_.phase() == StepCommit::Phase::kPushing &&
+      !absl::IsDeadlineExceeded(failure_)) {
+    group_->Revoke(
+        absl::CancelledError(absl::StrCat(kEndsInPush, failure_.message())));
+  }
+  return {is_lost};
+}
+
+bool DataParallelTraining::HasLost() const {
+  if (group_ == nullptr) return false;
+  const absl::Status checked = group_->CheckRanks();
+  return absl::IsUnavailable(checked) ||
+         (absl::IsCancelled(checked) &&
+          absl::StrContains(checked.message(), kEndsInPush));
 }
 
 void DataParallelTraining::LogMeeting(StepCommit::Reason reason) {

@@ -31,6 +31,7 @@
 #include "weft/launch/run/plan.h"
 #include "weft/launch/run/role_spec.h"
 #include "weft/launch/run/run_directory.h"
+#include "weft/launch/run/run_lock.h"
 #include "weft/net/address.h"
 #include "weft/net/edge/socket_directory.h"
 #include "weft/net/tls/certificates.h"
@@ -430,6 +431,14 @@ absl::Status CompleteOptions(Arguments& arguments) {
   return absl::OkStatus();
 }
 
+// Null where another `weft run` cannot start the same coordinator, or may.
+absl::StatusOr<std::unique_ptr<RunLock>> LockJob(const Arguments& arguments) {
+  const LaunchOptions& options = arguments.options;
+  if (arguments.is_own_job || options.coordinator_argv.empty()) return nullptr;
+  return RunLock::Take(options.make_directory, options.job,
+                       options.coordinator);
+}
+
 }  // namespace
 
 absl::StatusOr<int> RunCommand(int argc, char** argv) {
@@ -439,7 +448,10 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
   // A `weft run` around this one may have set it: for its own ranks.
   if (options.coordinator_host.empty()) unsetenv("WEFT_COORDINATOR_HOST");
   unsetenv("WEFT_REJOIN");
+  absl::StatusOr<std::unique_ptr<RunLock>> lock = LockJob(arguments);
+  if (!lock.ok()) return NotRun(lock.status());
   const absl::Cleanup sweeper = [&] {
+    lock->reset();
     Sweep(arguments.directory, arguments.is_own_job);
   };
   WEFT_RETURN_IF_ERROR(MakeLogDir(options.log_dir));

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "weft/launch/run/run_lock.h"
 #include "weft/net/edge/socket_file.h"
 #include "weft/transport/shm/memory_budget.h"
 
@@ -74,6 +75,7 @@ void RemoveOldRecordings(const std::string& directory, absl::Time now) {
 
 void SweepJobDirectory(const std::string& directory) {
   for (const fs::path& path : FilesIn(directory)) {
+    RemoveUnheldRunLock(path.string());
     std::error_code error;
     if (!fs::is_socket(fs::symlink_status(path, error))) continue;
     // Coordinators and endpoints have one type of socket, shared memory has the

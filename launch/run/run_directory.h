@@ -25,8 +25,8 @@ inline constexpr absl::Duration kKeepRecordings = absl::Hours(24);
 void RemoveOldRecordings(const std::string& directory, absl::Time now);
 
 // Removes from the `directory` of a job what no process uses any more: sockets
-// of ranks that were killed and their count of shared memory; and the directory
-// if nothing is left. Others on this host may be of the job, too: what they use
+// of ranks that were killed, their count of shared memory and RunLocks; and the
+// directory if nothing is left. Others on this host may be of the job, too: what they use
 // stays, as do all other files.
 void SweepJobDirectory(const std::string& directory);
 

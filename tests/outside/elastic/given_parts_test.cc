@@ -322,8 +322,8 @@ TEST(GivenParts, OfMegabytesArriveWhole) {
 // "The errors of the functions of `tables` end the training on this rank": the
 // others go on with its shards.
 TEST(TableFunctions, ThatFailOrThrowEndTheirRankAlone) {
-  enum Function { kBeginRound, kAwaitStable };
-  for (const Function function : {kBeginRound, kAwaitStable}) {
+  enum Function { kBeginRound, kPush, kAwaitStable };
+  for (const Function function : {kBeginRound, kPush, kAwaitStable}) {
     for (const bool throws : {false, true}) {
       for (const int nth : {1, 4}) {
         SCOPED_TRACE(absl::StrCat("function ", function,
@@ -342,6 +342,12 @@ TEST(TableFunctions, ThatFailOrThrowEndTheirRankAlone) {
             tables.begin_round = [=, ok = tables.begin_round](int64_t round) {
               const absl::Status status = fail();
               return status.ok() ? ok(round) : status;
+            };
+          } else if (function == kPush) {
+            tables.push = [=, ok = tables.push](int64_t round, int shard,
+                                                const std::string& part) {
+              const absl::Status status = fail();
+              return status.ok() ? ok(round, shard, part) : status;
             };
           } else {
             tables.await_stable =

@@ -260,6 +260,34 @@ TEST_F(Launch, JobWhoseSocketsHaveTooLongPathsSaysWhatToShorten) {
   EXPECT_EQ(elsewhere.code, 0) << elsewhere.output;
 }
 
+// "Of several that start the coordinator of the same job on a host one runs":
+// the others end before they start anything, and harm it in nothing.
+TEST_F(Launch, OfTwoOfTheSameJobStartedAtOnceOneRuns) {
+  for (int pair = 0; pair < 10; ++pair) {
+    const std::string job = absl::StrCat("pair", pair);
+    SCOPED_TRACE(job);
+    // It is not over before the other has tried.
+    const std::string train = absl::StrCat(
+        RunfilePath("launch/trainer"),
+        " --strategy=ddp --epochs=1 --batch-size=8 --data=", dir_.path(),
+        " && sleep 2");
+    const auto start = [&] {
+      return Start({RunfilePath("launch/weft"), "run", "--job=" + job,
+                    "--nproc-per-node=2", "sh", "-c", train});
+    };
+    const auto one = start();
+    const auto other = start();
+    Ended runs = Finish(*one), ends = Finish(*other);
+    if (runs.code != 0) std::swap(runs, ends);
+    EXPECT_EQ(runs.code, 0) << runs.output;
+    EXPECT_EQ(ends.code, kConfig) << ends.output;
+    EXPECT_THAT(ends.output, HasSubstr("job " + job + " runs already"));
+    EXPECT_THAT(ends.output, HasSubstr("--job of its own"));
+    EXPECT_THAT(ends.output, Not(HasSubstr("[trainer")));
+    EXPECT_FALSE(fs::exists(dir_.Path("run/weft/" + job)));
+  }
+}
+
 // "128 + signal if it was asked to end": at any moment of the start; nothing is
 // left.
 TEST_F(Launch, SignalAtAnyMomentOfTheStartEndsAll) {
