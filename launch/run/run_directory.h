@@ -26,8 +26,8 @@ void RemoveOldRecordings(const std::string& directory, absl::Time now);
 
 // Removes from the `directory` of a job what no process uses any more: sockets
 // of ranks that were killed, their count of shared memory and RunLocks; and the
-// directory if nothing is left. Others on this host may be of the job, too: what they use
-// stays, as do all other files.
+// directory if nothing is left. Others on this host may be of the job, too:
+// what they use stays, as do all other files.
 void SweepJobDirectory(const std::string& directory);
 
 }  // namespace weft::launch
