@@ -8,6 +8,7 @@
 #include "weft/base/catch_to_status.h"
 #include "weft/base/status_macros.h"
 #include "weft/device/context.h"
+#include "weft/ps/lost_partition.h"
 #include "weft/tensor/device.h"
 #include "weft/train/data_parallel_training.h"
 #include "weft/worker/exit_code.h"
@@ -62,10 +63,13 @@ absl::Status DataParallelTraining::Drive(StepCommit::Event event) {
 StepCommit::Failed DataParallelTraining::Fail(absl::Status why) {
   failure_ = std::move(why);
   const bool is_lost = HasLost();
-  // The others may wait until its parts are stable, in no operation of the
-  // group. Where nothing is stable in time all find that out by themselves.
-  if (!is_lost && commit_.phase() == StepCommit::Phase::kPushing &&
-      !absl::IsDeadlineExceeded(failure_)) {
+  // That nothing is stable in time, or that tables are lost, all find out by
+  // themselves. Of other errors they would not know: they wait until the parts
+  // of this rank are stable, in no operation of the group.
+  const bool do_all_know =
+      absl::IsDeadlineExceeded(failure_) || ps::IsLostPartition(failure_);
+  if (!is_lost && !do_all_know &&
+      commit_.phase() == StepCommit::Phase::kPushing) {
     group_->Revoke(
         absl::CancelledError(absl::StrCat(kEndsInPush, failure_.message())));
   }
