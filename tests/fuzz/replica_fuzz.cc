@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "weft/ps/core/placement.h"
@@ -52,6 +53,15 @@ ps::PartitionClocks::State Clocks() {
   return clocks.Save();
 }
 
+// Each beyond a limit.
+std::vector<ps::PartitionClocks::State> WrongClocks() {
+  std::vector<ps::PartitionClocks::State> wrong(3, Clocks());
+  wrong[0].floor = -1;
+  std::swap(wrong[1].ranks[0], wrong[1].ranks[1]);
+  wrong[2].ranks[1].clock.at = ps::ClockGate::kMostClock + 1;
+  return wrong;
+}
+
 std::string Message() {
   ps::Envelope envelope;
   envelope.table = std::make_shared<const ps::TableIdentity>();
@@ -78,17 +88,22 @@ std::vector<std::string> Seeds() {
                 values.data());
   const Bytes gradient =
       ps::EncodeGradient(ps::v1::WireValues::INT8, {2}, values);
-  return {with('c', gradient),
-          with('g', gradient),
-          with('c', ps::EncodeRows(Frame::Kind::kGradient, {2}, row)),
-          with('c', ps::EncodeRows(Frame::Kind::kPut, {}, {})),
-          with('c', ps::EncodeRate(3, 0.5)),
-          with('k', ps::EncodeKeys({0, 1, 2})),
-          with('c', ps::EncodeTick(3, 4)),
-          with('c', ps::EncodeLeave(3)),
-          with('c', ps::EncodeJoin(3, 4, {5, 6}, 7, "trainer3")),
-          with('i', ps::EncodeCopy(Image(), rates, Clocks())),
-          'm' + Message()};
+  std::vector<std::string> seeds = {
+      with('c', gradient),
+      with('g', gradient),
+      with('c', ps::EncodeRows(Frame::Kind::kGradient, {2}, row)),
+      with('c', ps::EncodeRows(Frame::Kind::kPut, {}, {})),
+      with('c', ps::EncodeRate(3, 0.5)),
+      with('k', ps::EncodeKeys({0, 1, 2})),
+      with('c', ps::EncodeTick(3, 4)),
+      with('c', ps::EncodeLeave(3)),
+      with('c', ps::EncodeJoin(3, 4, {5, 6}, 7, "trainer3")),
+      with('i', ps::EncodeCopy(Image(), rates, Clocks())),
+      'm' + Message()};
+  for (const ps::PartitionClocks::State& wrong : WrongClocks()) {
+    seeds.push_back(with('i', ps::EncodeCopy(Image(), rates, wrong)));
+  }
+  return seeds;
 }
 
 std::vector<std::string> Words() { return {std::string(8, '\0')}; }
