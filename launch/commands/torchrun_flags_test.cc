@@ -79,6 +79,7 @@ class Torchrun : public ::testing::Test {
       ranks[rank.first].insert(setting);
     }
     ranks.erase("");
+    ranks.erase("weft:");  // on few cores it warns of ranks that share them
     return ranks;
   }
 
