@@ -110,17 +110,14 @@ TEST_F(TableFlags, StalenessAndQuorumThatCannotBeAreUsageErrors) {
   }
 }
 
-// "Not with --replicas=2, which refuses both", with a reason; and neither is of
-// a training without servers.
+// A quorum is not had with --replicas=2, and says why; and neither is of a
+// training without servers.
 TEST_F(TableFlags, StalenessAndQuorumWithReplicasOrWithoutServersSayWhy) {
-  const Words replicas = {"--servers=2", "--replicas=2"};
+  const Ended ended = RunTrainer({"--servers=2", "--replicas=2", "--quorum=1"});
+  EXPECT_EQ(ended.code, kUsage) << ended.output;
+  EXPECT_THAT(ended.output, HasSubstr("replicas"));
   for (const Words& flags :
        {Words{"--async", "--staleness=1"}, Words{"--quorum=1"}}) {
-    Words both = replicas;
-    both.insert(both.end(), flags.begin(), flags.end());
-    const Ended ended = RunTrainer(both);
-    EXPECT_EQ(ended.code, kUsage) << ended.output;
-    EXPECT_THAT(ended.output, HasSubstr("replicas"));
     Words ddp = {"--strategy=ddp", "--servers=0"};
     ddp.insert(ddp.end(), flags.begin(), flags.end());
     const Ended without = RunTrainer(ddp);
