@@ -368,7 +368,7 @@ TEST_F(OwnCoordinator, OfASecondJobOfTheNameIsRefusedAndTheFirstGoesOn) {
     const auto second = Run({"--job=same"}, {"barrier:a"});
     const Ended ended = Finish(*second);
     EXPECT_EQ(ended.code, 3) << ended.output;
-    EXPECT_THAT(ended.output, HasSubstr("in use"));
+    EXPECT_THAT(ended.output, HasSubstr("job same runs already"));
   }
   // What the second swept was not the first's.
   const pid_t coordinator = CoordinatorOf(*first);
