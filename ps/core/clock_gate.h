@@ -30,6 +30,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "weft/rendezvous/worker_key.h"
 
 namespace weft::ps {
@@ -188,6 +190,12 @@ class ClockGate {
     const auto it = clocks_.find(rank);
     return it == clocks_.end() ? nullptr : &it->second;
   }
+
+  // What a caller is told of `answer` to a clock of `rank`, after `where`, the
+  // table and who has it. kFailedPrecondition; kResourceExhausted if there are
+  // as many clocks as may be.
+  absl::Status StatusOf(Answer answer, absl::string_view where, int rank,
+                        int64_t clock) const;
 
  private:
   Clock* FindOf(int rank, uint64_t client) {

@@ -288,5 +288,23 @@ TEST(ClockGateSimulation, TicksThatAreLateAndDoubledAndDeathsKeepTheBound) {
   }
 }
 
+TEST(ClockGate, RefusalSaysWhoHasTheClockInPrintableWords) {
+  ClockGate gate(1);
+  gate.Set(0, {{1, 2}, 3, "a\nb"}, 5);
+  EXPECT_TRUE(gate.StatusOf(Answer::kOk, "table 't'", 0, 4).ok());
+  EXPECT_EQ(gate.StatusOf(Answer::kBack, "table 't'", 0, 4).message(),
+            "table 't': clock 4 of rank 0 came after 5: clocks do not go back; "
+            "tick once a step, and give each client a rank of its own");
+  const std::string held(
+      gate.StatusOf(Answer::kNotHolder, "table 't'", 0, 4).message());
+  EXPECT_NE(held.find("another opening of the table has it, of a\\nb ("),
+            held.npos)
+      << held;
+  EXPECT_EQ(gate.StatusOf(Answer::kTooFar, "table 't'", 7, 4).code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(gate.StatusOf(Answer::kTooFar, "table 't'", 0, 90).code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
 }  // namespace
 }  // namespace weft::ps

@@ -15,40 +15,11 @@ namespace weft::ps {
 absl::Status ReplicatedTable::WhyNotClock(
     const Cell& cell, ClockGate::Answer answer, int rank,
     int64_t clock) const ABSL_NO_THREAD_SAFETY_ANALYSIS {
-  const ClockGate& gate = cell.clocks.gate();
-  const ClockGate::Clock* const found = gate.Find(rank);
-  const std::string where = absl::StrCat(
-      "table '", spec().name(), "' partition ", cell.partition, " on ",
-      options_.self.ToString(), ": clock ", clock, " of rank ", rank);
-  switch (answer) {
-    case ClockGate::Answer::kOk:
-      return absl::OkStatus();
-    case ClockGate::Answer::kBack:
-      return absl::FailedPreconditionError(absl::StrCat(
-          where, " came after ", found->at,
-          ": clocks do not go back; tick once a step, and give each client a "
-          "rank of its own"));
-    case ClockGate::Answer::kTooFar:
-      if (found == nullptr) {
-        return absl::ResourceExhaustedError(
-            absl::StrCat(where, ": ", gate.size(),
-                         " workers have a clock, and no more may"));
-      }
-      return absl::FailedPreconditionError(
-          absl::StrCat(where, " is too far ahead of ", found->at, ": at most ",
-                       ClockGate::kMostAhead,
-                       " ticks may be under way; open the table again"));
-    case ClockGate::Answer::kNotHolder:
-      return absl::FailedPreconditionError(absl::StrCat(
-          where,
-          found == nullptr
-              ? std::string(": the rank has no clock")
-              : absl::StrCat(": another opening of the table has it, of ",
-                             absl::CHexEscape(found->holder.name), " (",
-                             found->holder.worker.ToString(), ")"),
-          "; open the table again, and give each client a rank of its own"));
-  }
-  return absl::InternalError("unreachable");
+  return cell.clocks.gate().StatusOf(
+      answer,
+      absl::StrCat("table '", spec().name(), "' partition ", cell.partition,
+                   " on ", options_.self.ToString()),
+      rank, clock);
 }
 
 absl::Status ReplicatedTable::CheckClock(

@@ -49,39 +49,9 @@ absl::Status TableShard::CheckClockLocked(const v1::Request& request) const {
 
 absl::Status TableShard::WhyNotClock(ClockGate::Answer answer, int rank,
                                      int64_t clock) const {
-  const ClockGate::Clock* const found = clocks_.Find(rank);
-  const std::string where =
-      absl::StrCat("table '", spec().name(), "' on server ", server_,
-                   ": clock ", clock, " of rank ", rank);
-  switch (answer) {
-    case ClockGate::Answer::kOk:
-      return absl::OkStatus();
-    case ClockGate::Answer::kBack:
-      return absl::FailedPreconditionError(absl::StrCat(
-          where, " came after ", found->at,
-          ": clocks do not go back; tick once a step, and give each client a "
-          "rank of its own"));
-    case ClockGate::Answer::kTooFar:
-      if (found == nullptr) {
-        return absl::ResourceExhaustedError(
-            absl::StrCat(where, ": ", clocks_.size(),
-                         " workers have a clock, and no more may"));
-      }
-      return absl::FailedPreconditionError(
-          absl::StrCat(where, " is too far ahead of ", found->at, ": at most ",
-                       ClockGate::kMostAhead,
-                       " ticks may be under way; open the table again"));
-    case ClockGate::Answer::kNotHolder:
-      return absl::FailedPreconditionError(absl::StrCat(
-          where,
-          found == nullptr
-              ? std::string(": the rank has no clock")
-              : absl::StrCat(": another opening of the table has it, of ",
-                             found->holder.name, " (",
-                             found->holder.worker.ToString(), ")"),
-          "; open the table again, and give each client a rank of its own"));
-  }
-  return absl::InternalError("unreachable");
+  return clocks_.StatusOf(
+      answer, absl::StrCat("table '", spec().name(), "' on server ", server_),
+      rank, clock);
 }
 
 absl::StatusOr<v1::ClockReply> TableShard::JoinClocks(
