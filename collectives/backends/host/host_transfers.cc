@@ -13,8 +13,9 @@ namespace weft::collectives {
 namespace {
 
 constexpr uint32_t kMagic = 0x57465432;  // "WFT2"
-// What is read of one content before others have their turn.
-constexpr int64_t kMostAtOnce = int64_t{16} << 20;
+// What is read of one content before others have their turn: a millisecond, in
+// which callers that begin a transfer wait.
+constexpr int64_t kMostAtOnce = int64_t{4} << 20;
 // What follows the header of a content that is to be read.
 constexpr int64_t kReadTrailer = 1;
 

@@ -25,7 +25,8 @@ using ::weft::testing::StatusIs;
 constexpr int64_t kReadAll = 0;
 constexpr int64_t kReadNone = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMostUnasked = 1 << 20;
-constexpr int64_t kMany = 500'000;  // 2 MB: more than a ring has room for
+constexpr int64_t kMany = 500'000;    // 2 MB: more than a ring has room for
+constexpr int64_t kMost = 3'000'000;  // 12 MB: more than is read at once
 
 // Ranks 0 and 1, each with a mapping of its own, both in this process.
 class HostTransfersTest : public ::testing::Test {
@@ -99,8 +100,8 @@ class HostTransfersTest : public ::testing::Test {
 TEST_F(HostTransfersTest, MessagesOfAnySizeComeWholeOnBothWays) {
   for (const int64_t least : {kReadAll, kReadNone}) {
     Connect(least);
-    for (const int64_t count :
-         {int64_t{0}, int64_t{1}, int64_t{16'000}, int64_t{16'384}, kMany}) {
+    for (const int64_t count : {int64_t{0}, int64_t{1}, int64_t{16'000},
+                                int64_t{16'384}, kMany, kMost}) {
       std::vector<float> from = Numbers(count, 3), to(count);
       Transfer send = Sent(from, 7), receive = Received(to, 7);
       MoveAll(send, receive);
@@ -196,6 +197,25 @@ TEST_F(HostTransfersTest, MessageOfAnotherShapeIsRefusedAndTheNextOneTaken) {
     MoveAll(again, receive);
     EXPECT_EQ(to, from);
   }
+}
+
+// What is left of it is an event, for whoever waits for one.
+TEST_F(HostTransfersTest, ContentThatIsNotReadAtOnceGoesOnWithoutItsSender) {
+  Connect(kReadAll);
+  std::vector<float> from = Numbers(kMost, 0), to(kMost);
+  Transfer send = Sent(from, 7), receive = Received(to, 7);
+  EXPECT_THAT(sender().Advance(send), IsOkAndHolds(false));
+  bool is_received = false;
+  int turns = 0;
+  for (; turns < 10 && !is_received; ++turns) {
+    const uint64_t seen = receiver().events();
+    is_received = Moved(receiver(), receive);
+    EXPECT_EQ(receiver().events() != seen, !is_received);
+  }
+  EXPECT_TRUE(is_received);
+  EXPECT_GT(turns, 1);
+  EXPECT_EQ(to, from);
+  EXPECT_THAT(sender().Advance(send), IsOkAndHolds(true));
 }
 
 // Its memory is given back after that, and may hold anything.
