@@ -156,11 +156,9 @@ absl::Status MapKeeper::Offer(absl::string_view encoded) {
     MutexLock lock(mu_);
     if (known_ && known_->encoded == encoded) return absl::OkStatus();
   }
-  auto map = PartitionMap::Decode(encoded);
-  if (!map.ok()) return map.status();
-  Adopt(std::make_shared<const Known>(
-      Known{*std::move(map), std::string(encoded)}));
-  return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(PartitionMap map, PartitionMap::Decode(encoded));
+  return Adopt(std::make_shared<const Known>(
+      Known{std::move(map), std::string(encoded)}));
 }
 
 PartitionMap MapKeeper::map() const {
@@ -363,8 +361,8 @@ absl::StatusOr<bool> MapKeeper::Write(uint64_t version, PartitionMap next,
     MutexLock lock(mu_);
     next_backups_ = Now() + kBackupsEvery;
   }
-  Adopt(std::make_shared<const Known>(
-      Known{std::move(next), std::move(encoded)}));
+  WEFT_RETURN_IF_ERROR(Adopt(std::make_shared<const Known>(
+      Known{std::move(next), std::move(encoded)})));
   return true;
 }
 
@@ -407,21 +405,30 @@ absl::StatusOr<MapKeeper::KnownMap> MapKeeper::Read(
     MutexLock lock(mu_);
     if (known_ && known_->encoded == entry.value) return known_;
   }
-  auto map = PartitionMap::Decode(entry.value);
-  if (map.ok()) {
-    auto read =
-        std::make_shared<const Known>(Known{*std::move(map), entry.value});
-    Adopt(read);
-    return read;
-  }
+  const auto read = [&]() -> absl::StatusOr<KnownMap> {
+    WEFT_ASSIGN_OR_RETURN(PartitionMap map, PartitionMap::Decode(entry.value));
+    auto known =
+        std::make_shared<const Known>(Known{std::move(map), entry.value});
+    WEFT_RETURN_IF_ERROR(Adopt(known));
+    return known;
+  }();
+  if (read.ok()) return read;
   return absl::DataLossError(absl::StrCat(
       "key \"", options_.key, "\", version ", entry.version,
-      ": the last map that was read is kept: ", map.status().message()));
+      ": the last map that was read is kept: ", read.status().message()));
 }
 
-void MapKeeper::Adopt(const KnownMap& map) {
+absl::Status MapKeeper::Adopt(const KnownMap& map) {
   MutexLock lock(mu_);
-  if (known_ && known_->map.epoch() >= map->map.epoch()) return;
+  // A job's partitions stay the same, so this is another job's.
+  if (known_ && known_->map.entries() != map->map.entries()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a partition map of ", map->map.entries(),
+                     " entries; this job's has ", known_->map.entries()));
+  }
+  if (known_ && known_->map.epoch() >= map->map.epoch()) {
+    return absl::OkStatus();
+  }
   known_ = map;
   PartitionMap wanted = map->map;
   const bool has_other_servers = view_ && view_->Apply(wanted);
@@ -429,6 +436,7 @@ void MapKeeper::Adopt(const KnownMap& map) {
   if (wanted.AddMoves()) wants_backups_ = true;
   if (has_other_servers || !proposals_.empty()) has_work_ = true;
   changed_.NotifyAll();
+  return absl::OkStatus();
 }
 
 // --- The telling thread ------------------------------------------------------

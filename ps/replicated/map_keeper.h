@@ -97,7 +97,8 @@ class MapKeeper {
   void Learn() ABSL_LOCKS_EXCLUDED(mu_);
 
   // A map that another server or a client's answer brought, as encoded() has
-  // it; kInvalidArgument if it is none. A newer one becomes map().
+  // it; kInvalidArgument if it is none, or has other entries than this job's. A
+  // newer one becomes map().
   absl::Status Offer(absl::string_view encoded) ABSL_LOCKS_EXCLUDED(mu_);
 
   // The newest map that is known; epoch() 0: none yet.
@@ -170,11 +171,12 @@ class MapKeeper {
   // one.
   void Forget(const Proposals& proposals) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // The map that the store holds; kDataLoss if it holds none.
+  // The map that the store holds; kDataLoss if it holds none, or another job's.
   absl::StatusOr<KnownMap> Read(const rendezvous::StoreEntry& entry)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Makes it the newest that is known, if it is.
-  void Adopt(const KnownMap& map) ABSL_LOCKS_EXCLUDED(mu_);
+  // Makes it the newest that is known, if it is. kInvalidArgument: it has other
+  // entries than the one that is known.
+  absl::Status Adopt(const KnownMap& map) ABSL_LOCKS_EXCLUDED(mu_);
   // How the last attempt went, for people.
   void Note(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -66,6 +66,12 @@ TEST_F(MapKeeperStoreTest, OfferedMapIsTakenIfItIsNewer) {
     EXPECT_THAT(node->Offer(broken),
                 StatusIs(absl::StatusCode::kInvalidArgument, "partition map"));
   }
+  const auto others = PartitionMap::Assign(2 * map.entries(), map.servers(),
+                                           map.replicas(), /*epoch=*/9);
+  ASSERT_THAT(others.status(), IsOk());
+  EXPECT_THAT(
+      node->Offer(others->Encode()),
+      StatusIs(absl::StatusCode::kInvalidArgument, "entries; this job's has"));
   EXPECT_THAT(node->Offer(second), IsOk());
   EXPECT_EQ(node->encoded(), second);
   EXPECT_THAT(node->Offer(third), IsOk());

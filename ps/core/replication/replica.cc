@@ -74,7 +74,8 @@ void Replica::Send(WorkerKey to, ReplicaMessage message) {
 // --- The map -----------------------------------------------------------------
 
 void Replica::OnMap(const PartitionMap& map, const Now& now) {
-  if (map.epoch() <= map_epoch_) return;
+  // Another job's map may lack this partition.
+  if (map.epoch() <= map_epoch_ || number_ >= map.entries()) return;
   map_epoch_ = map.epoch();
   const PartitionMap::Entry before = entry_;
   entry_ = map.entry(number_);

@@ -130,7 +130,8 @@ class Replica {
   }
   bool has_actions() const { return !actions_.empty(); }
 
-  // Maps older than the newest one change nothing.
+  // Maps older than the newest one, and those without this partition, change
+  // nothing.
   void OnMap(const PartitionMap& map, const Now& now);
   void OnMessage(WorkerKey from, const ReplicaMessage& message, const Now& now);
   // The rows were copied, for kCopy, and make so many pieces, at least one.
