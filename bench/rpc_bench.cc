@@ -96,7 +96,7 @@ struct Options {
   int out = 1;
   double work_us = 0;        // of a function, before it adds
   int loopback = 0;          // adds within this process
-  int shared_memories = 64;  // 0: unix sockets go by gRPC alone
+  int shared_memories = 64;  // 0: unix sockets go by the stream alone
 };
 
 // ------------------------------------------------------------ the two sides
@@ -307,14 +307,14 @@ int CallItself(const Options& options) {
 // ---------------------------------------------------------- the main process
 
 // Over a unix socket calls pass through shared memory, unless they must not.
-enum class Way { kUnix, kUnixByGrpc, kTcp, kMtls };
+enum class Way { kUnix, kUnixByStream, kTcp, kMtls };
 constexpr Way kWays[] = {Way::kUnix, Way::kTcp, Way::kMtls};
 const char* NameOf(Way way) {
   switch (way) {
     case Way::kUnix:
       return "unix";
-    case Way::kUnixByGrpc:
-      return "unix, by gRPC alone";
+    case Way::kUnixByStream:
+      return "unix, by the stream alone";
     case Way::kTcp:
       return "tcp";
     case Way::kMtls:
@@ -358,7 +358,7 @@ class Runner {
     const std::string flags = absl::StrCat(
         " --spin=", spin, " --seconds=", options_.seconds, Certs(c),
         " --size=", c.size, " --out=", c.out, " --work=", c.work_us,
-        c.way == Way::kUnixByGrpc ? " --shared-memories=0" : "");
+        c.way == Way::kUnixByStream ? " --shared-memories=0" : "");
     return RunServerAndClient(
         absl::StrCat(options_.self, " --serve=", Listen(c),
                      " --core=", ServerCore(c), flags),
@@ -407,7 +407,7 @@ class Runner {
     return c.cores == Cores::kAny ? -1 : c.cores == Cores::kTwo ? 1 : 0;
   }
   std::string Listen(const Case& c) {
-    return c.way == Way::kUnix || c.way == Way::kUnixByGrpc
+    return c.way == Way::kUnix || c.way == Way::kUnixByStream
                ? "unix:" + directory_.NewPath()
                : "127.0.0.1:0";
   }
@@ -529,7 +529,7 @@ class Contest {
 };
 
 // Source of the bounds: GOAL-L1 to GOAL-B3, docs/performance.md. No goal says
-// what unix sockets must reach by gRPC alone.
+// what unix sockets must reach by the stream alone.
 void MeasureCalls(Contest& contest) {
   const std::string grpc = "gRPC stream";
   const std::string callbacks = "gRPC callback stream";
@@ -567,11 +567,11 @@ void MeasureCalls(Contest& contest) {
          {"T2", torch, "calls_per_s", "add_16_per_s", 6, 6}});
   }
   contest.Measure(
-      {"add, polled", Way::kUnixByGrpc, 0, 1, Cores::kTwo, Waiting::kPoll},
+      {"add, polled", Way::kUnixByStream, 0, 1, Cores::kTwo, Waiting::kPoll},
       {{"L1", grpc, "p50_us", "p50_us", 0, 0},
        {"L2", grpc, "p99_us", "p99_us", 0, 0}});
   contest.Measure(
-      {"add, blocking", Way::kUnixByGrpc, 0, 1, Cores::kTwo, Waiting::kBlock},
+      {"add, blocking", Way::kUnixByStream, 0, 1, Cores::kTwo, Waiting::kBlock},
       {{"L3", grpc, "p50_us", "p50_us", 0, 0}});
 }
 
@@ -622,7 +622,7 @@ void MeasurePuts(Contest& contest) {
 
 void PrintFigures(Runner& runner) {
   std::vector<Case> cases;
-  cases.push_back({"add, polled", Way::kUnixByGrpc});
+  cases.push_back({"add, polled", Way::kUnixByStream});
   for (const Way way : kWays) {
     cases.push_back({"add, polled", way});
     cases.push_back({"add, blocking", way, 0, 1, Cores::kTwo, Waiting::kBlock});

@@ -1,18 +1,11 @@
 #include "weft/net/channel.h"
 
-#include <errno.h>
-#include <grpcpp/create_channel_posix.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/address.h"
 #include "weft/net/call/client_call.h"
-#include "weft/net/edge/descriptor.h"
 #include "weft/net/loop/loop_core.h"
 
 namespace weft::net {
@@ -70,22 +63,6 @@ grpc::ChannelArguments ArgumentsOf(const LoopOptions& loop,
   return arguments;
 }
 
-// Never waits: a unix socket is connected at once, or not.
-absl::StatusOr<Descriptor> ConnectTo(const Address& address) {
-  sockaddr_un name = {};
-  name.sun_family = AF_UNIX;
-  memcpy(name.sun_path, address.path.data(),
-         address.path.size());  // ParseAddress bounds it
-  Descriptor fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (fd.get() < 0 ||
-      connect(fd.get(), reinterpret_cast<const sockaddr*>(&name),
-              sizeof name) != 0) {
-    return absl::UnavailableError(
-        absl::StrCat(address.ToString(), ": connect: ", strerror(errno)));
-  }
-  return fd;
-}
-
 }  // namespace
 
 struct Channel::State {
@@ -117,29 +94,6 @@ absl::StatusOr<std::unique_ptr<Channel>> Channel::Create(
       parsed.ToString(), core.ChannelCredentialsFor(parsed),
       ArgumentsOf(loop_options, options, tls));
   state->target.core = core.shared_from_this();
-  return std::unique_ptr<Channel>(new Channel(std::move(state)));
-}
-
-absl::StatusOr<std::unique_ptr<Channel>> Channel::Connect(
-    Loop& loop, absl::string_view address, ChannelOptions options) {
-  WEFT_ASSIGN_OR_RETURN(const Address parsed, ParseAddress(address));
-  if (parsed.kind != Address::Kind::kUnix) {
-    return absl::UnimplementedError(
-        absl::StrCat("wanted a unix socket to connect to, found ", address));
-  }
-  WEFT_ASSIGN_OR_RETURN(Descriptor fd, ConnectTo(parsed));
-  auto state = std::make_shared<State>();
-  state->target.name = options.name;
-  state->target.address = parsed.ToString();
-  state->target.is_connected = true;
-  grpc::ChannelArguments arguments =
-      ArgumentsOf(loop.core().options(), options, /*tls=*/false);
-  if (options.name.empty()) {  // as gRPC's resolver of unix sockets says
-    arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, "localhost");
-  }
-  state->target.channel = grpc::CreateCustomInsecureChannelFromFd(
-      state->target.address, fd.Release(), arguments);
-  state->target.core = loop.core().shared_from_this();
   return std::unique_ptr<Channel>(new Channel(std::move(state)));
 }
 

@@ -1,5 +1,5 @@
 // Channel: the calling end towards one endpoint. It connects when first used
-// and again when the connection was lost, unless it was made by Connect().
+// and again when the connection was lost.
 
 #ifndef WEFT_NET_CHANNEL_H_
 #define WEFT_NET_CHANNEL_H_
@@ -40,14 +40,6 @@ class Channel {
   // For net itself.
   static absl::StatusOr<std::unique_ptr<Channel>> Create(
       Loop::Core& core, absl::string_view address, ChannelOptions options);
-  // One that is connected to a unix socket already, and that ends with its
-  // connection: calls fail from then on. It costs a fraction of one that
-  // connects when it is used. A stream that is written at once opens with that
-  // message. kUnimplemented: the address is not a unix socket's. kUnavailable:
-  // it cannot be connected to without a wait; Create() would try on and say
-  // why.
-  static absl::StatusOr<std::unique_ptr<Channel>> Connect(
-      Loop& loop, absl::string_view address, ChannelOptions options = {});
   ~Channel();
 
   // One request, one reply. kDeadlineExceeded names method and address;

@@ -18,6 +18,7 @@
 #include "weft/base/mutex.h"
 #include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
+#include "weft/net/call/local_stream.h"
 #include "weft/net/channel.h"
 #include "weft/net/loop/descriptor_limit.h"
 #include "weft/net/loop/memory_queue.h"
@@ -57,7 +58,8 @@ void DropAbandonedLater(net::Loop& loop,
 // One end: a stream, once there is one.
 class GrpcConnection final : public Connection {
  public:
-  // `channel`: the way to the peer; null where the peer opened the stream.
+  // `channel`: the way to the peer; null where the peer opened the stream, or
+  // it is a socket of its own.
   explicit GrpcConnection(std::unique_ptr<net::Stream> stream,
                           std::shared_ptr<net::Channel> channel = nullptr)
       : channel_(std::move(channel)), stream_(std::move(stream)) {}
@@ -272,22 +274,19 @@ class GrpcTransport final : public Transport {
   std::unique_ptr<Connection> Connect(
       const Purpose& purpose, const Destination& to,
       std::shared_ptr<ConnectionObserver> observer) override {
-    auto channel = ChannelFor(purpose, to);
-    if (!channel.ok()) return Fail(channel.status(), std::move(observer));
     net::Metadata metadata;
     const auto ring = rings_.Offer(to, &metadata);
     if (ring != nullptr) {
       ring->Observe(std::move(observer));
       observer = ring;
     }
-    auto connection = std::make_unique<GrpcConnection>(
-        (*channel)->OpenStream(purpose.method,
-                               std::make_shared<CallerStreamForwarder>(
-                                   std::move(observer), to, purpose),
-                               metadata),
-        *channel);
-    if (ring == nullptr) return connection;
-    return ring->Attach(std::move(connection));
+    absl::StatusOr<std::unique_ptr<Connection>> connection = OpenStream(
+        purpose, to,
+        std::make_shared<CallerStreamForwarder>(observer, to, purpose),
+        metadata);
+    if (!connection.ok()) return Fail(connection.status(), std::move(observer));
+    if (ring == nullptr) return *std::move(connection);
+    return ring->Attach(*std::move(connection));
   }
 
   TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) override {
@@ -328,13 +327,20 @@ class GrpcTransport final : public Transport {
     return std::make_unique<NoConnection>();
   }
 
-  // To a unix socket each connection has a channel of its own. Where it cannot
-  // be connected at once, gRPC tries on and says why.
-  absl::StatusOr<std::shared_ptr<net::Channel>> ChannelFor(
-      const Purpose& purpose, const Destination& to) ABSL_LOCKS_EXCLUDED(mu_) {
-    auto connected = net::Channel::Connect(loop_, to.address, {to.name});
-    if (connected.ok()) return connected;
-    return ChannelTo(purpose, to);
+  // To a unix socket each connection is a socket. Where it cannot be connected
+  // at once, gRPC tries on and says why.
+  absl::StatusOr<std::unique_ptr<Connection>> OpenStream(
+      const Purpose& purpose, const Destination& to,
+      std::shared_ptr<net::StreamObserver> observer,
+      const net::Metadata& metadata) ABSL_LOCKS_EXCLUDED(mu_) {
+    auto local = net::OpenLocalStream(loop_, to.address, to.name,
+                                      purpose.method, observer, metadata);
+    if (local.ok()) return std::make_unique<GrpcConnection>(*std::move(local));
+    WEFT_ASSIGN_OR_RETURN(auto channel, ChannelTo(purpose, to));
+    auto stream =
+        channel->OpenStream(purpose.method, std::move(observer), metadata);
+    return std::make_unique<GrpcConnection>(std::move(stream),
+                                            std::move(channel));
   }
 
   // One channel for each purpose and name, to where it was last; gRPC keeps its

@@ -1,5 +1,6 @@
-// GrpcTransport: each connection is a bidirectional gRPC stream, on the
-// process's one Loop; within a host its messages pass through shared memory.
+// GrpcTransport: each connection is a bidirectional stream on the process's one
+// Loop, of gRPC, or to a unix socket without it; within a host its messages
+// pass through shared memory.
 
 #ifndef WEFT_TRANSPORT_GRPC_TRANSPORT_H_
 #define WEFT_TRANSPORT_GRPC_TRANSPORT_H_

@@ -101,7 +101,7 @@ struct Destination {
 // two processes open, close and fail independently.
 struct Purpose {
   std::string name;  // "rpc": unique within a transport, equal at both ends
-  // The method of its gRPC streams, equal at both ends:
+  // The method of its streams, equal at both ends:
   // "/weft.rpc.v1.Worker/Connect".
   std::string method;
   // The roles that may open them, where peers prove their role.

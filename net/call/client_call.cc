@@ -80,7 +80,7 @@ std::string Target::ToString() const {
 
 absl::Status Target::ExplainUnanswered(absl::Status status) const {
   const absl::Status explained = Explain(std::move(status));
-  if (!is_connected || !absl::IsUnavailable(explained) ||
+  if (!absl::IsUnavailable(explained) ||
       !IsOfClosedConnection(explained.message())) {
     return explained;
   }
@@ -260,36 +260,7 @@ void ClientStream::Begin(const Metadata& metadata) {
   grpc::GenericStub stub(target_.channel);
   grpc->stream =
       stub.PrepareCall(&grpc->context, method_, target_.core->queue());
-  {
-    MutexLock lock(mu_);
-    may_begin_ = true;
-  }
-  if (!target_.is_connected) return BeginAlone();
-  // A message that is written by then takes along what opens the call.
-  target_.core->poller().Post([weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->BeginAlone();
-  });
-}
-
-// True for the one caller that begins the call.
-bool ClientStream::TakeBegin() {
-  return grpc_ != nullptr && std::exchange(may_begin_, false);
-}
-
-void ClientStream::BeginAlone() {
-  std::shared_ptr<Grpc> grpc;
-  {
-    MutexLock lock(mu_);
-    if (!TakeBegin()) return;
-    grpc = grpc_;
-  }
   grpc->stream->StartCall(&grpc->started);
-}
-
-// What opens it leaves with the operation that follows: no OnStarted comes.
-void ClientStream::BeginWithNext(Grpc& grpc) {
-  grpc.context.set_initial_metadata_corked(true);
-  grpc.stream->StartCall(nullptr);
 }
 
 void ClientStream::OnStarted(bool ok) {
@@ -345,7 +316,6 @@ void ClientStream::OnRead(bool ok) {
     grpc->stream->Finish(&grpc->status, &grpc->finished);
     return;
   }
-  has_heard_ = true;
   Slices message = FromByteBuffer(grpc->incoming);
   in_burst_ = target_.core->NoteMessage(&looks_);
   // To ask for the next message makes gRPC announce window, in a packet of its
@@ -361,24 +331,19 @@ void ClientStream::OnRead(bool ok) {
 
 bool ClientStream::Write(Slices message) {
   std::shared_ptr<Grpc> grpc;
-  bool begins = false;
   {
     MutexLock lock(mu_);
     if (grpc_ == nullptr || writing_ || half_closing_ ||
         closed_here_.has_value() || finished_)
       return false;
     writing_ = true;
-    begins = TakeBegin();
-    started_ |= begins;
     if (!started_) {
       first_ = std::move(message);
       return true;
     }
     grpc = grpc_;
   }
-  if (begins) BeginWithNext(*grpc);
   grpc->stream->Write(ToByteBuffer(message), &grpc->write);
-  if (begins) StartRead();  // no Finish before the first read has failed
   return true;
 }
 
@@ -404,7 +369,6 @@ void ClientStream::OnWrite(bool ok) {
 void ClientStream::Close(absl::Status status) {
   std::shared_ptr<Grpc> grpc;
   const bool half = status.ok();
-  bool never_begins = false;
   {
     MutexLock lock(mu_);
     if (grpc_ == nullptr || finished_ || closed_here_.has_value() ||
@@ -417,17 +381,12 @@ void ClientStream::Close(absl::Status status) {
       half_close_sent_ = half_close_open_ = true;
     } else {
       closed_here_ = std::move(status);
-      never_begins = TakeBegin();
     }
   }
   if (half) {
     grpc->stream->WritesDone(&grpc->writes_done);
   } else {
     grpc->context.TryCancel();
-    if (!never_begins) return;
-    // Nothing else is under way that would end it.
-    BeginWithNext(*grpc);
-    grpc->stream->Finish(&grpc->status, &grpc->finished);
   }
 }
 
@@ -458,13 +417,8 @@ void ClientStream::EndIfOver() {
     if (grpc_ == nullptr || !finished_ || writing_ || half_close_open_) return;
     over = std::exchange(grpc_, nullptr);
     observer = std::exchange(observer_, nullptr);
-    if (closed_here_.has_value()) {
-      status = *closed_here_;
-    } else if (has_heard_) {
-      status = target_.Explain(FromGrpc(over->status));
-    } else {
-      status = target_.ExplainUnanswered(FromGrpc(over->status));
-    }
+    status = closed_here_.has_value() ? *closed_here_
+                                      : target_.Explain(FromGrpc(over->status));
   }
   observer->OnClosed(std::move(status));
   over = nullptr;  // before the Loop may believe that nothing is left

@@ -22,17 +22,16 @@ namespace weft::net {
 // Where the calls of a channel go, for the calls themselves.
 struct Target {
   std::shared_ptr<Loop::Core> core;
-  std::shared_ptr<grpc::Channel> channel;
-  std::string name;     // ps0, or empty
-  std::string address;  // as the user gave it
+  std::shared_ptr<grpc::Channel> channel;  // null: a socket of its own
+  std::string name;                        // ps0, or empty
+  std::string address;                     // as the user gave it
   bool wait_for_ready = false;
-  // `channel` is one connection: see Channel::Connect.
-  bool is_connected = false;
 
   std::string ToString() const;  // ps0 at unix:/run/x
   // Adds where it happened to what the transport says.
   absl::Status Explain(absl::Status status) const;
-  // Likewise, for a stream on which nothing has come.
+  // Likewise, for a stream over a unix socket of its own on which nothing has
+  // come.
   absl::Status ExplainUnanswered(absl::Status status) const;
 };
 
@@ -109,9 +108,6 @@ class ClientStream final : public Stream,
   void OnWrite(bool ok);
   void OnWritesDone(bool ok);
   void OnFinished(bool ok);
-  bool TakeBegin() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void BeginAlone() ABSL_LOCKS_EXCLUDED(mu_);
-  void BeginWithNext(Grpc& grpc);
   void StartRead();
   void EndIfOver() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -123,15 +119,13 @@ class ClientStream final : public Stream,
   // Only the thread that polls uses these; see GrpcQueue::NoteMessage.
   uint64_t looks_ = 0;
   bool in_burst_ = false;
-  bool has_heard_ = false;  // a message has come
 
   Mutex mu_;
   std::shared_ptr<Grpc> grpc_ ABSL_GUARDED_BY(mu_);  // null when over
   std::shared_ptr<StreamObserver> observer_ ABSL_GUARDED_BY(mu_);
   // Written before the call had started.
   std::optional<Slices> first_ ABSL_GUARDED_BY(mu_);
-  bool may_begin_ ABSL_GUARDED_BY(mu_) = false;  // it is there, and has not
-  bool started_ ABSL_GUARDED_BY(mu_) = false;    // and may be written to
+  bool started_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool half_closing_ ABSL_GUARDED_BY(mu_) = false;
   bool half_close_sent_ ABSL_GUARDED_BY(mu_) = false;

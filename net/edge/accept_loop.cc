@@ -180,8 +180,8 @@ AcceptLoop::~AcceptLoop() {
   close(epoll_);
 }
 
-absl::Status AcceptLoop::Add(Listener listener, Speaks speaks,
-                             Deliver deliver) {
+absl::Status AcceptLoop::Add(Listener listener, Speaks speaks, Deliver deliver,
+                             Deliver deliver_local) {
   MutexLock lock(mu_);
   const int fd = listener.fd();
   epoll_event event = {};
@@ -190,7 +190,8 @@ absl::Status AcceptLoop::Add(Listener listener, Speaks speaks,
   if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) {
     return absl::InternalError(absl::StrCat("epoll: ", strerror(errno)));
   }
-  sources_.emplace(fd, Source{std::move(listener), speaks, std::move(deliver)});
+  sources_.emplace(fd, Source{std::move(listener), speaks, std::move(deliver),
+                              std::move(deliver_local)});
   return absl::OkStatus();
 }
 
@@ -538,21 +539,23 @@ void AcceptLoop::Hear(Id id, uint32_t events) {
   if (seen <= 0 || ioctl(connection.fd, FIONREAD, &there) != 0)
     return Close(id);
   const absl::string_view text(first, static_cast<size_t>(seen));
+  const Source& source = sources_.at(connection.listener);
   const ClientHelloCheck said =
-      sources_.at(connection.listener).speaks == Speaks::kTls
+      source.speaks == Speaks::kTls
           ? CheckTlsHello(text, static_cast<size_t>(there))
-          : CheckHttp2Preface(text);
+      : source.deliver_local != nullptr ? CheckLocalPreface(text)
+                                        : CheckHttp2Preface(text);
   if (said.unfit != nullptr) {
     Refuse({kConnection, said.unfit}, connection.peer);
     return Close(id);
   }
   if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) return Close(id);
   if (!said.is_whole) return pending_.BecomePartial(id);
-  if (connection.address == kUnix) return HandOver(id);
+  if (connection.address == kUnix) return HandOver(id, said.is_local);
   pending_.BecomeReady(id);
 }
 
-void AcceptLoop::HandOver(Id id) {
+void AcceptLoop::HandOver(Id id, bool is_local) {
   Connection& connection = connections_.at(id);
   epoll_ctl(epoll_, EPOLL_CTL_DEL, connection.fd, nullptr);
   connection.handed_over = true;
@@ -565,6 +568,7 @@ void AcceptLoop::HandOver(Id id) {
     NoteHandshake(connection.peer);
   }
   const Source& source = sources_.at(connection.listener);
+  if (is_local) return source.deliver_local(connection.fd);
   if (source.speaks == Speaks::kTls) return DeliverTls(id, source);
   source.deliver(connection.fd);
 }

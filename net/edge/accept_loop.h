@@ -80,9 +80,10 @@ class AcceptLoop {
   // whatever else comes to kTls is refused before a byte of it reaches gRPC.
   enum class Speaks { kTls, kHttp2 };
   // Accepts from `listener` until Remove, which returns its last Deliver done.
-  // The listener is owned here.
-  absl::Status Add(Listener listener, Speaks speaks, Deliver deliver)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  // The listener is owned here. Connections that begin with kLocalProtocol go
+  // to `deliver_local`, if there is one.
+  absl::Status Add(Listener listener, Speaks speaks, Deliver deliver,
+                   Deliver deliver_local = nullptr) ABSL_LOCKS_EXCLUDED(mu_);
   void Remove(const Address& address) ABSL_LOCKS_EXCLUDED(mu_);
 
   // A call came over the connection from `peer` (ip:port): it has shaken hands.
@@ -124,6 +125,7 @@ class AcceptLoop {
     Listener listener;
     Speaks speaks;
     Deliver deliver;
+    Deliver deliver_local;  // may be null
   };
   // `kind` as the refusal_log takes it.
   struct Refusal {
@@ -162,7 +164,8 @@ class AcceptLoop {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EvictFor(const std::string& address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Hear(Id id, uint32_t events) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void HandOver(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void HandOver(Id id, bool is_local = false)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DeliverTls(Id id, const Source& source)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DeliverReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "absl/strings/match.h"
+#include "weft/net/local/local_frames.h"
 
 namespace weft::net {
 namespace {
@@ -20,7 +21,8 @@ constexpr uint8_t kClientHello = 1;
 constexpr int kTls12 = 0x0303;
 
 static_assert(kClientHelloCheckBytes >= kPreface.size() &&
-              kClientHelloCheckBytes >= kHelloBytes);
+              kClientHelloCheckBytes >= kHelloBytes &&
+              kClientHelloCheckBytes >= kLocalPreface.size());
 
 }  // namespace
 
@@ -36,6 +38,16 @@ ClientHelloCheck CheckTlsHello(absl::string_view first, size_t there) {
   if ((byte(9) << 8 | byte(10)) < kTls12)
     return {false, "TLS 1.1 or older; TLS 1.2 is wanted"};
   return {there >= kRecordHeaderBytes + size, nullptr};
+}
+
+ClientHelloCheck CheckLocalPreface(absl::string_view first) {
+  const absl::string_view protocol = first.substr(0, kLocalProtocol.size());
+  if (!absl::StartsWith(kLocalProtocol, protocol)) {
+    return CheckHttp2Preface(first);
+  }
+  ClientHelloCheck said;
+  said.is_local = said.is_whole = first.size() >= kLocalPreface.size();
+  return said;
 }
 
 ClientHelloCheck CheckHttp2Preface(absl::string_view first) {

@@ -12,6 +12,7 @@ namespace weft::net {
 struct ClientHelloCheck {
   bool is_whole = false;
   const char* unfit = nullptr;  // why it can become nothing that is wanted
+  bool is_local = false;        // it begins a stream within a host
 };
 
 // As many bytes as these look at.
@@ -23,6 +24,9 @@ inline constexpr size_t kClientHelloCheckBytes = 24;
 // plain text, by which who speaks TLS knows where it is.
 ClientHelloCheck CheckTlsHello(absl::string_view first, size_t there);
 ClientHelloCheck CheckHttp2Preface(absl::string_view first);
+// Of a unix socket: kLocalProtocol, whole once its version is there too, or
+// what CheckHttp2Preface takes.
+ClientHelloCheck CheckLocalPreface(absl::string_view first);
 
 }  // namespace weft::net
 

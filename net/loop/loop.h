@@ -7,8 +7,9 @@
 // background thread holds it while nobody waits. See docs/performance.md for
 // what each hand-over costs.
 //
-// Memory that is shared with other processes of the host is looked at by a
-// second poller of the same kind; who waits, waits where the last event came.
+// Memory that is shared with other processes of the host, and the sockets of
+// streams within it (net/call/local_stream.h), are looked at by a second poller
+// of the same kind; who waits, waits where the last event came.
 //
 // Callbacks of Loop, Endpoint, Channel and Stream run on whichever thread
 // polls, one at a time, under InlineScope: a wait inside fails with

@@ -20,7 +20,9 @@
 #include "weft/base/check.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/edge/open_streams.h"
+#include "weft/net/loop/grpc_call.h"
 #include "weft/net/loop/library_logs.h"
+#include "weft/net/loop/local_call.h"
 #include "weft/net/loop/server_call.h"
 
 namespace weft::net {
@@ -127,6 +129,17 @@ void TuneProcess() {
     return true;
   }();
   (void)kept;
+}
+
+// Of what opens a stream within a host, beside its metadata.
+constexpr uint64_t kOpeningBytes = 1 << 10;
+
+// As long as the poller runs.
+void TickLater(const std::shared_ptr<LocalSockets>& sockets) {
+  sockets->poller.RunAt(SteadyClock().Now() + sockets->tick(), [sockets] {
+    sockets->queue.TickSockets(SteadyClock().Now());
+    TickLater(sockets);
+  });
 }
 
 Bytes FromSlice(grpc::Slice slice) {
@@ -360,7 +373,7 @@ absl::Status Loop::Core::Start() {
   return absl::OkStatus();
 }
 
-void Loop::Core::RequestCall() { ServerCall::Request(*this); }
+void Loop::Core::RequestCall() { GrpcCall::Request(*this); }
 
 telemetry::Fields Loop::Core::Describe() {
   telemetry::Fields fields;
@@ -420,19 +433,39 @@ void Loop::Core::AwaitEnd() {
       << "calls stayed open after they were aborted";
 }
 
+absl::Status Loop::Core::StartMemory() {
+  if (shut_) return absl::FailedPreconditionError("the loop was shut down");
+  if (memory_queue_ != nullptr) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(auto queue, MemoryQueue::Create());
+  auto poller =
+      std::make_unique<Poller>(*queue, PollerOptionsOf(options_, pollers_));
+  WEFT_RETURN_IF_ERROR(poller->Start());
+  memory_queue_ = std::move(queue);
+  memory_poller_ = std::move(poller);
+  driver_.Add(memory_poller_.get());
+  return absl::OkStatus();
+}
+
 absl::Status Loop::Core::AddMemory(std::shared_ptr<MemorySource> source) {
   MutexLock lock(mu_);
-  if (shut_) return absl::FailedPreconditionError("the loop was shut down");
-  if (memory_queue_ == nullptr) {
-    WEFT_ASSIGN_OR_RETURN(auto queue, MemoryQueue::Create());
-    auto poller =
-        std::make_unique<Poller>(*queue, PollerOptionsOf(options_, pollers_));
-    WEFT_RETURN_IF_ERROR(poller->Start());
-    memory_queue_ = std::move(queue);
-    memory_poller_ = std::move(poller);
-    driver_.Add(memory_poller_.get());
-  }
+  WEFT_RETURN_IF_ERROR(StartMemory());
   return memory_queue_->Add(std::move(source));
+}
+
+absl::StatusOr<std::shared_ptr<LocalSockets>> Loop::Core::UseLocalSockets() {
+  MutexLock lock(mu_);
+  WEFT_RETURN_IF_ERROR(StartMemory());
+  if (local_sockets_ != nullptr) return local_sockets_;
+  LocalFrameReader::Limits limits;
+  limits.max_message_bytes = static_cast<uint64_t>(options_.max_message_bytes);
+  limits.max_opening_bytes =
+      static_cast<uint64_t>(options_.max_metadata_bytes) + kOpeningBytes;
+  local_sockets_.reset(
+      new LocalSockets{*memory_queue_, *memory_poller_, limits,
+                       options_.max_buffered_bytes, options_.keepalive_interval,
+                       options_.keepalive_timeout, options_.handshake_timeout});
+  TickLater(local_sockets_);
+  return local_sockets_;
 }
 
 void Loop::Core::RemoveMemory(const MemorySource* source) {
@@ -442,14 +475,17 @@ void Loop::Core::RemoveMemory(const MemorySource* source) {
 
 // No user of shared memory is left here: the calls have ended.
 void Loop::Core::EndMemory() {
+  MemoryQueue* queue;
   Poller* poller;
   {
     MutexLock lock(mu_);
     if (memory_queue_ == nullptr) return;
     memory_queue_->End();
+    queue = memory_queue_.get();
     poller = memory_poller_.get();
   }
   poller->Join();
+  queue->DropSockets();  // that were not calls yet
 }
 
 bool Loop::Core::AddCall(const void* owner, std::shared_ptr<OpenCall> call) {
@@ -545,11 +581,20 @@ absl::Status Loop::Core::Listen(Listener listener) {
       is_unix || tls_ == nullptr ? plain_.get() : secure_.get();
   const auto speaks = acceptor == secure_.get() ? AcceptLoop::Speaks::kTls
                                                 : AcceptLoop::Speaks::kHttp2;
-  return accept_loop_->Add(std::move(listener), speaks, [acceptor](int fd) {
-    Acceptor::NewConnectionParameters connection;
-    connection.fd = fd;
-    acceptor->HandleNewConnection(&connection);
-  });
+  AcceptLoop::Deliver deliver_local = nullptr;
+  if (is_unix) {
+    deliver_local = [this](int fd) {
+      LocalCall::Accept(*this, Descriptor(fd));
+    };
+  }
+  return accept_loop_->Add(
+      std::move(listener), speaks,
+      [acceptor](int fd) {
+        Acceptor::NewConnectionParameters connection;
+        connection.fd = fd;
+        acceptor->HandleNewConnection(&connection);
+      },
+      std::move(deliver_local));
 }
 
 void Loop::Core::StopListening(const Address& address) {

@@ -26,6 +26,7 @@
 #include "weft/base/mutex.h"
 #include "weft/net/edge/accept_loop.h"
 #include "weft/net/edge/call_rate_limiter.h"
+#include "weft/net/loop/local_end.h"
 #include "weft/net/loop/loop.h"
 #include "weft/net/loop/memory_queue.h"
 #include "weft/net/loop/poller.h"
@@ -236,6 +237,11 @@ class Loop::Core : public MemoryWatch,
   void Route(ServerCall& call) ABSL_LOCKS_EXCLUDED(mu_);
   void RequestCall();
 
+  // What streams over unix sockets are looked at with, by the second poller.
+  // kFailedPrecondition after Shutdown; kResourceExhausted.
+  absl::StatusOr<std::shared_ptr<LocalSockets>> UseLocalSockets()
+      ABSL_LOCKS_EXCLUDED(mu_);
+
   absl::Status RenewCredentials(const Credentials& credentials);
   std::shared_ptr<grpc::ChannelCredentials> ChannelCredentialsFor(
       const Address& address) const;
@@ -252,6 +258,7 @@ class Loop::Core : public MemoryWatch,
   telemetry::Fields Describe() ABSL_LOCKS_EXCLUDED(mu_);
   void AwaitEnd() ABSL_LOCKS_EXCLUDED(mu_);
   int64_t CountEnded() ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status StartMemory() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndMemory() ABSL_LOCKS_EXCLUDED(mu_);
   int CountCalls(const void* owner) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<CallSink> FindSink(const std::string& authority)
@@ -285,6 +292,8 @@ class Loop::Core : public MemoryWatch,
   // Made with the first memory, both; then they stay.
   std::unique_ptr<MemoryQueue> memory_queue_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<Poller> memory_poller_ ABSL_GUARDED_BY(mu_);
+  // Made with the first socket.
+  std::shared_ptr<LocalSockets> local_sockets_ ABSL_GUARDED_BY(mu_);
 };
 
 // Between the two worlds. Slices are sent without a copy unless they are small,

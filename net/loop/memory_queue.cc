@@ -23,6 +23,14 @@ namespace {
 // poller's own looks at the clock and its yields are few beside them.
 constexpr int kLooks = 24;
 
+// After an event of a socket each of so many looks asks the kernel for further
+// ones; then every 64th: a look at memory takes a fraction of such a call.
+constexpr int kLooksAtSockets = 64;
+
+// What epoll says of eventfds: they only wake.
+constexpr uint64_t kEventFdTag = 0;
+constexpr uint32_t kSocketEvents = EPOLLIN | EPOLLRDHUP | EPOLLET;
+
 // Tells the core that this thread spins: the other thread of the core, if it
 // has one, then runs faster.
 void Pause() {
@@ -42,6 +50,7 @@ absl::Status Watch(int epoll, int fd) {
   epoll_event event = {};
   // Edges: a eventfd need not be read to be heard again.
   event.events = EPOLLIN | EPOLLET;
+  event.data.u64 = kEventFdTag;
   if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
     return Failed("epoll_ctl");
   }
@@ -130,8 +139,71 @@ void MemoryQueue::Remove(const MemorySource* source) {
   Wake();  // so that a sleeping poller releases it
 }
 
+absl::Status MemoryQueue::AddSocket(std::shared_ptr<SocketSource> source) {
+  MutexLock lock(mu_);
+  if (ended_.load()) {
+    return absl::FailedPreconditionError("the memory queue has ended");
+  }
+  const SocketSource* const key = source.get();
+  const uint64_t id = next_socket_++;
+  epoll_event event = {};
+  event.events = kSocketEvents;
+  event.data.u64 = id;
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, source->fd(), &event) != 0) {
+    return Failed("epoll_ctl");
+  }
+  sockets_.emplace(id, std::move(source));
+  socket_ids_.emplace(key, id);
+  socket_count_.fetch_add(1);
+  return absl::OkStatus();
+}
+
+void MemoryQueue::RemoveSocket(const SocketSource* source) {
+  std::shared_ptr<SocketSource> removed;  // dies without the lock
+  MutexLock lock(mu_);
+  const auto id = socket_ids_.find(source);
+  if (id == socket_ids_.end()) return;
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, source->fd(), nullptr);
+  const auto it = sockets_.find(id->second);
+  removed = std::move(it->second);
+  sockets_.erase(it);
+  socket_ids_.erase(id);
+  socket_count_.fetch_sub(1);
+}
+
+void MemoryQueue::WatchRoom(const SocketSource& source, bool watch) {
+  MutexLock lock(mu_);
+  const auto id = socket_ids_.find(&source);
+  if (id == socket_ids_.end()) return;
+  epoll_event event = {};
+  event.events = watch ? kSocketEvents | EPOLLOUT : kSocketEvents;
+  event.data.u64 = id->second;
+  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, source.fd(), &event);
+}
+
+void MemoryQueue::TickSockets(Instant now) {
+  std::vector<std::shared_ptr<SocketSource>> sockets;
+  {
+    MutexLock lock(mu_);
+    sockets.reserve(sockets_.size());
+    for (const auto& [id, source] : sockets_) sockets.push_back(source);
+  }
+  for (const auto& source : sockets) source->OnTick(now);
+}
+
+void MemoryQueue::DropSockets() {
+  absl::flat_hash_map<uint64_t, std::shared_ptr<SocketSource>> dropped;
+  MutexLock lock(mu_);
+  dropped.swap(sockets_);
+  socket_ids_.clear();
+  socket_count_.store(0);
+}
+
 void MemoryQueue::End() {
-  ended_.store(true);
+  {
+    MutexLock lock(mu_);
+    ended_.store(true);
+  }
   Wake();
 }
 
@@ -143,12 +215,56 @@ EventQueue::Outcome MemoryQueue::Next(Instant deadline) {
   if (ended_.load()) return Outcome::kEnd;
   // The poller's "do not wait" is a time long past, which needs no clock.
   const bool sleeps = deadline.nanoseconds() != 0;
-  for (int i = sleeps ? kLooks - 1 : 0; i < kLooks; ++i) {
+  // Not where it may sleep: it would miss Wake().
+  if (!sleeps && IsTimeForSockets()) PollSockets(0);
+  // In turns, so that neither kind hides the other.
+  sockets_first_ = !sockets_first_;
+  if (sockets_first_ && LookAtSockets()) return Outcome::kEvent;
+  for (int i = sleeps || !ready_.empty() ? kLooks - 1 : 0; i < kLooks; ++i) {
     if (Look()) return Outcome::kEvent;
     Pause();
   }
+  if (LookAtSockets()) return Outcome::kEvent;
   if (sleeps) Sleep(deadline);
-  return Look() ? Outcome::kEvent : Outcome::kTimeout;
+  return Look() || LookAtSockets() ? Outcome::kEvent : Outcome::kTimeout;
+}
+
+bool MemoryQueue::IsTimeForSockets() {
+  if (socket_count_.load(std::memory_order_relaxed) == 0) return false;
+  if (--looks_to_sockets_ > 0) return false;
+  looks_to_sockets_ = empty_looks_left_ > 0 ? 1 : kLooksAtSockets;
+  return true;
+}
+
+void MemoryQueue::PollSockets(int timeout_ms) {
+  epoll_event events[64];
+  const int count = epoll_wait(epoll_.get(), events, 64, timeout_ms);
+  bool any = false;
+  for (int i = 0; i < count; ++i) {
+    if (events[i].data.u64 == kEventFdTag) continue;
+    constexpr uint32_t kEnds = EPOLLRDHUP | EPOLLHUP | EPOLLERR;
+    ready_.push_back({events[i].data.u64, (events[i].events & kEnds) != 0});
+    any = true;
+  }
+  if (any) {
+    empty_looks_left_ = kLooksAtSockets;
+    looks_to_sockets_ = 1;
+  } else if (empty_looks_left_ > 0) {
+    --empty_looks_left_;
+  }
+}
+
+bool MemoryQueue::LookAtSockets() {
+  while (!ready_.empty()) {
+    taken_ready_ = ready_.front();
+    ready_.pop_front();
+    MutexLock lock(mu_);
+    const auto found = sockets_.find(taken_ready_.id);
+    if (found == sockets_.end()) continue;  // it has ended
+    taken_socket_ = found->second;
+    return true;
+  }
+  return false;
 }
 
 void MemoryQueue::TakeSources() {
@@ -173,17 +289,20 @@ bool MemoryQueue::Look() {
 void MemoryQueue::Sleep(Instant deadline) {
   bool has_work = false;
   for (const auto& source : seen_) has_work |= source->BeginSleep();
-  if (!has_work) {
-    epoll_event events[16];
-    (void)epoll_wait(epoll_.get(), events, 16, MillisecondsUntil(deadline));
-  }
+  if (!has_work) PollSockets(MillisecondsUntil(deadline));
   for (const auto& source : seen_) source->EndSleep();
 }
 
 void MemoryQueue::Handle() {
   InlineScope scope;
-  taken_->Handle();
-  taken_ = nullptr;
+  if (taken_socket_ == nullptr) {
+    taken_->Handle();
+    taken_ = nullptr;
+    return;
+  }
+  const auto socket = std::move(taken_socket_);
+  taken_socket_ = nullptr;
+  if (socket->OnReady(taken_ready_.ends)) ready_.push_back(taken_ready_);
 }
 
 }  // namespace weft::net

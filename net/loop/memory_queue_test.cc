@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -162,6 +163,154 @@ TEST_F(MemoryQueueTest, RemovedSourceIsReleasedAtTheEndToo) {
   EXPECT_TRUE(weak.expired());
   EXPECT_THAT(queue_->Add(std::make_shared<FakeMemory>()),
               StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
+// One end of a pair of sockets, which reads a byte in each turn.
+class FakeSocket final : public SocketSource {
+ public:
+  FakeSocket() {
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
+    own_ = Descriptor(ends[0]);
+    peer = Descriptor(ends[1]);
+  }
+  int fd() const override { return own_.get(); }
+  bool OnReady(bool ends) override {
+    char byte;
+    const ssize_t got = read(own_.get(), &byte, 1);
+    if (got > 0) ++read_bytes;
+    has_ended |= ends && got == 0;
+    ++turns;
+    return got > 0;
+  }
+  void OnTick(Instant) override { ++ticks; }
+  void Put(int bytes) const {
+    const std::string sent(bytes, 'x');
+    EXPECT_EQ(write(peer.get(), sent.data(), sent.size()), bytes);
+  }
+
+  Descriptor peer;
+  std::atomic<int> read_bytes{0};
+  int turns = 0;
+  int ticks = 0;
+  bool has_ended = false;
+
+ private:
+  Descriptor own_;
+};
+
+class SocketsOfQueue : public MemoryQueueTest {
+ protected:
+  std::shared_ptr<FakeSocket> AddSocket() {
+    auto socket = std::make_shared<FakeSocket>();
+    EXPECT_THAT(queue_->AddSocket(socket), IsOk());
+    return socket;
+  }
+  // Without a sleep, as a poller does that spins.
+  void LookOften(int times = 1000) {
+    const Instant past = Instant::FromNanoseconds(0);
+    for (int i = 0; i < times; ++i)
+      if (queue_->Next(past) == Outcome::kEvent) queue_->Handle();
+  }
+};
+
+TEST_F(SocketsOfQueue, AreReadWhetherThePollerSleepsOrSpins) {
+  const auto socket = AddSocket();
+  socket->Put(3);
+  LookOften();
+  EXPECT_EQ(socket->read_bytes, 3);
+  for (int i = 0; i < 100; ++i) {
+    const int before = socket->read_bytes;
+    std::thread other([&] { socket->Put(2); });
+    while (socket->read_bytes < before + 2) {
+      if (queue_->Next(Soon()) == Outcome::kEvent) queue_->Handle();
+    }
+    other.join();
+  }
+  EXPECT_EQ(socket->read_bytes, 203);
+}
+
+TEST_F(SocketsOfQueue, BytesThatWereThereBeforeAreRead) {
+  const auto socket = std::make_shared<FakeSocket>();
+  socket->Put(1);
+  ASSERT_THAT(queue_->AddSocket(socket), IsOk());
+  ASSERT_EQ(queue_->Next(Soon()), Outcome::kEvent);
+  queue_->Handle();
+  EXPECT_EQ(socket->read_bytes, 1);
+}
+
+TEST_F(SocketsOfQueue, NeitherKindNorABusySocketHidesOthers) {
+  const auto memory = AddMemory();
+  const auto busy = AddSocket();
+  const auto other = AddSocket();
+  for (int i = 0; i < 1000; ++i) memory->Put();
+  busy->Put(1000);
+  other->Put(1);
+  LookOften(200);
+  EXPECT_GT(memory->handled, 50);
+  EXPECT_GT(busy->read_bytes, 10);
+  EXPECT_EQ(other->read_bytes, 1);
+}
+
+TEST_F(SocketsOfQueue, EndOfThePeerIsTold) {
+  const auto socket = AddSocket();
+  socket->Put(1);
+  socket->peer = Descriptor();
+  LookOften();
+  EXPECT_EQ(socket->read_bytes, 1);
+  EXPECT_TRUE(socket->has_ended);
+}
+
+TEST_F(SocketsOfQueue, RoomIsToldWhereItIsWatched) {
+  const auto socket = AddSocket();
+  LookOften();
+  EXPECT_EQ(socket->turns, 0);
+  queue_->WatchRoom(*socket, true);
+  LookOften();
+  EXPECT_EQ(socket->turns, 1);
+  queue_->WatchRoom(*socket, false);
+  LookOften();
+  EXPECT_EQ(socket->turns, 1);
+}
+
+TEST_F(SocketsOfQueue, RemovedOneIsReleasedThoughItHadEvents) {
+  auto socket = AddSocket();
+  auto stays = AddSocket();
+  const std::weak_ptr<FakeSocket> weak = socket;
+  socket->Put(1);
+  stays->Put(1);
+  (void)queue_->Next(Soon());  // has taken the events of both
+  queue_->RemoveSocket(socket.get());
+  queue_->RemoveSocket(socket.get());
+  queue_->Handle();
+  LookOften();
+  queue_->TickSockets(SteadyClock().Now());
+  EXPECT_EQ(socket->ticks, 0);
+  EXPECT_EQ(stays->ticks, 1);
+  EXPECT_EQ(stays->read_bytes, 1);
+  socket = nullptr;
+  EXPECT_TRUE(weak.expired());
+  EXPECT_EQ(queue_->sockets(), 1);
+}
+
+TEST_F(SocketsOfQueue, AreReleasedAtTheEnd) {
+  auto socket = AddSocket();
+  const std::weak_ptr<FakeSocket> weak = socket;
+  queue_->End();
+  EXPECT_THAT(queue_->AddSocket(std::make_shared<FakeSocket>()),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+  queue_->DropSockets();
+  socket = nullptr;
+  EXPECT_TRUE(weak.expired());
+}
+
+TEST_F(SocketsOfQueue, AWakeIsNotLostBesideThem) {
+  const auto socket = AddSocket();
+  socket->Put(1);
+  LookOften();  // looks for sockets each time from now on
+  std::thread other([&] { queue_->Wake(); });
+  while (queue_->Next(Soon()) == Outcome::kEvent) queue_->Handle();
+  other.join();
 }
 
 // ----------------------------------------------------------- with the pollers

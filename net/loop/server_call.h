@@ -5,103 +5,49 @@
 #define WEFT_NET_LOOP_SERVER_CALL_H_
 
 #include <memory>
-#include <optional>
 #include <string>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
-#include "weft/base/mutex.h"
+#include "weft/base/bytes.h"
+#include "weft/base/clock.h"
 #include "weft/net/loop/loop_core.h"
 #include "weft/net/stream.h"
 
 namespace weft::net {
 
-// gRPC's objects live until the status is sent and every operation has
-// returned; this object, as long as anyone holds it. Thread-safety:
-// thread-safe.
-class ServerCall final : public Stream,
-                         public OpenCall,
-                         public std::enable_shared_from_this<ServerCall> {
+// It came by gRPC (GrpcCall), or from this host without it (LocalCall). Lives
+// as long as anyone holds it. Thread-safety: thread-safe.
+class ServerCall : public Stream,
+                   public OpenCall,
+                   public std::enable_shared_from_this<ServerCall> {
  public:
-  // Waits for one call to arrive.
-  static void Request(Loop::Core& core);
-
-  explicit ServerCall(std::shared_ptr<Loop::Core> core);
-  ~ServerCall() override;
-
-  const std::string& method() const override { return method_; }
-  const Peer& peer() const override { return peer_; }
-  const Metadata& metadata() const override { return metadata_; }
-  const std::string& authority() const { return authority_; }
-  const std::string& connection() const { return peer_.address; }  // ip:port
-  Instant deadline() const { return deadline_; }
+  // The endpoint it is for, as the caller says it.
+  virtual const std::string& authority() const = 0;
+  virtual Instant deadline() const = 0;
+  const std::string& connection() const { return peer().address; }  // ip:port
 
   // Delivers one message, or all, to `observer`, and at last OnClosed.
   // REQUIRES: called once, on the Loop.
   enum class Messages { kOne, kAll };
-  void Serve(std::shared_ptr<StreamObserver> observer, Messages messages);
+  virtual void Serve(std::shared_ptr<StreamObserver> observer,
+                     Messages messages) = 0;
 
   // From now on open on behalf of `owner`, and calls `ended` after OnClosed.
   // REQUIRES: before Serve.
-  void SetOwner(const void* owner, absl::AnyInvocable<void() &&> ended);
+  virtual void SetOwner(const void* owner,
+                        absl::AnyInvocable<void() &&> ended) = 0;
 
   // Its owner has destroyed the stream.
-  void OnHandleDestroyed() ABSL_LOCKS_EXCLUDED(mu_);
+  virtual void OnHandleDestroyed() = 0;
 
-  bool Write(Slices message) override;
-  bool RunAfterBurst(absl::AnyInvocable<void() &&> fn) override;
-  void Close(absl::Status status) override;
   // Write and Close(Ok) in one.
-  void Answer(Slices response);
-  void Abort(absl::Status reason) override;
-
- private:
-  struct Grpc;
-
-  void OnArrived(bool ok);
-  void OnRead(bool ok);
-  void OnWrite(bool ok);
-  void OnDone(bool ok);
-  void OnFinished(bool ok);
-
-  void ReadPeer(const grpc::GenericServerContext& context);
-  void StartRead();
-  static void ReadNext(Grpc& grpc);
-  void FinishWith(absl::Status status, std::optional<grpc::ByteBuffer> last);
-  void CancelIfStill(bool ServerCall::*under_way);
-  bool TakeFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void EndIfOver() ABSL_LOCKS_EXCLUDED(mu_);
-
-  const std::shared_ptr<Loop::Core> core_;
-  std::string method_;
-  std::string authority_;
-  Peer peer_;
-  Metadata metadata_;
-  Instant deadline_ = Instant::Infinite();
-  Messages messages_ = Messages::kAll;
-  absl::AnyInvocable<void() &&> ended_;
-
-  // Only the thread that polls uses these; see GrpcQueue::NoteMessage.
-  uint64_t looks_ = 0;
-  bool in_burst_ = false;
-
-  Mutex mu_;
-  std::shared_ptr<Grpc> grpc_ ABSL_GUARDED_BY(mu_);  // null when over
-  std::shared_ptr<StreamObserver> observer_ ABSL_GUARDED_BY(mu_);
-  // What Close() was given.
-  std::optional<absl::Status> closing_ ABSL_GUARDED_BY(mu_);
-  bool reading_ ABSL_GUARDED_BY(mu_) = false;
-  bool writing_ ABSL_GUARDED_BY(mu_) = false;
-  bool let_go_ ABSL_GUARDED_BY(mu_) = false;  // before Serve, or after the end
-  // The status is on its way, or was.
-  bool finishing_ ABSL_GUARDED_BY(mu_) = false;
-  bool finished_ ABSL_GUARDED_BY(mu_) = false;
-  bool done_ ABSL_GUARDED_BY(mu_) = false;
-  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
-  // Before its status was sent, and before its deadline.
-  bool taken_back_ ABSL_GUARDED_BY(mu_) = false;
+  virtual void Answer(Slices response) = 0;
 };
+
+// For a write that is under way when its call is closed. Shorter than what
+// shutting down waits for calls that were asked to end.
+inline constexpr absl::Duration kLastWriteGrace = absl::Seconds(2);
 
 }  // namespace weft::net
 

@@ -29,6 +29,7 @@ PARSERS = {
     "net/health.cc": "ServiceIn|OnMessage|Encode|StatusOf",
     "net/tls/identity.cc": "",
     "net/edge/frame_guard.cc": "",
+    "net/local/local_frames.cc": "",
     "net/edge/local_socket.cc": "Take|Receive|ReadControl",
     "net/loop/memory_queue.cc": "FromDescriptor",
     "net/reflection.cc": "",

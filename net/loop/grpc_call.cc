@@ -1,4 +1,4 @@
-#include "weft/net/loop/server_call.h"
+#include "weft/net/loop/grpc_call.h"
 
 #include <grpc/support/time.h>
 
@@ -10,35 +10,26 @@
 #include "weft/base/check.h"
 
 namespace weft::net {
-namespace {
-
-// For a write that is under way when its call is closed. Shorter than what
-// shutting down waits for calls that were asked to end.
-constexpr absl::Duration kLastWriteGrace = absl::Seconds(2);
-
-}  // namespace
-
-struct ServerCall::Grpc {
-  explicit Grpc(ServerCall* call)
+struct GrpcCall::Grpc {
+  explicit Grpc(GrpcCall* call)
       : arrived(call), read(call), write(call), done(call), finished(call) {}
 
   grpc::GenericServerContext context;
   grpc::GenericServerAsyncReaderWriter stream{&context};
   grpc::ByteBuffer incoming;
-  MemberTag<ServerCall, &ServerCall::OnArrived> arrived;
-  MemberTag<ServerCall, &ServerCall::OnRead> read;
-  MemberTag<ServerCall, &ServerCall::OnWrite> write;
-  MemberTag<ServerCall, &ServerCall::OnDone> done;
-  MemberTag<ServerCall, &ServerCall::OnFinished> finished;
-  std::shared_ptr<ServerCall> self;  // until it arrived, or did not
+  MemberTag<GrpcCall, &GrpcCall::OnArrived> arrived;
+  MemberTag<GrpcCall, &GrpcCall::OnRead> read;
+  MemberTag<GrpcCall, &GrpcCall::OnWrite> write;
+  MemberTag<GrpcCall, &GrpcCall::OnDone> done;
+  MemberTag<GrpcCall, &GrpcCall::OnFinished> finished;
+  std::shared_ptr<GrpcCall> self;  // until it arrived, or did not
 };
 
-ServerCall::ServerCall(std::shared_ptr<Loop::Core> core)
-    : core_(std::move(core)) {}
-ServerCall::~ServerCall() = default;
+GrpcCall::GrpcCall(std::shared_ptr<Loop::Core> core) : core_(std::move(core)) {}
+GrpcCall::~GrpcCall() = default;
 
-void ServerCall::Request(Loop::Core& core) {
-  auto call = std::make_shared<ServerCall>(core.shared_from_this());
+void GrpcCall::Request(Loop::Core& core) {
+  auto call = std::make_shared<GrpcCall>(core.shared_from_this());
   auto grpc = std::make_shared<Grpc>(call.get());
   grpc->self = call;
   {
@@ -50,7 +41,7 @@ void ServerCall::Request(Loop::Core& core) {
                              core.queue(), &grpc->arrived);
 }
 
-void ServerCall::OnArrived(bool ok) {
+void GrpcCall::OnArrived(bool ok) {
   std::shared_ptr<Grpc> grpc;
   {
     MutexLock lock(mu_);
@@ -73,7 +64,7 @@ void ServerCall::OnArrived(bool ok) {
   }
 }
 
-void ServerCall::ReadPeer(const grpc::GenericServerContext& context) {
+void GrpcCall::ReadPeer(const grpc::GenericServerContext& context) {
   const std::string uri = context.peer();
   peer_.is_local = absl::StartsWith(uri, "unix");
   peer_.address = peer_.is_local ? "unix" : AddressOfUri(uri);
@@ -96,14 +87,14 @@ void ServerCall::ReadPeer(const grpc::GenericServerContext& context) {
   }
 }
 
-void ServerCall::SetOwner(const void* owner,
-                          absl::AnyInvocable<void() &&> ended) {
+void GrpcCall::SetOwner(const void* owner,
+                        absl::AnyInvocable<void() &&> ended) {
   core_->SetOwner(this, owner);
   ended_ = std::move(ended);
 }
 
-void ServerCall::Serve(std::shared_ptr<StreamObserver> observer,
-                       Messages messages) {
+void GrpcCall::Serve(std::shared_ptr<StreamObserver> observer,
+                     Messages messages) {
   messages_ = messages;
   bool let_go = false;
   {
@@ -119,7 +110,7 @@ void ServerCall::Serve(std::shared_ptr<StreamObserver> observer,
 }
 
 // Before Serve, its acceptor may yet refuse it, with a status of its own.
-void ServerCall::OnHandleDestroyed() {
+void GrpcCall::OnHandleDestroyed() {
   {
     MutexLock lock(mu_);
     if (observer_ == nullptr) {
@@ -132,7 +123,7 @@ void ServerCall::OnHandleDestroyed() {
 
 // REQUIRES: reading_ was set by the caller, who saw the call not finishing: so
 // grpc_ stays.
-void ServerCall::StartRead() {
+void GrpcCall::StartRead() {
   Grpc* grpc;
   {
     MutexLock lock(mu_);
@@ -141,7 +132,7 @@ void ServerCall::StartRead() {
   ReadNext(*grpc);
 }
 
-void ServerCall::OnRead(bool ok) {
+void GrpcCall::OnRead(bool ok) {
   const auto self = shared_from_this();
   // Released by EndIfOver only, on this thread, and not while reading_.
   StreamObserver* observer;
@@ -178,12 +169,12 @@ void ServerCall::OnRead(bool ok) {
   }
 }
 
-void ServerCall::ReadNext(Grpc& grpc) {
+void GrpcCall::ReadNext(Grpc& grpc) {
   grpc.incoming.Clear();
   grpc.stream.Read(&grpc.incoming, &grpc.read);
 }
 
-bool ServerCall::Write(Slices message) {
+bool GrpcCall::Write(Slices message) {
   std::shared_ptr<Grpc> grpc;
   {
     MutexLock lock(mu_);
@@ -196,13 +187,13 @@ bool ServerCall::Write(Slices message) {
   return true;
 }
 
-bool ServerCall::RunAfterBurst(absl::AnyInvocable<void() &&> fn) {
+bool GrpcCall::RunAfterBurst(absl::AnyInvocable<void() &&> fn) {
   if (!in_burst_) return false;
   core_->AfterBurst(std::move(fn));
   return true;
 }
 
-void ServerCall::OnWrite(bool ok) {
+void GrpcCall::OnWrite(bool ok) {
   const auto self = shared_from_this();
   StreamObserver* observer = nullptr;  // as in OnRead
   absl::Status status;
@@ -223,13 +214,13 @@ void ServerCall::OnWrite(bool ok) {
 }
 
 // True for the one caller that may start to finish.
-bool ServerCall::TakeFinish() {
+bool GrpcCall::TakeFinish() {
   if (finishing_) return false;
   finishing_ = true;
   return true;
 }
 
-void ServerCall::Close(absl::Status status) {
+void GrpcCall::Close(absl::Status status) {
   bool under_way = false;
   {
     MutexLock lock(mu_);
@@ -239,23 +230,24 @@ void ServerCall::Close(absl::Status status) {
     if (!under_way) TakeFinish();
   }
   if (under_way) {  // OnWrite goes on
-    return CancelIfStill(&ServerCall::writing_);
+    return CancelIfStill(&GrpcCall::writing_);
   }
   FinishWith(std::move(status), std::nullopt);
 }
 
 // An answer or an end before this may not have been sent either.
-void ServerCall::Abort(absl::Status reason) {
+void GrpcCall::Abort(absl::Status reason) {
   Close(std::move(reason));
-  CancelIfStill(&ServerCall::finishing_);
+  CancelIfStill(&GrpcCall::finishing_);
 }
 
 // A peer that does not read would keep the write, or what ends the call, and
 // with it the call, for as long as its connection lives.
-void ServerCall::CancelIfStill(bool ServerCall::*under_way) {
+void GrpcCall::CancelIfStill(bool GrpcCall::*under_way) {
   core_->poller().RunAt(SteadyClock().Now() + kLastWriteGrace,
                         [under_way, weak = weak_from_this()] {
-                          const auto self = weak.lock();
+                          const auto self =
+                              std::static_pointer_cast<GrpcCall>(weak.lock());
                           if (self == nullptr) return;
                           std::shared_ptr<Grpc> grpc;
                           {
@@ -266,7 +258,7 @@ void ServerCall::CancelIfStill(bool ServerCall::*under_way) {
                         });
 }
 
-void ServerCall::Answer(Slices response) {
+void GrpcCall::Answer(Slices response) {
   {
     MutexLock lock(mu_);
     if (closing_.has_value() || finishing_) return;
@@ -279,8 +271,8 @@ void ServerCall::Answer(Slices response) {
 
 // REQUIRES: TakeFinish() gave the caller leave: so grpc_ stays until
 // OnFinished.
-void ServerCall::FinishWith(absl::Status status,
-                            std::optional<grpc::ByteBuffer> last) {
+void GrpcCall::FinishWith(absl::Status status,
+                          std::optional<grpc::ByteBuffer> last) {
   std::shared_ptr<Grpc> grpc;
   {
     MutexLock lock(mu_);
@@ -295,7 +287,7 @@ void ServerCall::FinishWith(absl::Status status,
 }
 
 // The call is over for gRPC, by our status or because the caller went away.
-void ServerCall::OnDone(bool) {
+void GrpcCall::OnDone(bool) {
   const auto self = shared_from_this();
   bool finish;
   {
@@ -315,7 +307,7 @@ void ServerCall::OnDone(bool) {
   EndIfOver();
 }
 
-void ServerCall::OnFinished(bool) {
+void GrpcCall::OnFinished(bool) {
   const auto self = shared_from_this();
   {
     MutexLock lock(mu_);
@@ -324,7 +316,7 @@ void ServerCall::OnFinished(bool) {
   EndIfOver();
 }
 
-void ServerCall::EndIfOver() {
+void GrpcCall::EndIfOver() {
   std::shared_ptr<Grpc> over;
   std::shared_ptr<StreamObserver> observer;
   absl::Status status;
