@@ -11,6 +11,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 
 namespace weft::launch {
 namespace {
@@ -64,18 +65,30 @@ int64_t NumberOf(absl::string_view operation) {
 // Whether `rank` says that it was in that operation, or in a later one, a
 // second before it was said of it that it was not: so long an answer may take.
 bool WasIn(const RankFacts& rank, const RankWait& wait) {
+  if (wait.of != RankWait::Of::kGroup) return false;
   return absl::c_any_of(rank.waits, [&](const RankWait& own) {
-    return own.group == wait.group &&
+    return own.of == wait.of && own.group == wait.group &&
            own.waited > wait.said_ago + absl::Seconds(1) &&
            NumberOf(own.operation) >= NumberOf(wait.operation);
   });
+}
+
+// Where `rank` waits: who waits there for each other may end together. What two
+// ranks want of servers does not.
+std::string MeetingOf(const RankFacts& rank, const RankWait& wait) {
+  if (wait.of == RankWait::Of::kTable) {
+    return absl::StrCat("table ", wait.group, " of ", rank.name);
+  }
+  return wait.meeting.empty() ? wait.group : wait.meeting;
 }
 
 std::optional<StuckClass> Waits::ClassOf(const RankFacts& rank,
                                          const RankWait& wait,
                                          const AwaitedRank& awaited) const {
   const RankFacts* const other = FactsOf(awaited.name);
-  if (other == nullptr) return StuckClass::kUnknown;
+  if (other == nullptr) {
+    return awaited.is_known_to_run ? StuckClass::kBusy : StuckClass::kUnknown;
+  }
   switch (other->process) {
     case Process::kGone:
       return StuckClass::kGone;
@@ -90,7 +103,7 @@ std::optional<StuckClass> Waits::ClassOf(const RankFacts& rank,
       !awaited.has_called && other->name != rank.name && WasIn(*other, wait);
   if (is_unheard) return StuckClass::kCutLink;
   if (other->process == Process::kUnknown && other->waits.empty()) {
-    return StuckClass::kUnknown;
+    return awaited.is_known_to_run ? StuckClass::kBusy : StuckClass::kUnknown;
   }
   // A process that runs answers, whatever its own threads do.
   if (!awaited.has_answered) return StuckClass::kCutLink;
@@ -155,7 +168,7 @@ std::vector<std::set<std::string>> Waits::Circles() const {
 }
 
 void Waits::AddCircle(const std::set<std::string>& circle) {
-  // For each group: the ranks that wait in it for another rank of the circle,
+  // For each meeting: the ranks that wait in it for another rank of the circle,
   // which has not called that operation.
   std::map<std::string, std::set<std::string>> callers;
   std::set<std::string> groups;
@@ -163,8 +176,9 @@ void Waits::AddCircle(const std::set<std::string>& circle) {
     for (const RankWait& wait : FactsOf(name)->waits) {
       for (const AwaitedRank& awaited : wait.awaited) {
         if (circle.count(awaited.name) == 0) continue;
-        groups.insert(wait.group);
-        if (!awaited.has_called) callers[wait.group].insert(name);
+        const std::string meeting = MeetingOf(*FactsOf(name), wait);
+        groups.insert(meeting);
+        if (!awaited.has_called) callers[meeting].insert(name);
       }
     }
   }
@@ -206,6 +220,18 @@ std::vector<StuckCause> Waits::Find() {
 }
 
 }  // namespace
+
+std::string TextOf(const RankWait& wait) {
+  switch (wait.of) {
+    case RankWait::Of::kGroup:
+      break;
+    case RankWait::Of::kTransfer:
+      return absl::StrCat(wait.operation, " in group ", wait.group);
+    case RankWait::Of::kTable:
+      return absl::StrCat(wait.operation, " on table ", wait.group);
+  }
+  return absl::StrCat(wait.operation, " of group ", wait.group);
+}
 
 std::vector<StuckCause> FindStuck(absl::Span<const RankFacts> ranks,
                                   absl::Duration after) {
