@@ -44,6 +44,8 @@ class Waits {
   // The waiting ranks that wait for each other round a circle.
   std::vector<std::set<std::string>> Circles() const;
   std::set<std::string> ReachableFrom(const std::string& name) const;
+  // Whether one of them, or of those that it waits for, waits for a cause.
+  bool IsExplained(const std::set<std::string>& circle) const;
   void AddCircle(const std::set<std::string>& circle);
 
   const absl::Duration after_;
@@ -167,39 +169,43 @@ std::vector<std::set<std::string>> Waits::Circles() const {
   return circles;
 }
 
+bool Waits::IsExplained(const std::set<std::string>& circle) const {
+  return absl::c_any_of(circle, [&](const std::string& name) {
+    return absl::c_any_of(ReachableFrom(name), [&](const std::string& other) {
+      return explained_.count(other) > 0;
+    });
+  });
+}
+
 void Waits::AddCircle(const std::set<std::string>& circle) {
   // For each meeting: the ranks that wait in it for another rank of the circle,
   // which has not called that operation.
   std::map<std::string, std::set<std::string>> callers;
   std::set<std::string> groups;
+  bool is_at_servers = false;
   for (const std::string& name : circle) {
     for (const RankWait& wait : FactsOf(name)->waits) {
       for (const AwaitedRank& awaited : wait.awaited) {
         if (circle.count(awaited.name) == 0) continue;
         const std::string meeting = MeetingOf(*FactsOf(name), wait);
         groups.insert(meeting);
+        is_at_servers = is_at_servers || wait.of == RankWait::Of::kTable;
         if (!awaited.has_called) callers[meeting].insert(name);
       }
     }
   }
-  if (callers.size() > 1) {
+  // A circle that also waits for a cause outside goes on with that. Of ranks
+  // that call different things none goes on, but what is missing at a server
+  // may be on its way to it.
+  const bool is_explained = IsExplained(circle);
+  if (callers.size() > 1 && !(is_at_servers && is_explained)) {
     std::set<std::string> named;
     for (const auto& [group, names] : callers) {
       named.insert(names.begin(), names.end());
     }
     return Add(StuckClass::kDifferentCalls, std::move(named));
   }
-  // A circle that also waits for a cause outside goes on with that.
-  std::set<std::string> reached;
-  for (const std::string& name : circle) {
-    const std::set<std::string> others = ReachableFrom(name);
-    reached.insert(others.begin(), others.end());
-  }
-  if (absl::c_any_of(reached, [&](const std::string& name) {
-        return explained_.count(name) > 0;
-      })) {
-    return;
-  }
+  if (is_explained) return;
   // Each has called what the other waits in.
   Add(circle.size() == 2 && groups.size() == 1 ? StuckClass::kCutLink
                                                : StuckClass::kUnknown,

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -37,32 +38,33 @@ bool IsName(absl::string_view name) {
          });
 }
 
-std::string TextOf(const ServerAnswer& answer, absl::string_view self) {
-  if (!answer.has_answered)
+// `pushes`: `self` has sent a part. A server that waits for it has not taken
+// it, and the others for whom it waits may have sent theirs.
+std::string TextOf(const ServerAnswer& answer, absl::string_view self,
+                   bool pushes) {
+  if (!answer.has_answered) {
     return absl::StrCat(answer.server, " does not answer");
+  }
   std::vector<std::string> names;
   std::string why;
-  bool waits_for_self = false;
   for (const auto& [table, reason, workers, waited_s] : answer.waits) {
-    bool is_of_others = workers.empty();
     for (const std::string& name : workers) {
-      waits_for_self = waits_for_self || name == self;
+      if (name == self && pushes) {
+        return absl::StrCat(answer.server, " has not done it");
+      }
       if (name == self || !IsName(name)) continue;
-      is_of_others = true;
       const bool is_new =
           std::find(names.begin(), names.end(), name) == names.end();
       if (is_new && names.size() < kMostNames) names.push_back(name);
     }
-    if (why.empty() && is_of_others) why = Clean(reason);
+    if (why.empty()) why = Clean(reason);
   }
-  if (!names.empty()) {
-    return absl::StrCat(answer.server, " waits for ",
-                        absl::StrJoin(names, ", "), " (", why, ")");
+  if (answer.waits.empty()) {
+    return absl::StrCat(answer.server, " has not done it");
   }
-  if (!why.empty() && !waits_for_self) {
-    return absl::StrCat(answer.server, " waits (", why, ")");
-  }
-  return absl::StrCat(answer.server, " has not done it");
+  return absl::StrCat(answer.server, " waits ", names.empty() ? "" : "for ",
+                      absl::StrJoin(names, ", "), names.empty() ? "" : " ", "(",
+                      why, ")");
 }
 
 }  // namespace
@@ -72,7 +74,7 @@ std::string WaitText(absl::string_view operation, absl::string_view table,
                      absl::Span<const ServerAnswer> answers) {
   std::vector<std::string> whom;
   for (const ServerAnswer& answer : answers) {
-    whom.push_back(TextOf(answer, self));
+    whom.push_back(TextOf(answer, self, absl::StrContains(operation, "Push")));
   }
   if (whom.empty()) whom.push_back("no server has what is wanted");
   return absl::StrCat(operation, " on table ", table, " still waits after ",

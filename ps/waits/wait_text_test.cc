@@ -34,10 +34,9 @@ TEST(WaitText, NamesForWhomEachServerWaits) {
             "Pull on table users no longer waits, after 6s");
 }
 
-// The server waits for a part of who asks, which it has not taken yet.
-TEST(WaitText, NobodyWaitsForHimself) {
+TEST(WaitText, WhoAsksIsNotNamed) {
   EXPECT_EQ(Whom({{"ps0", true, {{"users", "round 3", {"trainer0"}, 2}}}}),
-            "ps0 has not done it");
+            "ps0 waits (round 3)");
   EXPECT_EQ(
       Whom(
           {{"ps0", true, {{"users", "round 3", {"trainer0", "trainer2"}, 2}}}}),
@@ -45,6 +44,16 @@ TEST(WaitText, NobodyWaitsForHimself) {
   EXPECT_EQ(
       Whom({{"ps0", true, {{"users", "shard 3, which nobody serves", {}, 2}}}}),
       "ps0 waits (shard 3, which nobody serves)");
+}
+
+// The others may have sent their parts as well.
+TEST(WaitText, ServerThatHasNotTakenThePartOfWhoAsksHasNotDoneIt) {
+  EXPECT_THAT(
+      WaitText("PushPull", "users", absl::Seconds(4), "trainer0",
+               {{{"ps0",
+                  true,
+                  {{"users", "round 3", {"trainer0", "trainer2"}, 2}}}}}),
+      EndsWith(": ps0 has not done it"));
 }
 
 TEST(WaitText, WhatServersSayCutsNoLine) {

@@ -82,9 +82,7 @@ absl::Status RunWithServers(Worker& worker, const std::string& how,
   const bool is_it = worker.options().rank == 1;
   bool ends = false;
   for (int step = 0; !ends; ++step) {
-    if (step == 10 && worker.options().rank == 0) {
-      std::fprintf(stderr, "all are in\n");
-    }
+    if (step == 10 && is_it) std::fprintf(stderr, "all are in\n");
     if (step == 10 && is_it && how != "rounds") SleepIn(file);
     // All see the file in one round: the sums of those who have seen it.
     const bool has_seen = std::filesystem::exists(file);
