@@ -15,10 +15,12 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "weft/base/clock.h"
 #include "weft/base/driver.h"
+#include "weft/collectives/diagnosis.h"
 #include "weft/collectives/operation.h"
 #include "weft/device/runtime.h"
 #include "weft/tensor/device.h"
@@ -149,6 +151,17 @@ class Backend {
   // Returns once transfer_events() is not `seen`, at `until`, or without cause.
   virtual void AwaitTransfers(uint64_t seen, Instant until) = 0;
 
+  // For reports of a Send or Receive that waits. Where they go; null: nowhere.
+  virtual const DiagnosisOptions* diagnosis() const { return nullptr; }
+  // Asks `peer`, or all others for -1, what it does, where this backend does
+  // not see that itself. Does not wait.
+  virtual void AskPeer(int /*peer*/) {}
+  // "rank 1 (trainer1) has not sent it and last called X", and whether that one
+  // has answered since `since`, before which it was not asked. `lacks`: "has
+  // not sent it".
+  virtual std::string DescribePeer(int peer, absl::string_view lacks,
+                                   Instant since) const;
+
   // Memory in which this backend's operations need no copies.
   virtual absl::StatusOr<Tensor> Allocate(const Shape& shape, DType dtype) = 0;
 
@@ -157,6 +170,11 @@ class Backend {
   virtual absl::StatusOr<std::unique_ptr<Backend>> Subgroup(
       const SubgroupSpec& spec) = 0;
 };
+
+inline std::string Backend::DescribePeer(int peer, absl::string_view lacks,
+                                         Instant /*since*/) const {
+  return absl::StrCat(RankText(peer, ""), " ", lacks);
+}
 
 }  // namespace weft::collectives
 

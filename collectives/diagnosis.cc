@@ -34,15 +34,27 @@ std::string Seconds(absl::Duration waited) {
 std::string WaitText(const Operation& operation, int rank,
                      absl::string_view group, absl::Duration waited,
                      absl::string_view whom) {
-  return absl::StrCat(Describe(operation), ": rank ", rank, " of group ", group,
+  return WaitText(Describe(operation), rank, group, waited, whom);
+}
+
+std::string WaitText(absl::string_view operation, int rank,
+                     absl::string_view group, absl::Duration waited,
+                     absl::string_view whom) {
+  return absl::StrCat(operation, ": rank ", rank, " of group ", group,
                       " still waits after ", Seconds(waited), ": ", whom);
 }
 
 std::string EndOfWaitText(const Operation& operation, int rank,
                           absl::string_view group, absl::Duration waited,
                           const absl::Status& status) {
+  return EndOfWaitText(Describe(operation), rank, group, waited, status);
+}
+
+std::string EndOfWaitText(absl::string_view operation, int rank,
+                          absl::string_view group, absl::Duration waited,
+                          const absl::Status& status) {
   return absl::StrCat(
-      Describe(operation), ": rank ", rank, " of group ", group,
+      operation, ": rank ", rank, " of group ", group,
       " no longer waits, after ", Seconds(waited),
       status.ok()
           ? ""

@@ -66,9 +66,15 @@ class WaitReports {
 std::string WaitText(const Operation& operation, int rank,
                      absl::string_view group, absl::Duration waited,
                      absl::string_view whom);
+std::string WaitText(absl::string_view operation, int rank,
+                     absl::string_view group, absl::Duration waited,
+                     absl::string_view whom);
 // "AllReduce #3 (...) at x.cc:12: rank 0 of group world no longer waits, after
 // 2s"; with the code of `status`, if that is an error.
 std::string EndOfWaitText(const Operation& operation, int rank,
+                          absl::string_view group, absl::Duration waited,
+                          const absl::Status& status);
+std::string EndOfWaitText(absl::string_view operation, int rank,
                           absl::string_view group, absl::Duration waited,
                           const absl::Status& status);
 

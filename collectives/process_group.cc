@@ -13,6 +13,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/collectives/run/calls.h"
 #include "weft/collectives/run/generation.h"
+#include "weft/collectives/run/transfer_wait.h"
 
 namespace weft::collectives {
 
@@ -83,6 +84,20 @@ absl::Duration WaitOf(const GroupOptions& group, const CallOptions& options) {
   return std::max(options.timeout.value_or(group.timeout),
                   absl::ZeroDuration()) +
          absl::Seconds(30);
+}
+
+// The same, and waits for it.
+absl::StatusOr<int> AwaitOne(Generation& group, Generation::Movement movement,
+                             const GroupOptions& made,
+                             const CallOptions& options, CallSite site) {
+  TransferWait::Part part;
+  part.is_send = movement.call.preparation.operation().verb == Verb::kSend;
+  part.peer = movement.peer;
+  part.tag = movement.tag;
+  const Future<int> moved = MoveOne(group, std::move(movement), options);
+  part.is_done = [&moved] { return moved.IsReady(); };
+  return AwaitMoved(group.backend(), made.name, site, {std::move(part)}, moved,
+                    WaitOf(made, options));
 }
 
 // For as many bytes as `rank` says that it sends, which may be any number.
@@ -195,8 +210,10 @@ Future<void> ProcessGroup::BarrierAsync(const CallOptions& options,
 
 absl::Status ProcessGroup::Send(const Tensor& tensor, int to, uint64_t tag,
                                 const CallOptions& options, CallSite site) {
-  return SendAsync(tensor, to, tag, options, site)
-      .Wait(WaitOf(core_->options(), options));
+  const std::shared_ptr<Generation> group = core_->now();
+  return AwaitOne(*group, SendOf(*group, tensor, to, tag, site),
+                  core_->options(), options, site)
+      .status();
 }
 Future<void> ProcessGroup::SendAsync(const Tensor& tensor, int to, uint64_t tag,
                                      const CallOptions& options,
@@ -207,8 +224,10 @@ Future<void> ProcessGroup::SendAsync(const Tensor& tensor, int to, uint64_t tag,
 }
 absl::Status ProcessGroup::Receive(const Tensor& tensor, int from, uint64_t tag,
                                    const CallOptions& options, CallSite site) {
-  return ReceiveAsync(tensor, from, tag, options, site)
-      .Wait(WaitOf(core_->options(), options));
+  const std::shared_ptr<Generation> group = core_->now();
+  return AwaitOne(*group, ReceiveOf(*group, tensor, from, tag, site),
+                  core_->options(), options, site)
+      .status();
 }
 Future<void> ProcessGroup::ReceiveAsync(const Tensor& tensor, int from,
                                         uint64_t tag,
@@ -221,8 +240,9 @@ Future<void> ProcessGroup::ReceiveAsync(const Tensor& tensor, int from,
 absl::StatusOr<int> ProcessGroup::ReceiveAny(const Tensor& tensor, uint64_t tag,
                                              const CallOptions& options,
                                              CallSite site) {
-  return ReceiveAnyAsync(tensor, tag, options, site)
-      .Wait(WaitOf(core_->options(), options));
+  const std::shared_ptr<Generation> group = core_->now();
+  return AwaitOne(*group, ReceiveAnyOf(*group, tensor, tag, site),
+                  core_->options(), options, site);
 }
 Future<int> ProcessGroup::ReceiveAnyAsync(const Tensor& tensor, uint64_t tag,
                                           const CallOptions& options,
@@ -247,32 +267,48 @@ absl::Status CheckOneDevice(const std::vector<PointToPoint>& parts) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::Status ProcessGroup::Exchange(const std::vector<PointToPoint>& parts,
-                                    const CallOptions& options, CallSite site) {
-  return ExchangeAsync(parts, options, site)
-      .Wait(WaitOf(core_->options(), options));
-}
-Future<void> ProcessGroup::ExchangeAsync(const std::vector<PointToPoint>& parts,
-                                         const CallOptions& options,
-                                         CallSite site) {
+// Of each part; or one that is an error, and nothing was begun.
+std::vector<Future<void>> BeginExchange(Generation& group,
+                                        const std::vector<PointToPoint>& parts,
+                                        const CallOptions& options,
+                                        CallSite site) {
   if (const absl::Status one = CheckOneDevice(parts); !one.ok()) {
-    return MakeReady<void>(one);
+    return {MakeReady<void>(one)};
   }
-  const std::shared_ptr<Generation> group = core_->now();
   std::vector<Generation::Movement> movements;
   for (const PointToPoint& part : parts) {
     movements.push_back(
         part.kind == PointToPoint::kSend
-            ? SendOf(*group, part.tensor, part.peer, part.tag, site)
-            : ReceiveOf(*group, part.tensor, part.peer, part.tag, site));
+            ? SendOf(group, part.tensor, part.peer, part.tag, site)
+            : ReceiveOf(group, part.tensor, part.peer, part.tag, site));
   }
   std::vector<Future<void>> moves;
-  for (Future<int>& move : group->Move(std::move(movements), options)) {
+  for (Future<int>& move : group.Move(std::move(movements), options)) {
     moves.push_back(WithoutRank(std::move(move)));
   }
-  return WhenAllOk(std::move(moves));
+  return moves;
+}
+
+}  // namespace
+
+absl::Status ProcessGroup::Exchange(const std::vector<PointToPoint>& parts,
+                                    const CallOptions& options, CallSite site) {
+  const std::shared_ptr<Generation> group = core_->now();
+  const std::vector<Future<void>> moves =
+      BeginExchange(*group, parts, options, site);
+  std::vector<TransferWait::Part> waits;
+  for (size_t i = 0; i < moves.size() && moves.size() == parts.size(); ++i) {
+    waits.push_back({parts[i].kind == PointToPoint::kSend, parts[i].peer,
+                     parts[i].tag, [&moves, i] { return moves[i].IsReady(); }});
+  }
+  return AwaitMoved(group->backend(), core_->options().name, site,
+                    std::move(waits), WhenAllOk(moves),
+                    WaitOf(core_->options(), options));
+}
+Future<void> ProcessGroup::ExchangeAsync(const std::vector<PointToPoint>& parts,
+                                         const CallOptions& options,
+                                         CallSite site) {
+  return WhenAllOk(BeginExchange(*core_->now(), parts, options, site));
 }
 
 absl::Status ProcessGroup::AllReduceCoalesced(

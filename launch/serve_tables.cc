@@ -25,6 +25,7 @@
 #include "weft/ps/replicated/table_log.h"
 #include "weft/ps/server.h"
 #include "weft/ps/service.h"
+#include "weft/ps/waits/wait_board.h"
 #include "weft/rendezvous/store.h"
 #include "weft/rendezvous/view.h"
 #include "weft/rendezvous/worker_key.h"
@@ -42,6 +43,7 @@ namespace {
 
 constexpr absl::Duration kTick = absl::Milliseconds(100);
 constexpr absl::Duration kShowEvery = absl::Seconds(2);
+constexpr absl::Duration kTellWaitsEvery = absl::Milliseconds(500);
 constexpr absl::Duration kStoreTimeout = absl::Seconds(5);
 // The number of groups of partitions: a group is what moves from one server to
 // another.
@@ -369,7 +371,8 @@ std::optional<absl::Status> EndOf(worker::Worker& worker,
 
 // Serves until all trainers have gone.
 absl::Status Serve(worker::Worker& worker, ps::Server& server,
-                   absl::FunctionRef<int()> stop_signal, absl::Duration grace) {
+                   ps::WaitBoard& board, absl::FunctionRef<int()> stop_signal,
+                   absl::Duration grace) {
   const int trainers = worker.options().trainers;
   uint64_t completed_before = 0;
   if (worker.options().is_elastic()) {
@@ -398,6 +401,7 @@ absl::Status Serve(worker::Worker& worker, ps::Server& server,
       [&server](const rpc::Agent::GonePeer& gone) { server.Forget(gone.key); });
   Instant stop_by = Instant::Infinite();
   Instant show_at;
+  Instant tell_waits_at;
   Parker wait;
   for (;;) {
     const auto gone = worker.membership().WaitFor(
@@ -405,6 +409,10 @@ absl::Status Serve(worker::Worker& worker, ps::Server& server,
         kTick);
     const Instant now = SteadyClock().Now();
     server.Expire(now);
+    if (now >= tell_waits_at) {
+      board.Set(server.Waits(now));
+      tell_waits_at = now + kTellWaitsEvery;
+    }
     if (now >= show_at) {
       Show(server, worker.telemetry().metrics());
       show_at = now + kShowEvery;
@@ -451,10 +459,12 @@ absl::Status ServeTables(worker::Worker& worker, ps::Server& server,
   } else {
     worker.agent().SetLocal(std::make_shared<ps::OneReplica>());
   }
+  const auto board = std::make_shared<ps::WaitBoard>();
+  worker.agent().SetLocal(board);
   worker.agent().SetLocal(&server);
   const auto page = worker.telemetry().status().Register(
       "ps", [&server] { return Describe(server); });
-  const absl::Status ended = Serve(worker, server, stop_signal, grace);
+  const absl::Status ended = Serve(worker, server, *board, stop_signal, grace);
   // The error of pending calls names the cause, and that another server may
   // be asked.
   server.Shutdown(absl::UnavailableError(

@@ -166,7 +166,10 @@ absl::StatusOr<Tensor> Assemble(const std::vector<DensePart>& cut,
 // What was sent, of a push or not, as it ends.
 Future<Replies> Finish(const std::shared_ptr<TableClient>& table, bool push,
                        bool pull, std::vector<Future<ExchangeReply>> calls) {
-  Future<Replies> replies = table->Watch(WhenAllOk(std::move(calls)));
+  Future<Replies> replies = table->Watch(!push  ? "Pull"
+                                         : pull ? "PushPull"
+                                                : "Push",
+                                         WhenAllOk(std::move(calls)));
   if (!push) return replies;
   if (pull) table->EndStep();
   table->Sent(replies);
@@ -209,7 +212,7 @@ Future<void> DenseTable::Initialize(const Tensor& values) {
         table_->To(server), &ps::Initialize, table_->layout().spec().name(),
         table_->identity(), Gather(flat, table_->layout(), (*cut_)[server])));
   }
-  return table_->Watch(WhenAllOk(std::move(calls)));
+  return table_->Watch("Initialize", WhenAllOk(std::move(calls)));
 }
 
 absl::Status DenseTable::CheckGradient(const Tensor& gradient) const {
@@ -298,7 +301,8 @@ Future<void> DenseTable::PushShard(const RoundPart& part, Tensor gradient) {
         /*closes=*/false);
   }
   return table_
-      ->Watch(WhenAllOk(Send(std::move(gradient), /*pull=*/false, part)))
+      ->Watch("PushShard",
+              WhenAllOk(Send(std::move(gradient), /*pull=*/false, part)))
       .Then([table = table_](const Replies& replies) {
         table->NoteLate(replies);
       });

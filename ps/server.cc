@@ -313,6 +313,20 @@ absl::Status Server::Restore(const std::string& directory,
   return absl::OkStatus();
 }
 
+std::vector<TableWait> Server::Waits(Instant now) const {
+  std::vector<TableWait> waits;
+  const auto add = [&](std::optional<TableWait> wait) {
+    if (wait.has_value()) waits.push_back(*std::move(wait));
+  };
+  if (const auto replicated = this->replicated()) {
+    for (const auto& [name, table] : replicated->tables()) {
+      add(table->Waits(now));
+    }
+  }
+  for (const auto& [name, shard] : Snapshot()) add(shard->Waits(now));
+  return waits;
+}
+
 v1::ServerStats Server::Stats() const {
   v1::ServerStats stats;
   if (const auto tables = replicated()) stats = tables->Stats();

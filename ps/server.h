@@ -156,6 +156,9 @@ class Server {
       ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<ReplicatedServer> replicated() const ABSL_LOCKS_EXCLUDED(mu_);
 
+  // For whom operations on its tables wait, for WaitBoard::Set. To be called
+  // about twice a second, by one thread.
+  std::vector<TableWait> Waits(Instant now) const ABSL_LOCKS_EXCLUDED(mu_);
   v1::ServerStats Stats() const ABSL_LOCKS_EXCLUDED(mu_);
   // What it has to do for each table, and with two replicas for each entry.
   v1::ServerLoads Loads() const ABSL_LOCKS_EXCLUDED(mu_);

@@ -9,6 +9,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
+#include "weft/base/failpoint.h"
 #include "weft/base/status_macros.h"
 #include "weft/ps/replicated/replicated_server.h"
 #include "weft/ps/server.h"
@@ -142,6 +143,8 @@ Future<ExchangeReply> Exchange(rpc::CallContext& context, v1::Request request,
                                const std::optional<Tensor>& push_keys,
                                const std::optional<Tensor>& push_values,
                                const std::optional<Tensor>& pull_keys) {
+  const absl::Status failed = WEFT_FAILPOINT("ps/exchange");
+  if (!failed.ok()) return MakeReady<ExchangeReply>(failed);
   ShardRequest one{nullptr, std::move(request), OrUndefined(push_keys),
                    OrUndefined(push_values), OrUndefined(pull_keys)};
   const absl::Status found = Find(context, one);

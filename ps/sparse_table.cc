@@ -263,7 +263,8 @@ Future<Tensor> Finish(const std::shared_ptr<TableClient>& table, bool push,
   std::vector<Future<ExchangeReply>> replies;
   if (push) {
     for (const Call& call : calls) replies.push_back(call.reply);
-    Future<Replies> all = table->Watch(WhenAllOk(std::move(replies)));
+    Future<Replies> all = table->Watch(pulled == nullptr ? "Push" : "PushPull",
+                                       WhenAllOk(std::move(replies)));
     table->Sent(all);
     table->EndRound();
     if (pulled != nullptr) table->EndStep();
@@ -282,7 +283,8 @@ Future<Tensor> Finish(const std::shared_ptr<TableClient>& table, bool push,
               return Scatter(table->layout(), *pulled, first, rows, reply, out);
             }));
   }
-  Future<void> all = table->Watch(WhenAllOk(std::move(placed)));
+  Future<void> all =
+      table->Watch(push ? "PushPull" : "Pull", WhenAllOk(std::move(placed)));
   table->Pulls(all);
   return std::move(all).Then([out] { return out; });
 }
@@ -513,7 +515,7 @@ Future<void> SparseTable::PushShard(const RoundPart& part, const Tensor& keys,
     const rpc::Target to = table_->To(message.server);
     replies.push_back(internal::Send(to, std::move(message)));
   }
-  return table_->Watch(WhenAllOk(std::move(replies)))
+  return table_->Watch("PushShard", WhenAllOk(std::move(replies)))
       .Then([table = table_](const Replies& all) { table->NoteLate(all); });
 }
 

@@ -27,9 +27,11 @@ TableClient::~TableClient() {
 Future<void> TableClient::PushPieces(
     std::vector<ReplicatedTableClient::Piece> pieces, const RoundPart& part,
     bool closes) const {
-  if (!is_sync()) return replicated_->Push(std::move(pieces));
-  return replicated_->PushPart(part.shard, part.round, part.take_over, closes,
-                               std::move(pieces));
+  return replicated_->Watch(
+      ReplicatedTableClient::Awaited::kPushes,
+      is_sync() ? replicated_->PushPart(part.shard, part.round, part.take_over,
+                                        closes, std::move(pieces))
+                : replicated_->Push(std::move(pieces)));
 }
 
 void TableClient::AddTicks(
@@ -64,8 +66,10 @@ absl::Status TableClient::JoinClocks() {
 Future<std::vector<Bytes>> TableClient::PullPieces(
     const std::optional<Future<void>>& pushed,
     std::vector<ReplicatedTableClient::Piece> pieces) const {
+  constexpr auto kPulls = ReplicatedTableClient::Awaited::kPulls;
   if (!pushed.has_value() || is_sync()) {
-    return replicated_->Pull(round(), std::move(pieces), clock_);
+    return replicated_->Watch(
+        kPulls, replicated_->Pull(round(), std::move(pieces), clock_));
   }
   // It is to see the push.
   auto [promise, future] = MakePromise<std::vector<Bytes>>();
@@ -82,7 +86,7 @@ Future<std::vector<Bytes>> TableClient::PullPieces(
           promise.Set(values);
         });
   });
-  return std::move(future);
+  return replicated_->Watch(kPulls, std::move(future));
 }
 
 v1::Request TableClient::NewRequest(bool push, bool pull, const RoundPart& part,
@@ -134,7 +138,7 @@ Future<void> TableClient::SetLearningRateScale(
     calls.push_back(
         rpc::CallAsync(To(server), &ps::SetLearningRateScale, rate));
   }
-  return Watch(WhenAllOk(std::move(calls)));
+  return Watch("SetLearningRateScale", WhenAllOk(std::move(calls)));
 }
 
 absl::Status TableClient::AwaitRoom(absl::Duration timeout, bool all) {
@@ -210,7 +214,7 @@ Future<void> Tick(const std::shared_ptr<TableClient>& table) {
       message.request = request;
       calls.push_back(Send(table->To(server), std::move(message)));
     }
-    return table->Watch(WhenAllOk(std::move(calls)))
+    return table->Watch("Tick", WhenAllOk(std::move(calls)))
         .Then([](const std::vector<ExchangeReply>&) {});
   });
   table->Ticks(ticked);
@@ -241,7 +245,7 @@ Future<void> LeaveClock(const std::shared_ptr<TableClient>& table) {
       calls.push_back(
           rpc::CallAsync(table->To(server), &ps::JoinClocks, request));
     }
-    return table->Watch(WhenAllOk(std::move(calls)))
+    return table->Watch("LeaveClock", WhenAllOk(std::move(calls)))
         .Then([](const std::vector<v1::ClockReply>&) {});
   };
   // Whatever became of its pushes.

@@ -34,6 +34,7 @@
 #include "weft/ps/replicated/replica_session.h"
 #include "weft/ps/replicated/table_client.h"
 #include "weft/ps/service.h"
+#include "weft/ps/waits/server_waits.h"
 #include "weft/ps/wire/push_encoder.h"
 #include "weft/rpc/agent.h"
 #include "weft/tensor/tensor.h"
@@ -47,6 +48,7 @@ class TableClient {
               std::unique_ptr<TableLayout> layout, uint64_t identity,
               int64_t version)
       : options_(options),
+        waits_(ServerWaits::Of(*options.agent)),
         servers_(std::move(servers)),
         layout_(std::move(layout)),
         placement_(layout_->spec().name(), layout_->spec().partitions(),
@@ -64,6 +66,7 @@ class TableClient {
               std::unique_ptr<TableLayout> layout, uint64_t identity,
               int64_t version)
       : options_(options),
+        waits_(session->session()->waits()),
         open_session_(std::move(session)),
         replicated_(ReplicatedTableClient::Make(open_session_->session(),
                                                 std::move(replicated))),
@@ -111,10 +114,13 @@ class TableClient {
     return (*servers_)[server].WithTimeout(options_.timeout);
   }
 
-  // The result of calls To() servers.
+  // The result of calls To() servers, whose waits are reported as those of
+  // `what`, a literal.
   template <typename T>
-  Future<T> Watch(Future<T> result) const {
-    return PinnedServers::Watch(servers_, std::move(result));
+  Future<T> Watch(const char* what, Future<T> result) const {
+    return ServerWaits::Watch(
+        waits_, {layout_->spec().name(), what, nullptr},
+        PinnedServers::Watch(servers_, std::move(result)));
   }
 
   // The encoder of what it pushes. A push that is sent again has the bytes that
@@ -216,6 +222,7 @@ class TableClient {
 
  private:
   const ClientOptions options_;
+  const std::shared_ptr<ServerWaits> waits_;
   const std::shared_ptr<PinnedServers> servers_;  // null with two replicas
   const std::shared_ptr<const OpenSession> open_session_;  // or these
   const std::shared_ptr<ReplicatedTableClient> replicated_;

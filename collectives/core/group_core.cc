@@ -457,6 +457,26 @@ void GroupCore::Ask(uint64_t sequence) {
   if (mine != nullptr) PostToAll(FrameOf(Frame::kAnnounce, *mine));
 }
 
+void GroupCore::AskPeer(int peer) {
+  const Announcement* const newest = called_.Last(rank());
+  const Frame question =
+      FrameOf(Frame::kAnnounce, newest == nullptr ? Announcement() : *newest);
+  for (int r = 0; r < size(); ++r) {
+    if (r != rank() && (peer < 0 || peer == r)) Post(r, question);
+  }
+}
+
+std::string GroupCore::DescribePeer(int peer, absl::string_view lacks,
+                                    Instant since) const {
+  const std::string name =
+      RankText(peer, options_.names.empty() ? "" : options_.names[peer]);
+  return absl::StrCat(
+      name, " ", lacks, " and ", called_.Describe(peer),
+      peers_[peer].heard > since
+          ? ""
+          : absl::StrCat("; ", name, " has not answered meanwhile"));
+}
+
 void GroupCore::AskCompared() {
   ++asked_;
   for (int r = 0; r < size(); ++r) {

@@ -151,6 +151,12 @@ class GroupCore {
   void Refuse(Announcement mine);
   // Asks all others what they do, if this rank has called that one last.
   void Ask(uint64_t sequence);
+  // Asks `peer`, or all others for -1, what it does, whatever this rank has
+  // called.
+  void AskPeer(int peer);
+  // As Backend::DescribePeer.
+  std::string DescribePeer(int peer, absl::string_view lacks,
+                           Instant since) const;
   // Asks those to which messages were sent since they were asked whether they
   // have called what this rank has.
   void AskCompared();

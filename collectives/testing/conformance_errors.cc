@@ -366,6 +366,36 @@ TEST_P(ProcessGroupConformance, StuckRankIsReportedAndTheOperationGoesOn) {
   EXPECT_THAT(reports, HasSubstr("Barrier #0"));
 }
 
+TEST_P(ProcessGroupConformance, ReceiveThatWaitsIsReportedWithPeerAndTag) {
+  if (!GetParam().ranks_share_memory) GTEST_SKIP() << kOtherProcesses;
+  diagnosis_.report_after = absl::Milliseconds(20);
+  Mutex mu;
+  std::string reports;
+  std::atomic<bool> is_reported{false};
+  diagnosis_.report = [&](absl::string_view report) {
+    MutexLock lock(mu);
+    absl::StrAppend(&reports, report, "\n");
+    if (absl::StrContains(report, "Receive")) is_reported = true;
+  };
+  const auto statuses = Run(2, [&](ProcessGroup& group) -> absl::Status {
+    if (group.backend_name() == "nccl") return absl::OkStatus();  // no reports
+    WEFT_RETURN_IF_ERROR(group.Barrier());
+    if (group.rank() == 0) return group.Receive(Numbers(0, 10), 1, 7);
+    WANT_EQ(bool(Becomes([&] { return is_reported.load(); })), true);
+    return group.Send(Numbers(1, 10), 0, 7);
+  });
+  EXPECT_THAT(statuses, Each(testing::IsOk()));
+  MutexLock lock(mu);
+  if (!is_reported) GTEST_SKIP() << "this backend reports nothing";
+  EXPECT_THAT(reports,
+              ContainsRegex("Receive at conformance_errors.cc:[0-9]+ of tag 7 "
+                            "from rank 1: rank 0 of group [^ ]* still waits "
+                            "after [^:]*: rank 1( [^;]*)? has not sent it and "
+                            "last called Barrier #0"));
+  EXPECT_THAT(reports, ContainsRegex("from rank 1: rank 0 of group [^ ]* no "
+                                     "longer waits, after "));
+}
+
 TEST_P(ProcessGroupConformance, SynchronousCallInACallbackIsRefused) {
   RunSizes([](ProcessGroup& group) -> absl::Status {
     std::vector<Tensor> tensors;

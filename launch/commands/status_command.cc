@@ -20,6 +20,7 @@
 #include "weft/launch/commands/training_report.h"
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/service.h"
+#include "weft/ps/waits/wait_board.h"
 #include "weft/rendezvous/view.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/call.h"
@@ -207,6 +208,34 @@ TrainingReport TrainingIn(const std::vector<Page>& pages,
   return report;
 }
 
+void AskServerWaits(const Question& question, const rendezvous::View& view,
+                    const std::string& job, TrainingReport* report) {
+  std::vector<const rendezvous::Member*> servers;
+  for (const rendezvous::Member& member : view.members()) {
+    if (member.role == "ps") servers.push_back(&member);
+  }
+  for (const MemberAnswer<ps::WaitAnswer>& answer : AskEach<ps::WaitAnswer>(
+           question, servers, job, [](const rpc::Target& target) {
+             return rpc::CallAsync(target, &ps::DescribeWaits, std::string());
+           })) {
+    // One of an older build does not know the question.
+    if (absl::IsNotFound(answer.said.status()) ||
+        absl::IsUnimplemented(answer.said.status())) {
+      continue;
+    }
+    if (!answer.said.ok()) {
+      report->silent_servers.emplace_back(answer.member->name,
+                                          answer.said.status());
+      continue;
+    }
+    for (const auto& [table, why, workers, waited_s] : *answer.said) {
+      if (!(waited_s >= 0 && waited_s < 1e9)) continue;
+      report->servers.push_back(
+          {answer.member->name, table, why, workers, absl::Seconds(waited_s)});
+    }
+  }
+}
+
 TablesReport AskTables(const Question& question, const rendezvous::View& view,
                        const std::string& job) {
   std::vector<const rendezvous::Member*> servers;
@@ -338,7 +367,10 @@ Shown Ask(const Question& question, const rendezvous::View& view,
   if (wanted.passes) {
     shown.sections.push_back(SectionsIn(pages, worker::kPassesSection));
   }
-  if (wanted.training) shown.training = TrainingIn(pages, job);
+  if (wanted.training) {
+    shown.training = TrainingIn(pages, job);
+    AskServerWaits(question, view, job, &shown.training);
+  }
   return shown;
 }
 

@@ -203,7 +203,8 @@ int64_t NumberOf(absl::string_view operation) {
 }
 
 // What each trainer says that it is in, as facts: who answers runs.
-std::vector<RankFacts> FactsOf(const TrainingReport& report) {
+// Those of the group of all trainers.
+std::vector<RankFacts> FactsOfTrainers(const TrainingReport& report) {
   std::vector<RankFacts> all;
   for (const auto& [name, fields] : report.trainers) {
     RankFacts rank;
@@ -236,6 +237,80 @@ std::vector<RankFacts> FactsOf(const TrainingReport& report) {
     }
   }
   return all;
+}
+
+// What servers and those trainers wait for that are in an operation on a table.
+void AddServerWaits(const TrainingReport& report,
+                    std::vector<RankFacts>* facts) {
+  const auto awaited = [&](const std::string& name) {
+    AwaitedRank rank;
+    rank.name = name;
+    rank.has_answered =
+        std::none_of(report.silent.begin(), report.silent.end(),
+                     [&](const auto& one) { return one.first == name; });
+    return rank;
+  };
+  const auto wait_on = [](const std::string& table, absl::Duration waited) {
+    RankWait wait;
+    wait.operation = "Pull";
+    wait.group = table;
+    wait.waited = waited;
+    wait.of = RankWait::Of::kTable;
+    return wait;
+  };
+  for (size_t i = 0; i < report.trainers.size(); ++i) {
+    RankFacts& rank = (*facts)[i];
+    const json& fields = report.trainers[i].second;
+    const std::string phase = TextIn(fields, "phase");
+    const double seconds = NumberIn(fields, "phase_seconds").value_or(0);
+    if ((phase != "pull" && phase != "push") || !rank.waits.empty() ||
+        !(seconds > 0 && seconds < 1e9)) {
+      continue;
+    }
+    RankWait wait = wait_on("", absl::Seconds(seconds));
+    for (const ServerWait& server : report.servers) {
+      for (const std::string& name : server.workers) {
+        if (name != rank.name) wait.awaited.push_back(awaited(name));
+      }
+      wait.group = server.table;
+    }
+    rank.waits = {std::move(wait)};
+  }
+  for (const ServerWait& server : report.servers) {
+    RankFacts rank;
+    rank.name = server.server;
+    rank.process = RankFacts::Process::kRuns;
+    rank.is_heard = true;
+    RankWait wait = wait_on(server.table, server.waited);
+    for (const std::string& name : server.workers) {
+      wait.awaited.push_back(awaited(name));
+    }
+    rank.waits = {std::move(wait)};
+    facts->push_back(std::move(rank));
+  }
+}
+
+std::string ServerLines(const TrainingReport& report) {
+  std::string lines;
+  for (const ServerWait& wait : report.servers) {
+    absl::StrAppendFormat(
+        &lines, "  %s: table %s waits for %s for %.1f s: %s\n",
+        Printable(wait.server), Printable(wait.table),
+        wait.workers.empty() ? "somebody"
+                             : Printable(absl::StrJoin(wait.workers, ", ")),
+        absl::ToDoubleSeconds(wait.waited), Printable(wait.why));
+  }
+  for (const auto& [name, why] : report.silent_servers) {
+    absl::StrAppend(&lines, "  ", name,
+                    ": no answer: ", Printable(why.message()), "\n");
+  }
+  return lines;
+}
+
+std::vector<RankFacts> FactsOf(const TrainingReport& report) {
+  std::vector<RankFacts> facts = FactsOfTrainers(report);
+  AddServerWaits(report, &facts);
+  return facts;
 }
 
 std::vector<StuckCause> StuckIn(const TrainingReport& report,
@@ -278,14 +353,30 @@ json ToJson(const TrainingReport& report) {
     silent.push_back(name);
     reasons[name] = Printable(why.ToString());
   }
+  json servers = json::array();
+  for (const ServerWait& wait : report.servers) {
+    servers.push_back({{"server", wait.server},
+                       {"table", wait.table},
+                       {"waits_for", wait.workers},
+                       {"why", Printable(wait.why)},
+                       {"waited_s", absl::ToDoubleSeconds(wait.waited)}});
+  }
+  for (const auto& [name, why] : report.silent_servers) {
+    silent.push_back(name);
+    reasons[name] = Printable(why.ToString());
+  }
   return {{"workers", std::move(workers)},
+          {"servers", std::move(servers)},
           {"no_answer", std::move(silent)},
           {"reasons", std::move(reasons)},
           {"stuck", StuckJson(report)}};
 }
 
 std::string ToText(const TrainingReport& report) {
-  if (report.trainers.empty() && report.silent.empty()) return "";
+  if (report.trainers.empty() && report.silent.empty() &&
+      report.servers.empty()) {
+    return "";
+  }
   const std::optional<int64_t> furthest = FurthestOf(report);
   std::string text = "training\n";
   for (const auto& [name, fields] : report.trainers) {
@@ -296,7 +387,7 @@ std::string ToText(const TrainingReport& report) {
     absl::StrAppend(&text, "  ", name,
                     ": no answer: ", Printable(why.message()), "\n");
   }
-  absl::StrAppend(&text, BehindLine(report, furthest),
+  absl::StrAppend(&text, ServerLines(report), BehindLine(report, furthest),
                   SlowestLine(report, furthest), StuckLines(report));
   return text;
 }

@@ -160,6 +160,36 @@ TEST(TrainingReport, NamesWhomTheOthersHaveWaitedForLong) {
   EXPECT_THAT(ToText(report), Not(HasSubstr("no progress")));
 }
 
+TEST(TrainingReport, NamesForWhomServersWait) {
+  TrainingReport report;
+  report.job = "mnist";
+  report.trainers = {{"trainer0", At(7, "pull", 6)},
+                     {"trainer1", At(7, "forward", 6)}};
+  report.servers = {{"ps0",
+                     "users",
+                     "round 7 waits for shard 1",
+                     {"trainer1"},
+                     absl::Seconds(5.5)}};
+  EXPECT_THAT(ToText(report),
+              HasSubstr("  ps0: table users waits for trainer1 for 5.5 s: "
+                        "round 7 waits for shard 1\n"));
+  EXPECT_THAT(ToText(report),
+              HasSubstr("no progress: ps0 and trainer0 wait in Pull on table "
+                        "users (6.0 s) for trainer1, which runs"));
+  const Json json = ToJson(report);
+  EXPECT_EQ(json["servers"][0]["waits_for"][0], "trainer1");
+  EXPECT_EQ(json["stuck"][0]["class"], "busy");
+  EXPECT_EQ(json["stuck"][0]["ranks"], "trainer1");
+  // It waits as well, and it is not known for whom.
+  report.trainers[1].second = At(7, "push", 6);
+  EXPECT_THAT(ToText(report), Not(HasSubstr("no progress")));
+  report.trainers.pop_back();
+  report.silent = {{"trainer1", absl::DeadlineExceededError("no answer")}};
+  EXPECT_THAT(ToText(report),
+              HasSubstr("for trainer1, of which nothing is seen here, and "
+                        "which does not answer"));
+}
+
 TEST(TrainingReport, NothingIsSaidWhereNobodyTrains) {
   EXPECT_EQ(ToText({}), "");
   EXPECT_EQ(ToJson({})["workers"], Json::object());

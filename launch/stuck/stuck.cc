@@ -11,6 +11,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 
 namespace weft::launch {
 namespace {
@@ -43,6 +44,8 @@ class Waits {
   // The waiting ranks that wait for each other round a circle.
   std::vector<std::set<std::string>> Circles() const;
   std::set<std::string> ReachableFrom(const std::string& name) const;
+  // Whether one of them, or of those that it waits for, waits for a cause.
+  bool IsExplained(const std::set<std::string>& circle) const;
   void AddCircle(const std::set<std::string>& circle);
 
   const absl::Duration after_;
@@ -64,18 +67,30 @@ int64_t NumberOf(absl::string_view operation) {
 // Whether `rank` says that it was in that operation, or in a later one, a
 // second before it was said of it that it was not: so long an answer may take.
 bool WasIn(const RankFacts& rank, const RankWait& wait) {
+  if (wait.of != RankWait::Of::kGroup) return false;
   return absl::c_any_of(rank.waits, [&](const RankWait& own) {
-    return own.group == wait.group &&
+    return own.of == wait.of && own.group == wait.group &&
            own.waited > wait.said_ago + absl::Seconds(1) &&
            NumberOf(own.operation) >= NumberOf(wait.operation);
   });
+}
+
+// Where `rank` waits: who waits there for each other may end together. What two
+// ranks want of servers does not.
+std::string MeetingOf(const RankFacts& rank, const RankWait& wait) {
+  if (wait.of == RankWait::Of::kTable) {
+    return absl::StrCat("table ", wait.group, " of ", rank.name);
+  }
+  return wait.meeting.empty() ? wait.group : wait.meeting;
 }
 
 std::optional<StuckClass> Waits::ClassOf(const RankFacts& rank,
                                          const RankWait& wait,
                                          const AwaitedRank& awaited) const {
   const RankFacts* const other = FactsOf(awaited.name);
-  if (other == nullptr) return StuckClass::kUnknown;
+  if (other == nullptr) {
+    return awaited.is_known_to_run ? StuckClass::kBusy : StuckClass::kUnknown;
+  }
   switch (other->process) {
     case Process::kGone:
       return StuckClass::kGone;
@@ -90,7 +105,7 @@ std::optional<StuckClass> Waits::ClassOf(const RankFacts& rank,
       !awaited.has_called && other->name != rank.name && WasIn(*other, wait);
   if (is_unheard) return StuckClass::kCutLink;
   if (other->process == Process::kUnknown && other->waits.empty()) {
-    return StuckClass::kUnknown;
+    return awaited.is_known_to_run ? StuckClass::kBusy : StuckClass::kUnknown;
   }
   // A process that runs answers, whatever its own threads do.
   if (!awaited.has_answered) return StuckClass::kCutLink;
@@ -154,38 +169,43 @@ std::vector<std::set<std::string>> Waits::Circles() const {
   return circles;
 }
 
+bool Waits::IsExplained(const std::set<std::string>& circle) const {
+  return absl::c_any_of(circle, [&](const std::string& name) {
+    return absl::c_any_of(ReachableFrom(name), [&](const std::string& other) {
+      return explained_.count(other) > 0;
+    });
+  });
+}
+
 void Waits::AddCircle(const std::set<std::string>& circle) {
-  // For each group: the ranks that wait in it for another rank of the circle,
+  // For each meeting: the ranks that wait in it for another rank of the circle,
   // which has not called that operation.
   std::map<std::string, std::set<std::string>> callers;
   std::set<std::string> groups;
+  bool is_at_servers = false;
   for (const std::string& name : circle) {
     for (const RankWait& wait : FactsOf(name)->waits) {
       for (const AwaitedRank& awaited : wait.awaited) {
         if (circle.count(awaited.name) == 0) continue;
-        groups.insert(wait.group);
-        if (!awaited.has_called) callers[wait.group].insert(name);
+        const std::string meeting = MeetingOf(*FactsOf(name), wait);
+        groups.insert(meeting);
+        is_at_servers = is_at_servers || wait.of == RankWait::Of::kTable;
+        if (!awaited.has_called) callers[meeting].insert(name);
       }
     }
   }
-  if (callers.size() > 1) {
+  // A circle that also waits for a cause outside goes on with that. Of ranks
+  // that call different things none goes on, but what is missing at a server
+  // may be on its way to it.
+  const bool is_explained = IsExplained(circle);
+  if (callers.size() > 1 && !(is_at_servers && is_explained)) {
     std::set<std::string> named;
     for (const auto& [group, names] : callers) {
       named.insert(names.begin(), names.end());
     }
     return Add(StuckClass::kDifferentCalls, std::move(named));
   }
-  // A circle that also waits for a cause outside goes on with that.
-  std::set<std::string> reached;
-  for (const std::string& name : circle) {
-    const std::set<std::string> others = ReachableFrom(name);
-    reached.insert(others.begin(), others.end());
-  }
-  if (absl::c_any_of(reached, [&](const std::string& name) {
-        return explained_.count(name) > 0;
-      })) {
-    return;
-  }
+  if (is_explained) return;
   // Each has called what the other waits in.
   Add(circle.size() == 2 && groups.size() == 1 ? StuckClass::kCutLink
                                                : StuckClass::kUnknown,
@@ -206,6 +226,18 @@ std::vector<StuckCause> Waits::Find() {
 }
 
 }  // namespace
+
+std::string TextOf(const RankWait& wait) {
+  switch (wait.of) {
+    case RankWait::Of::kGroup:
+      break;
+    case RankWait::Of::kTransfer:
+      return absl::StrCat(wait.operation, " in group ", wait.group);
+    case RankWait::Of::kTable:
+      return absl::StrCat(wait.operation, " on table ", wait.group);
+  }
+  return absl::StrCat(wait.operation, " of group ", wait.group);
+}
 
 std::vector<StuckCause> FindStuck(absl::Span<const RankFacts> ranks,
                                   absl::Duration after) {

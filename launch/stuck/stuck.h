@@ -24,21 +24,37 @@ struct AwaitedRank {
   bool has_called = false;
   // False: it was asked what it does and has said nothing since.
   bool has_answered = true;
+  // It was asked, has answered, and waits for nobody: so it runs, also where
+  // nothing is seen of its process.
+  bool is_known_to_run = false;
 };
 
-// What a rank says of a collective operation that does not end.
+// What a rank says of an operation that does not end.
 struct RankWait {
-  std::string operation;  // "AllReduce #12"
-  std::string group;      // the same at all its ranks
+  enum class Of {
+    kGroup,     // a collective operation
+    kTransfer,  // a Send or a Receive
+    kTable,     // of parameter servers
+  };
+
+  std::string operation;  // "AllReduce #12", "Receive of tag 7", "Pull"
+  std::string group;      // the same at all its ranks; or the table
   absl::Duration waited;
   // How long ago it said so: who was awaited then may have come meanwhile.
   absl::Duration said_ago;
   std::vector<AwaitedRank> awaited;
+  Of of = Of::kGroup;
+  // The same of those waits that end together: of the Send and the Receive of
+  // one message, or of one collective operation. Empty: the group.
+  std::string meeting = {};
 };
+
+// "AllReduce #12 of group G", "Receive of tag 7 in group G", "Pull on table T".
+std::string TextOf(const RankWait& wait);
 
 struct RankFacts {
   enum class Process {
-    kUnknown,  // of another node
+    kUnknown,  // of another node, or it is not known
     kRuns,
     kStopped,  // by a signal or a debugger
     kGone,
@@ -54,13 +70,13 @@ struct RankFacts {
   absl::Duration stopped;  // since when, if it is
   // Whether what it says is heard: who says nothing waits for nobody.
   bool is_heard = false;
-  std::vector<RankWait> waits;  // of different groups
+  std::vector<RankWait> waits;  // of different groups, messages and tables
 };
 
 enum class StuckClass {
-  kGone,            // a process has ended
-  kStopped,         // one is stopped
-  kBusy,            // one runs, and is not in the call
+  kGone,     // a process has ended
+  kStopped,  // one is stopped
+  kBusy,     // one runs, and is not in the call; a server: has not done it
   kDifferentCalls,  // each waits for the other, in operations of its own
   kCutLink,         // they run, and do not hear each other
   kUnknown,         // facts are missing

@@ -39,8 +39,10 @@ std::string Who(const std::string& name, absl::Span<const RankFacts> ranks,
   return absl::StrCat(name, " (pid ", rank->pid, " on ", host, ")");
 }
 
-// What a process that runs does, as far as that is seen.
-std::string Does(const RankFacts& rank) {
+// What a process that runs does, as far as that is seen; null: nothing is.
+std::string Does(const RankFacts* seen) {
+  if (seen == nullptr) return "it answers, and what it does is not seen here";
+  const RankFacts& rank = *seen;
   if (rank.over <= absl::ZeroDuration()) return "it runs";
   const double share = absl::FDivDuration(rank.cpu, rank.over);
   const std::string used = absl::StrCat(
@@ -75,8 +77,8 @@ std::string WhoWaits(const std::vector<std::string>& victims,
   const RankWait* const longest = LongestOf(victims, ranks);
   if (longest == nullptr) return "";
   return absl::StrCat(List(victims), victims.size() == 1 ? " waits" : " wait",
-                      " in ", longest->operation, " of group ", longest->group,
-                      " (", Seconds(longest->waited), ")");
+                      " in ", TextOf(*longest), " (", Seconds(longest->waited),
+                      ")");
 }
 
 // "trainer0 is in AllReduce #4 of group A, trainer1 in AllReduce #2 of group
@@ -86,8 +88,7 @@ std::string Calls(const std::vector<std::string>& names,
   std::map<std::string, std::vector<std::string>> callers;
   for (const std::string& name : names) {
     for (const RankWait& wait : Find(ranks, name)->waits) {
-      callers[absl::StrCat(wait.operation, " of group ", wait.group)].push_back(
-          name);
+      callers[TextOf(wait)].push_back(name);
     }
   }
   std::vector<std::string> calls;
@@ -96,6 +97,20 @@ std::string Calls(const std::vector<std::string>& names,
         absl::StrCat(List(by), by.size() == 1 ? " is" : " are", " in ", call));
   }
   return absl::StrJoin(calls, "; ");
+}
+
+// Whether those who wait for `name` want something of it as a server.
+bool IsServerOf(const std::string& name,
+                const std::vector<std::string>& victims,
+                absl::Span<const RankFacts> ranks) {
+  for (const std::string& victim : victims) {
+    for (const RankWait& wait : Find(ranks, victim)->waits) {
+      for (const AwaitedRank& awaited : wait.awaited) {
+        if (awaited.name == name && awaited.is_known_to_run) return true;
+      }
+    }
+  }
+  return false;
 }
 
 std::string UnknownText(const StuckCause& cause,
@@ -131,14 +146,17 @@ telemetry::Fields StuckFields(const StuckCause& cause,
   const std::vector<std::string> victims = VictimsOf(cause, ranks);
   const RankWait* const longest = LongestOf(victims, ranks);
   const RankFacts* const facts = Find(ranks, cause.ranks.front());
+  const bool is_of_table =
+      longest != nullptr && longest->of == RankWait::Of::kTable;
   telemetry::Fields fields = {
       {"class", NameOf(cause.why)},
       {"ranks", absl::StrJoin(cause.ranks, ",")},
       {"waiting", absl::StrJoin(victims, ",")},
       {"operation", longest == nullptr ? "" : longest->operation},
-      {"group", longest == nullptr ? "" : longest->group},
+      {"group", longest == nullptr || is_of_table ? "" : longest->group},
       {"waited_s",
        longest == nullptr ? 0.0 : absl::ToDoubleSeconds(longest->waited)}};
+  if (is_of_table) fields.push_back({"table", longest->group});
   if (facts != nullptr && facts->pid != 0) {
     fields.push_back({"host", host});
     fields.push_back({"pid", facts->pid});
@@ -152,7 +170,8 @@ telemetry::Fields StuckFields(const StuckCause& cause,
 std::string StuckText(const StuckCause& cause,
                       absl::Span<const RankFacts> ranks, absl::string_view host,
                       absl::string_view job) {
-  const std::string waits = WhoWaits(VictimsOf(cause, ranks), ranks);
+  const std::vector<std::string> victims = VictimsOf(cause, ranks);
+  const std::string waits = WhoWaits(victims, ranks);
   const std::string& first = cause.ranks.front();
   const RankFacts* const facts = Find(ranks, first);
   const std::string whose =
@@ -166,16 +185,18 @@ std::string StuckText(const StuckCause& cause,
                           " is stopped by a signal or a debugger; `kill -CONT ",
                           facts->pid, "` lets it go on");
     case StuckClass::kBusy:
-      return absl::StrCat(whose,
-                          " runs and is not in that call: ", Does(*facts),
-                          "; it may only be slow: `weft status --job=", job,
-                          " --page=", first, "` says what it does");
+      return absl::StrCat(
+          whose,
+          IsServerOf(first, victims, ranks) ? " runs and has not done it: "
+                                            : " runs and is not in that call: ",
+          Does(facts), "; it may only be slow: `weft status --job=", job,
+          " --page=", first, "` says what it does");
     case StuckClass::kDifferentCalls:
       return absl::StrCat(
           "the ranks called different things and wait for each other: ",
           Calls(cause.ranks, ranks),
-          "; all ranks must call the operations of their groups in one order: "
-          "`weft dump --job=",
+          "; all ranks must call the operations of their groups in one order, "
+          "and send what others receive: `weft dump --job=",
           job, "` shows what each has called");
     case StuckClass::kCutLink: {
       std::vector<std::string> who;

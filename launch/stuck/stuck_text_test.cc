@@ -77,6 +77,63 @@ TEST(StuckText, OfDifferentCallsNamesBoth) {
                         "in AllReduce #12 of group b"));
 }
 
+RankWait PullOf(const std::string& table, AwaitedRank awaited) {
+  RankWait wait = WaitFor(table, {std::move(awaited)});
+  wait.operation = "Pull";
+  wait.of = RankWait::Of::kTable;
+  return wait;
+}
+
+TEST(StuckText, OfAServerSaysTheTableAndThatItHasNotDoneIt) {
+  std::vector<RankFacts> ranks = {Rank("ps0"), Rank("trainer0")};
+  ranks[0].over = ranks[0].cpu = absl::Seconds(4);
+  AwaitedRank server;
+  server.name = "ps0";
+  server.is_known_to_run = true;
+  ranks[1].waits = {PullOf("users", server)};
+  EXPECT_THAT(
+      TextOf(ranks),
+      HasSubstr("trainer0 waits in Pull on table users (4.2 s) for ps0 (pid "
+                "4711 on node0), which runs and has not done it: it computes"));
+  // It runs on another node.
+  ranks.erase(ranks.begin());
+  EXPECT_THAT(TextOf(ranks), HasSubstr("for ps0, which runs and has not done "
+                                       "it: it answers, and what it does is "
+                                       "not seen here"));
+}
+
+TEST(StuckText, OfTrainersThatWaitForEachOtherAtServersNamesTheTables) {
+  std::vector<RankFacts> ranks = {Rank("trainer0"), Rank("trainer1")};
+  ranks[0].waits = {PullOf("a", {"trainer1"})};
+  ranks[1].waits = {PullOf("a", {"trainer0"})};
+  EXPECT_THAT(TextOf(ranks), AllOf(HasSubstr("called different things"),
+                                   HasSubstr("trainer0 and trainer1 are in "
+                                             "Pull on table a")));
+}
+
+TEST(StuckText, OfAMessageThatNobodySendsNamesTheTag) {
+  std::vector<RankFacts> ranks = {Rank("trainer0"), Rank("trainer1")};
+  RankWait receive = WaitFor("g", {{"trainer1"}});
+  receive.operation = "Receive of tag 7";
+  receive.of = RankWait::Of::kTransfer;
+  receive.meeting = "g 1>0 #7";
+  ranks[0].waits = {receive};
+  EXPECT_THAT(TextOf(ranks),
+              HasSubstr("trainer0 waits in Receive of tag 7 in group g (4.2 s) "
+                        "for trainer1 (pid 4711 on node0), which runs and is "
+                        "not in that call"));
+  // It receives, too.
+  RankWait other = receive;
+  other.awaited = {{"trainer0"}};
+  other.meeting = "g 0>1 #7";
+  ranks[1].waits = {other};
+  EXPECT_THAT(TextOf(ranks), HasSubstr("called different things"));
+  // It sends that message, which does not come.
+  ranks[1].waits[0].operation = "Send of tag 7";
+  ranks[1].waits[0].meeting = receive.meeting;
+  EXPECT_THAT(TextOf(ranks), HasSubstr("do not hear each other"));
+}
+
 TEST(StuckText, OfACutLinkNamesBothEnds) {
   std::vector<RankFacts> ranks = {Rank("trainer0"), Rank("trainer1")};
   ranks[0].waits = {WaitFor("g", {{"trainer1", false, false}})};
@@ -110,6 +167,13 @@ TEST(StuckFields, HaveTheClassTheRanksAndWhoWaits) {
               AllOf(HasSubstr("class=busy ranks=trainer1 "
                               "waiting=trainer0 "),
                     HasSubstr("group=g waited_s=4.2 host=node0 pid=4711")));
+  ranks[0].waits = {PullOf("users", {"trainer1"})};
+  text.clear();
+  for (const telemetry::Field& field : StuckFields(causes[0], ranks, "node0")) {
+    text += telemetry::ToText(field) + " ";
+  }
+  EXPECT_THAT(text, AllOf(HasSubstr("operation=Pull"),
+                          HasSubstr("waited_s=4.2 table=users")));
 }
 
 }  // namespace

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
 #include "weft/launch/stuck/wait_line.h"
 
 namespace weft::launch {
@@ -18,6 +20,23 @@ constexpr absl::Duration kCpuTime = absl::Seconds(4);
 // The most waits of a rank, one for each group. A rank that reports more is no
 // rank of Weft.
 constexpr size_t kMostWaits = 256;
+// How late the next report of a wait for servers may be.
+constexpr absl::Duration kReportsLate = absl::Seconds(4);
+
+// What a rank says of a wait takes the place of what it said of it before.
+std::string SlotOf(const RankWait& wait) {
+  if (wait.of == RankWait::Of::kTable) {
+    return absl::StrCat("table ", wait.group);
+  }
+  return wait.meeting.empty() ? wait.group : wait.meeting;
+}
+
+// A wait is reported again once it has lasted twice as long. A thread that has
+// given up waiting for a server says nothing of it.
+bool HasLapsed(const RankWait& wait, absl::Duration said_ago) {
+  return wait.of == RankWait::Of::kTable &&
+         said_ago > wait.waited + kReportsLate;
+}
 
 }  // namespace
 
@@ -51,13 +70,13 @@ void StuckWatch::Line(const std::string& name, absl::string_view line,
     return EndWait(rank, found->wait, found->has_failed);
   }
   if (rank.waits.size() >= kMostWaits) rank.waits.clear();
-  Said& said = rank.waits[found->wait.group];
+  Said& said = rank.waits[SlotOf(found->wait)];
   said.wait = std::move(found->wait);
   said.at = now;
 }
 
 void StuckWatch::EndWait(Rank& rank, const RankWait& over, bool has_failed) {
-  rank.waits.erase(over.group);
+  rank.waits.erase(SlotOf(over));
   if (!has_failed && stuck_since_.has_value() && is_only_busy_) {
     slow_ = std::max(slow_, over.waited);
   }
@@ -101,7 +120,7 @@ std::vector<RankFacts> StuckWatch::Facts(Instant now) const {
       facts.cpu = std::max(rank.cpu.back().second - rank.cpu.front().second,
                            absl::ZeroDuration());
     }
-    for (const auto& [group, said] : rank.waits) {
+    for (const auto& [slot, said] : rank.waits) {
       RankWait wait = said.wait;
       wait.said_ago = now - said.at;
       wait.waited = now < rank.joins_until ? absl::ZeroDuration()
@@ -131,6 +150,12 @@ std::vector<std::string> StuckWatch::HeldUpBy(
 
 StuckWatch::News StuckWatch::Check(Instant now) {
   News news;
+  for (auto& [name, rank] : ranks_) {
+    for (auto it = rank.waits.begin(); it != rank.waits.end();) {
+      const bool has_lapsed = HasLapsed(it->second.wait, now - it->second.at);
+      it = has_lapsed ? rank.waits.erase(it) : std::next(it);
+    }
+  }
   const bool is_quiet = absl::c_all_of(ranks_, [](const auto& rank) {
     return rank.second.waits.empty() &&
            rank.second.stopped_since == Instant::Infinite();

@@ -78,7 +78,7 @@ class StuckWatch {
     Instant stopped_since = Instant::Infinite();
     char state = '?';
     std::deque<std::pair<Instant, absl::Duration>> cpu;  // of the last seconds
-    std::map<std::string, Said> waits;                   // by group
+    std::map<std::string, Said> waits;  // by group, message or table
   };
   struct Told {
     Instant next;  // when it may be said again

@@ -206,6 +206,25 @@ TEST_F(StuckWatchTest, RankThatTakesPartHoldsTheOthersUpForAsLongAsItLikes) {
   EXPECT_THAT(held_up_by_, IsEmpty());
 }
 
+// Whoever waits on reports it again.
+TEST_F(StuckWatchTest, WaitForServersThatIsNotReportedAgainIsOver) {
+  const auto wait = [&](double at, double waited) {
+    watch_.Line("trainer0",
+                absl::StrCat("Pull on table users still waits after ", waited,
+                             "s: ps0 waits for trainer1 (round 3)"),
+                At(at));
+    return watch_.Check(At(at)).causes;
+  };
+  RunUntil(1);
+  wait(2, 2);
+  RunUntil(3);
+  EXPECT_THAT(wait(4, 4), SizeIs(1));
+  EXPECT_THAT(RunUntil(11), IsEmpty());
+  EXPECT_EQ(over_, 0);
+  RunUntil(14);
+  EXPECT_EQ(over_, 1);
+}
+
 TEST_F(StuckWatchTest, UnknownRanksAreIgnored) {
   watch_.Line("trainer7",
               "AllReduce #7 at x: rank 0 of group g still waits "

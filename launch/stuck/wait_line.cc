@@ -1,6 +1,7 @@
 #include "weft/launch/stuck/wait_line.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -60,6 +61,28 @@ std::string TakeRank(absl::string_view* text) {
   return name;
 }
 
+// Takes " of tag 7 from rank 1" off the end of `text` of a wait of rank `own`,
+// and makes it the operation and the meeting of `wait`. False: it is no such
+// text.
+bool TakeTransfer(absl::string_view text, absl::string_view own,
+                  RankWait* wait) {
+  constexpr absl::string_view kTag = " of tag ";
+  const size_t at = text.rfind(kTag);
+  if (at == absl::string_view::npos) return false;
+  const std::vector<absl::string_view> words =
+      absl::StrSplit(text.substr(at + kTag.size()), ' ');
+  uint64_t tag = 0;
+  if (words.size() != 4 || !absl::SimpleAtoi(words[0], &tag)) return false;
+  const bool is_send = words[1] == "to";
+  if (!is_send && words[1] != "from") return false;
+  const absl::string_view peer = words[2] == "rank" ? words[3] : "any";
+  wait->of = RankWait::Of::kTransfer;
+  wait->operation = absl::StrCat(is_send ? "Send" : "Receive", " of tag ", tag);
+  wait->meeting = absl::StrCat(wait->group, " ", is_send ? own : peer, ">",
+                               is_send ? peer : own, " #", tag);
+  return true;
+}
+
 std::vector<AwaitedRank> AwaitedIn(absl::string_view text) {
   std::vector<AwaitedRank> awaited;
   for (absl::string_view item : absl::StrSplit(text, "; ")) {
@@ -74,12 +97,80 @@ std::vector<AwaitedRank> AwaitedIn(absl::string_view text) {
     }
     rank.has_called = absl::StartsWith(item, "has not finished it") ||
                       absl::StartsWith(item, "has sent nothing");
-    if (!rank.has_called && !absl::StartsWith(item, "has not called it")) {
+    if (!rank.has_called && !absl::StartsWith(item, "has not called it") &&
+        !absl::StartsWith(item, "has not sent it") &&
+        !absl::StartsWith(item, "has not received it")) {
       continue;
     }
     if (awaited.size() < kMostAwaited) awaited.push_back(std::move(rank));
   }
   return awaited;
+}
+
+bool IsName(absl::string_view name) {
+  return !name.empty() && name.size() <= 256 &&
+         absl::c_all_of(name, [](char c) {
+           return absl::ascii_isalnum(c) || absl::StrContains("._/-", c);
+         });
+}
+
+// "ps0 waits for trainer1, trainer2 (why); ps1 does not answer; ps2 has not
+// done it".
+std::vector<AwaitedRank> AwaitedOfServers(absl::string_view text) {
+  std::vector<AwaitedRank> awaited;
+  const auto add = [&](absl::string_view name, bool has_answered, bool runs) {
+    if (!IsName(name) || awaited.size() >= kMostAwaited) return;
+    AwaitedRank rank;
+    rank.name = std::string(name);
+    rank.has_answered = has_answered;
+    rank.is_known_to_run = runs;
+    awaited.push_back(std::move(rank));
+  };
+  for (absl::string_view item : absl::StrSplit(text, "; ")) {
+    const absl::string_view server = item.substr(0, item.find(' '));
+    item.remove_prefix(server.size());
+    if (absl::StartsWith(item, " does not answer")) {
+      add(server, /*has_answered=*/false, /*runs=*/false);
+    } else if (absl::StartsWith(item, " has not done it")) {
+      add(server, /*has_answered=*/true, /*runs=*/true);
+    } else if (absl::ConsumePrefix(&item, " waits for ")) {
+      const absl::string_view names = item.substr(0, item.find(" ("));
+      for (const absl::string_view name : absl::StrSplit(names, ", ")) {
+        add(name, /*has_answered=*/true, /*runs=*/false);
+      }
+    }
+  }
+  return awaited;
+}
+
+// Reads what comes before the mark. False: it is of no wait.
+bool ReadHead(absl::string_view head, RankWait* wait) {
+  // "...: rank 0 of group NAME", of which the name may have spaces.
+  constexpr absl::string_view kRank = ": rank ";
+  constexpr absl::string_view kGroup = " of group ";
+  constexpr absl::string_view kTable = " on table ";
+  const size_t rank = head.rfind(kRank);
+  const size_t group =
+      rank == absl::string_view::npos ? rank : head.find(kGroup, rank);
+  if (group != absl::string_view::npos) {
+    wait->group = std::string(head.substr(group + kGroup.size()));
+    if (wait->group.empty()) return false;
+    const size_t number = rank + kRank.size();
+    if (TakeTransfer(head.substr(0, rank), head.substr(number, group - number),
+                     wait)) {
+      return true;
+    }
+    wait->operation = OperationIn(head.substr(0, rank));
+    return !wait->operation.empty();
+  }
+  const size_t table = head.rfind(kTable);
+  if (table == absl::string_view::npos) return false;
+  wait->of = RankWait::Of::kTable;
+  wait->group = std::string(head.substr(table + kTable.size()));
+  absl::string_view operation = head.substr(0, table);
+  operation.remove_prefix(operation.find_last_of(" \"") + 1);
+  wait->operation = std::string(operation);
+  return IsName(wait->group) && IsName(operation);
 }
 
 }  // namespace
@@ -94,19 +185,10 @@ std::optional<WaitLine> WaitLineIn(absl::string_view line) {
     found.is_over = true;
   }
   if (at == absl::string_view::npos) return std::nullopt;
-  const absl::string_view head = line.substr(0, at);
   absl::string_view rest = line.substr(at + mark.size());
-  // "...: rank 0 of group NAME", of which the name may have spaces.
-  const size_t rank = head.rfind(": rank ");
-  if (rank == absl::string_view::npos) return std::nullopt;
-  constexpr absl::string_view kGroup = " of group ";
-  const size_t group = head.find(kGroup, rank);
-  if (group == absl::string_view::npos) return std::nullopt;
-  found.wait.group = std::string(head.substr(group + kGroup.size()));
-  found.wait.operation = OperationIn(head.substr(0, rank));
+  if (!ReadHead(line.substr(0, at), &found.wait)) return std::nullopt;
   const size_t end = rest.find_first_of(": \"");
-  if (found.wait.operation.empty() || found.wait.group.empty() ||
-      !absl::ParseDuration(std::string(rest.substr(0, end)),
+  if (!absl::ParseDuration(std::string(rest.substr(0, end)),
                            &found.wait.waited) ||
       found.wait.waited < absl::ZeroDuration() ||
       found.wait.waited == absl::InfiniteDuration()) {
@@ -119,7 +201,9 @@ std::optional<WaitLine> WaitLineIn(absl::string_view line) {
     return found;
   }
   if (!absl::ConsumePrefix(&rest, ": ")) return std::nullopt;
-  found.wait.awaited = AwaitedIn(rest);
+  found.wait.awaited = found.wait.of == RankWait::Of::kTable
+                           ? AwaitedOfServers(rest)
+                           : AwaitedIn(rest);
   return found;
 }
 

@@ -1,5 +1,5 @@
-// WaitLine: what a line of a rank's log tells of a collective operation that
-// waits: the reports of collectives/diagnosis.h.
+// WaitLine: what a line of a rank's log tells of an operation that waits: the
+// reports of collectives/diagnosis.h and of ps/waits/server_waits.h.
 
 #ifndef WEFT_LAUNCH_STUCK_WAIT_LINE_H_
 #define WEFT_LAUNCH_STUCK_WAIT_LINE_H_

@@ -65,6 +65,71 @@ TEST(WaitLine, EndOfAWaitSaysWhetherItFailed) {
   EXPECT_TRUE(WaitLineIn(head)->is_over);
 }
 
+TEST(WaitLine, ReceiveIsOfItsMessage) {
+  const auto receive = WaitLineIn(
+      "20:12:01.123456 trainer0 Receive at pipe.cc:31 of tag 7 from rank 1: "
+      "rank 0 of group trainer/world still waits after 4.001s: rank 1 "
+      "(trainer1) has not sent it and last called Barrier #3 at pipe.cc:30; "
+      "rank 1 (trainer1) has not answered meanwhile (join_group.cc:206)");
+  ASSERT_TRUE(receive.has_value());
+  EXPECT_EQ(receive->wait.of, RankWait::Of::kTransfer);
+  EXPECT_EQ(TextOf(receive->wait), "Receive of tag 7 in group trainer/world");
+  ASSERT_THAT(receive->wait.awaited, SizeIs(1));
+  EXPECT_EQ(receive->wait.awaited[0].name, "trainer1");
+  EXPECT_FALSE(receive->wait.awaited[0].has_called);
+  EXPECT_FALSE(receive->wait.awaited[0].has_answered);
+  const auto send = WaitLineIn(
+      "Send at pipe.cc:9 of tag 7 to rank 0: rank 1 of group trainer/world "
+      "still waits after 2s: rank 0 (trainer0) has not received it");
+  ASSERT_TRUE(send.has_value());
+  ASSERT_THAT(send->wait.awaited, SizeIs(1));
+  EXPECT_EQ(send->wait.meeting, receive->wait.meeting);
+  const auto other = WaitLineIn(
+      "Receive at pipe.cc:9 of tag 8 from rank 0: rank 1 of group "
+      "trainer/world still waits after 2s: rank 0 (trainer0) has not sent it");
+  ASSERT_TRUE(other.has_value());
+  EXPECT_NE(other->wait.meeting, receive->wait.meeting);
+  const auto over = WaitLineIn(
+      "Receive at pipe.cc:31 of tag 7 from rank 1: rank 0 of group "
+      "trainer/world no longer waits, after 12.5s");
+  ASSERT_TRUE(over.has_value());
+  EXPECT_TRUE(over->is_over);
+  EXPECT_EQ(over->wait.meeting, receive->wait.meeting);
+}
+
+constexpr char kServers[] =
+    "20:12:01.123456 trainer0 Pull on table users/a.b still waits after 4.5s: "
+    "ps0 waits for trainer1, trainer2 (round 12 has no part of them); ps1 does "
+    "not answer; ps2 has not done it; ps3 waits (round 12 has none of a shard "
+    "that nobody serves) (server_waits.cc:12)";
+
+TEST(WaitLine, WaitForServersIsForThoseWhomTheyWaitFor) {
+  for (const std::string& text :
+       {std::string(kServers),
+        absl::StrCat("{\"message\":\"", absl::string_view(kServers).substr(25),
+                     "\",\"site\":\"x\"}")}) {
+    const auto line = WaitLineIn(text);
+    ASSERT_TRUE(line.has_value());
+    EXPECT_EQ(TextOf(line->wait), "Pull on table users/a.b");
+    EXPECT_EQ(line->wait.waited, absl::Seconds(4.5));
+    ASSERT_THAT(line->wait.awaited, SizeIs(4));
+    EXPECT_EQ(line->wait.awaited[0].name, "trainer1");
+    EXPECT_EQ(line->wait.awaited[1].name, "trainer2");
+    EXPECT_FALSE(line->wait.awaited[1].is_known_to_run);
+    EXPECT_EQ(line->wait.awaited[2].name, "ps1");
+    EXPECT_FALSE(line->wait.awaited[2].has_answered);
+    EXPECT_EQ(line->wait.awaited[3].name, "ps2");
+    EXPECT_TRUE(line->wait.awaited[3].has_answered);
+    EXPECT_TRUE(line->wait.awaited[3].is_known_to_run);
+  }
+  const auto over = WaitLineIn(
+      "Pull on table users/a.b no longer waits, after "
+      "6s (server_waits.cc:30)");
+  ASSERT_TRUE(over.has_value());
+  EXPECT_TRUE(over->is_over);
+  EXPECT_EQ(over->wait.group, "users/a.b");
+}
+
 // Whatever a program writes, and wherever a line is cut.
 TEST(WaitLine, IsNothingOfOtherLines) {
   for (const char* const other :
@@ -83,6 +148,14 @@ TEST(WaitLine, IsNothingOfOtherLines) {
       EXPECT_EQ(line->wait.operation, "AllReduce #12");
     }
     (void)WaitLineIn(absl::string_view(text).substr(size));
+  }
+  const std::string servers = kServers;
+  for (size_t size = 0; size <= servers.size(); ++size) {
+    const auto line = WaitLineIn(absl::string_view(servers).substr(0, size));
+    if (line.has_value()) {
+      EXPECT_EQ(line->wait.operation, "Pull");
+    }
+    (void)WaitLineIn(absl::string_view(servers).substr(size));
   }
 }
 

@@ -177,6 +177,14 @@ class RoundGate {
   // negative: nobody, its owner died.
   int OwnerOf(int shard) const { return shards_[shard].owner; }
 
+  // Whether that rank has given a part of `shard`, and is not only expected to.
+  bool IsOwned(int shard) const { return shards_[shard].is_owned; }
+  // Whether the open round has a part.
+  bool HasParts() const {
+    const auto it = rounds_.find(open_);
+    return it != rounds_.end() && !it->second.empty();
+  }
+
   // How many more parts the open round needs to close.
   int Needed() const {
     const auto it = rounds_.find(open_);

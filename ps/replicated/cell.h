@@ -171,6 +171,7 @@ struct ReplicatedTable::Cell {
     ReadRequest request;
     Bytes keys;
     Bytes values;
+    Instant since;
     Instant deadline;
     bool is_parked = false;
     std::optional<int64_t> clock;  // at which it is
@@ -207,6 +208,9 @@ struct ReplicatedTable::Cell {
   // For the backup that is being filled; else null.
   std::unique_ptr<const CopyInPieces> copy ABSL_GUARDED_BY(mu);
   bool is_in_line ABSL_GUARDED_BY(mu) = false;  // of fills_
+  // The open round of which parts have been there since then, as Waits saw it.
+  int64_t begun_round ABSL_GUARDED_BY(mu) = -1;
+  Instant begun_at ABSL_GUARDED_BY(mu);
   // LOGGED: which copy of the partition the rows are, as TableLog::Place.
   uint64_t content ABSL_GUARDED_BY(mu) = 1;
   // What came with the message of this moment; else null.

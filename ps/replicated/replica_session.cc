@@ -22,7 +22,8 @@ constexpr absl::Duration kAskTimeout = absl::Seconds(1);
 
 ReplicaSession::ReplicaSession(Options options)
     : options_(std::move(options)),
-      agent_(std::make_shared<rpc::extension::WeakAgent>(*options_.agent)) {
+      agent_(std::make_shared<rpc::extension::WeakAgent>(*options_.agent)),
+      waits_(ServerWaits::Of(*options_.agent)) {
   WEFT_CHECK(!options_.servers.empty());
 }
 

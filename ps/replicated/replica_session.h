@@ -27,6 +27,7 @@
 #include "weft/base/mutex.h"
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/core/replication/partition_map.h"
+#include "weft/ps/waits/server_waits.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/extension/weak_agent.h"
@@ -53,6 +54,11 @@ class ReplicaSession : public std::enable_shared_from_this<ReplicaSession> {
   static absl::StatusOr<std::shared_ptr<ReplicaSession>> Begin(
       Options options, absl::Duration timeout);
   ~ReplicaSession();
+
+  // What reports the waits of the agent's threads.
+  const std::shared_ptr<ServerWaits>& waits() const { return waits_; }
+  // The name of a worker that the agent knows; also after its end.
+  std::string NameOf(WorkerKey worker) const { return agent_->NameOf(worker); }
 
   // The key of the agent.
   WorkerKey key() const { return agent_->key(); }
@@ -90,6 +96,7 @@ class ReplicaSession : public std::enable_shared_from_this<ReplicaSession> {
 
   const Options options_;
   const std::shared_ptr<rpc::extension::WeakAgent> agent_;
+  const std::shared_ptr<ServerWaits> waits_;
 
   mutable Mutex mu_;
   PartitionMap map_ ABSL_GUARDED_BY(mu_);

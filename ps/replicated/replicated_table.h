@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -45,6 +46,7 @@
 #include "weft/ps/replicated/table_log.h"
 #include "weft/ps/shard/table_shard.h"
 #include "weft/ps/shard/table_snapshot.h"
+#include "weft/ps/waits/wait_board.h"
 
 namespace weft::ps {
 
@@ -156,6 +158,11 @@ class ReplicatedTable {
   // the most.
   uint64_t Lag() const;
 
+  // For whom pulls, and rounds that have begun, of this server's primaries have
+  // waited for longer than kLongWait; nothing: none has. To be called about
+  // twice a second, by one thread.
+  std::optional<TableWait> Waits(Instant now);
+
   // Rows of this server's primaries, and their lowest version.
   v1::TableStats Stats() const;
   // As TableShard::Freeze, of this server's primaries. The version is the
@@ -261,6 +268,10 @@ class ReplicatedTable {
   // Whether some were closed.
   bool NoteClosed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::string MissingParts(const Cell& cell) const;
+  // For how long pulls, and a round that has begun, have waited.
+  absl::Duration Waited(Cell& cell, Instant now) const;
+  void AddWorkers(const Cell& cell, std::set<std::string>& workers,
+                  std::set<std::string>& expected) const;
   absl::Status StatusNow() const;
   // kUnavailable unless it is a primary that may answer.
   absl::Status CheckServes(int partition, const Replica& replica) const;

@@ -1,6 +1,8 @@
 #include "weft/ps/replicated/table_client.h"
 
 #include <algorithm>
+#include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -24,6 +26,9 @@ using replicated_calls::StatusOf;
 namespace {
 
 constexpr absl::Duration kPushTimeout = absl::Seconds(5);
+// How often a thread that waits for room, or for stable pushes, looks up.
+constexpr absl::Duration kLookEvery = absl::Milliseconds(200);
+constexpr absl::Duration kPieces = absl::Seconds(1);
 
 }  // namespace
 
@@ -180,18 +185,22 @@ Future<void> ReplicatedTableClient::PushTo(
     return future;
   }
   size_t next = 0;
-  bool waits = false;  // for room
-  for (bool is_over = false; !is_over; waits = true) {
+  std::optional<ServerWaits::Wait> wait;  // for room
+  for (bool is_over = false; !is_over;) {
     Work work;
     {
       MutexLock lock(mu_);
-      if (waits) AwaitRoom(id, pieces[next], *operation, work);
+      if (wait.has_value()) AwaitRoom(id, pieces[next], *operation, work);
       is_over = PushPieces(id, pieces, next, operation, work);
       const auto it = windows_.find(id);
       if (it != windows_.end()) Collect(id, it->second, work);
     }
     Finish(std::move(work));
+    if (is_over) break;
+    if (!wait.has_value()) wait.emplace(BeginWait("Push", Awaited::kStable));
+    wait->OnTime(SteadyClock().Now());
   }
+  if (wait.has_value()) wait->End(SteadyClock().Now());
   return future;
 }
 
@@ -230,8 +239,10 @@ bool ReplicatedTableClient::PushPieces(
 void ReplicatedTableClient::AwaitRoom(uint64_t id, const Piece& piece,
                                       const Operation& operation, Work& work) {
   const int64_t bytes = static_cast<int64_t>(piece.payload.size());
-  const auto until = SteadyDeadline(operation.deadline - SteadyClock().Now());
-  for (bool is_late = false;;) {
+  const Instant now = SteadyClock().Now();
+  const auto until =
+      SteadyDeadline(std::min(operation.deadline - now, kLookEvery));
+  for (bool is_late = false, is_over = false; !is_over;) {
     const auto it = windows_.find(id);
     if (!failure_.ok() || operation.has_ended || it == windows_.end() ||
         it->second.window.HasRoom(piece.partition, bytes)) {
@@ -245,7 +256,9 @@ void ReplicatedTableClient::AwaitRoom(uint64_t id, const Piece& piece,
           work);
     }
     const BlockingScope blocking;
-    is_late = !moved_.WaitUntil(mu_, until);
+    is_over = !moved_.WaitUntil(mu_, until);
+    is_late = is_over && SteadyClock().Now() >= operation.deadline;
+    is_over = is_over && !is_late;
   }
 }
 
@@ -525,6 +538,12 @@ void ReplicatedTableClient::OnTick(Instant now) {
         }
         break;
       }
+      // What was answered and is not stable is lost, too.
+      for (int p = 0; p < options_.spec.partitions() && late.ok(); ++p) {
+        if (window.window.outstanding(p) > 0 && window.window.IsLost(p)) {
+          late = Lost(p);
+        }
+      }
       if (!late.ok()) break;
     }
     if (!late.ok()) Fail(late, work);
@@ -555,16 +574,82 @@ absl::Status ReplicatedTableClient::status() const {
 }
 
 bool ReplicatedTableClient::AwaitStable(absl::Duration timeout) {
-  const auto until = SteadyDeadline(timeout);
-  MutexLock lock(mu_);
-  for (;;) {
-    const bool is_stable = std::all_of(
-        windows_.begin(), windows_.end(),
-        [](const auto& window) { return window.second.window.IsStable(); });
-    if (is_stable) return true;
-    const BlockingScope blocking;
-    if (!moved_.WaitUntil(mu_, until)) return false;
+  const Instant began = SteadyClock().Now();
+  const Instant give_up = began + timeout;
+  std::optional<ServerWaits::Wait> wait;
+  {
+    MutexLock lock(mu_);
+    if (began - stable_seen_ < kPieces) wait = std::move(stable_wait_);
+    stable_wait_.reset();
   }
+  if (!wait.has_value()) wait = BeginWait("AwaitStable", Awaited::kStable);
+  for (Instant now = began;;) {
+    bool is_stable = false;
+    {
+      MutexLock lock(mu_);
+      const auto until = SteadyDeadline(std::min(give_up - now, kLookEvery));
+      for (bool is_late = false; !is_late;) {
+        is_stable = std::all_of(
+            windows_.begin(), windows_.end(),
+            [](const auto& window) { return window.second.window.IsStable(); });
+        if (is_stable) break;
+        const BlockingScope blocking;
+        is_late = !moved_.WaitUntil(mu_, until);
+      }
+    }
+    now = SteadyClock().Now();
+    if (is_stable) {
+      wait->End(now);
+      return true;
+    }
+    wait->OnTime(now);
+    if (now < give_up) continue;
+    MutexLock lock(mu_);
+    stable_wait_ = std::move(wait);
+    stable_seen_ = now;
+    return false;
+  }
+}
+
+ServerWaits::Wait ReplicatedTableClient::BeginWait(const char* what,
+                                                   Awaited awaited) {
+  ServerWaits::Operation operation;
+  operation.table = options_.spec.name();
+  operation.what = what;
+  operation.servers = [this, awaited] { return ServersAwaited(awaited); };
+  return {*session_->waits(), std::move(operation), SteadyClock().Now()};
+}
+
+std::vector<std::string> ReplicatedTableClient::ServersAwaited(
+    Awaited what) const {
+  std::set<WorkerKey> keys;
+  const auto add = [&](int partition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const PartitionMap::Entry& entry = map_.entry(map_.EntryOf(partition));
+    if (!IsNone(entry.primary)) keys.insert(entry.primary);
+  };
+  {
+    MutexLock lock(mu_);
+    for (const auto& [id, pull] : pulls_) {
+      if (what != Awaited::kPulls) break;
+      for (const PullOperation::Item& item : pull.items) {
+        if (!item.is_done) add(item.piece.partition);
+      }
+    }
+    for (const auto& [id, window] : windows_) {
+      if (what == Awaited::kPushes) {
+        for (const auto& [piece, operation] : window.operations) {
+          add(piece.first);
+        }
+      }
+      for (int p = 0; p < options_.spec.partitions(); ++p) {
+        if (what != Awaited::kStable) break;
+        if (window.window.outstanding(p) > 0) add(p);
+      }
+    }
+  }
+  std::vector<std::string> names;
+  for (const WorkerKey& key : keys) names.push_back(session_->NameOf(key));
+  return names;
 }
 
 }  // namespace weft::ps

@@ -41,6 +41,7 @@
 #include "weft/ps/core/replication/client_window.h"
 #include "weft/ps/replicated/replica_session.h"
 #include "weft/ps/replicated/service.h"
+#include "weft/ps/waits/server_waits.h"
 
 namespace weft::ps {
 
@@ -89,9 +90,22 @@ class ReplicatedTableClient final
                                   std::optional<int64_t> clock = std::nullopt)
       ABSL_LOCKS_EXCLUDED(mu_);
 
+  // The names of the servers that this table waits for.
+  enum class Awaited {
+    kPulls,   // those that are to answer pulls
+    kPushes,  // those that are to answer pushes
+    kStable,  // those of which what was pushed is to be stable
+  };
+  std::vector<std::string> ServersAwaited(Awaited what) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // `result` of pulls or pushes, whose waits are reported.
+  template <typename T>
+  Future<T> Watch(Awaited what, Future<T> result);
+
   // Ok, or why the table must be opened again.
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Waits until all that was pushed is stable; false: not within `timeout`.
+  // Waits until all that was pushed is stable, or status() is an error; false:
+  // not within `timeout`.
   bool AwaitStable(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
   void OnMap(const PartitionMap& map) override ABSL_LOCKS_EXCLUDED(mu_);
@@ -177,9 +191,11 @@ class ReplicatedTableClient final
   bool PushPieces(uint64_t id, std::vector<Piece>& pieces, size_t& next,
                   const std::shared_ptr<Operation>& operation, Work& work)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Waits until the window has room for `piece`, or will have none.
+  // Waits until the window has room for `piece`, or will have none; for a
+  // moment at most.
   void AwaitRoom(uint64_t id, const Piece& piece, const Operation& operation,
                  Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  ServerWaits::Wait BeginWait(const char* what, Awaited awaited);
   void Collect(uint64_t id, Window& window, Work& work)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Ask(uint64_t id, PullOperation& pull, Work& work)
@@ -218,7 +234,24 @@ class ReplicatedTableClient final
   uint64_t last_push_ ABSL_GUARDED_BY(mu_);  // ASYNC: the highest number
   std::map<uint64_t, PullOperation> pulls_ ABSL_GUARDED_BY(mu_);  // by id
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
+  // Of AwaitStable: whoever waits in short pieces goes on with the same wait.
+  std::optional<ServerWaits::Wait> stable_wait_ ABSL_GUARDED_BY(mu_);
+  Instant stable_seen_ ABSL_GUARDED_BY(mu_);
 };
+
+template <typename T>
+Future<T> ReplicatedTableClient::Watch(Awaited what, Future<T> result) {
+  ServerWaits::Operation operation;
+  operation.table = options_.spec.name();
+  operation.what = what == Awaited::kPulls ? "Pull" : "Push";
+  operation.servers = [weak = weak_from_this(), what] {
+    const auto self = weak.lock();
+    return self == nullptr ? std::vector<std::string>()
+                           : self->ServersAwaited(what);
+  };
+  return ServerWaits::Watch(session_->waits(), std::move(operation),
+                            std::move(result));
+}
 
 }  // namespace weft::ps
 

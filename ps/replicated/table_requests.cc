@@ -403,6 +403,7 @@ Future<ReplicatedTable::Pulled> ReplicatedTable::Pull(
           reading.request.client = span.client();
           reading.request.through = span.through();
           reading.keys = (*all)[i];
+          reading.since = now.time;
           reading.deadline = deadline;
           if (request.has_clock()) reading.clock = request.clock();
           const ReadRequest read = reading.request;

@@ -64,6 +64,7 @@
 #include "weft/ps/core/table_layout.h"
 #include "weft/ps/shard/table_metrics.h"
 #include "weft/ps/shard/table_snapshot.h"
+#include "weft/ps/waits/wait_board.h"
 #include "weft/ps/wire/wire_values.h"
 #include "weft/tensor/tensor.h"
 
@@ -141,6 +142,8 @@ class TableShard {
   void Shutdown(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu_);
 
   v1::TableStats Stats() const ABSL_LOCKS_EXCLUDED(mu_);
+  // For whom pulls have waited for longer than kLongWait; nothing: none has.
+  std::optional<TableWait> Waits(Instant now) const ABSL_LOCKS_EXCLUDED(mu_);
   TableMetrics& metrics() { return metrics_; }
   // What this server has to do for its partitions.
   const LoadMeter& load() const { return load_; }
@@ -187,6 +190,7 @@ class TableShard {
   struct Parked {
     int64_t version = 0;  // ASYNC: that all clocks are to reach
     uint64_t client = 0;
+    Instant since;
     Instant deadline;
     Tensor keys;
     Promise<ShardReply> promise;

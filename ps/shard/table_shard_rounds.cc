@@ -82,6 +82,7 @@ absl::StatusOr<Future<ShardReply>> TableShard::Park(Parked waiting) {
            "the keys of a pull"));
   auto [promise, future] = MakePromise<ShardReply>();
   waiting.promise = std::move(promise);
+  waiting.since = SteadyClock().Now();
   parked_.push_back(std::move(waiting));
   return std::move(future);
 }

@@ -2,13 +2,16 @@
 
 #include <signal.h>
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tests/job/job.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
@@ -23,19 +26,37 @@ class Stuck : public ::testing::Test {
  protected:
   // Three ranks of stuck_worker.
   void Start(const std::string& how) {
+    StartWith({"--nproc-per-node=3", Worker(), how, dir_.Path("go")});
+  }
+  // With so many servers.
+  void StartWithServers(int servers, const std::string& how) {
+    const std::string server = servers == 1 ? "1:" : "2:";
+    StartWith({servers == 1 ? "--replicas=1" : "--replicas=2", "--role",
+               "ps=" + server + Program("parameter_server"), "--role",
+               "trainer=3:" + Worker() + " " + how + " " + dir_.Path("go")});
+  }
+  static std::string Worker() { return RunfilePath("tests/job/stuck_worker"); }
+  void StartWith(const std::vector<std::string>& more) {
     Command command;
     // Who is stopped is not to be dead before it goes on.
-    command.argv = {Program("weft"), "run", "--nproc-per-node=3",
-                    "--silence=100s", "--events=" + dir_.Path("events")};
-    command.argv.push_back(RunfilePath("tests/job/stuck_worker"));
-    command.argv.push_back(how);
-    command.argv.push_back(dir_.Path("go"));
+    command.argv = {Program("weft"), "run", "--silence=100s",
+                    "--events=" + dir_.Path("events")};
+    command.argv.insert(command.argv.end(), more.begin(), more.end());
     auto process = Process::Start(std::move(command));
     ASSERT_THAT(process, IsOk());
     run_ = *std::move(process);
     EXPECT_THAT(run_->WaitForOutput("all are in", kLong), IsOk());
   }
   void GoOn() { WriteBytes(dir_.Path("go"), "go"); }
+  // The job says `what`, goes on, and ends well.
+  void ExpectToSay(const std::string& what) {
+    EXPECT_THAT(run_->WaitForOutput("no progress: ", kLong), IsOk());
+    EXPECT_TRUE(Becomes([&] {
+      return ::testing::Matches(ContainsRegex(what))(run_->output());
+    })) << run_->output();
+    GoOn();
+    EXPECT_THAT(run_->Wait(kLong), IsOkAndHolds(0)) << run_->output();
+  }
   std::string events() const { return ReadBytes(dir_.Path("events")); }
 
   const TempDir dir_;
@@ -102,6 +123,80 @@ TEST_F(Stuck, RanksThatCallTheGroupsInAnotherOrderAreNamedWithTheirCalls) {
   EXPECT_THAT(run_->Wait(kLong), IsOk());
   EXPECT_THAT(events(), ContainsRegex(R"("class":"different-calls",)"
                                       R"("ranks":"[^"]*trainer1)"));
+}
+
+TEST_F(Stuck, MessageThatNobodySendsIsNamedWithItsTag) {
+  Start("message");
+  ExpectToSay(
+      "no progress: trainer0( and trainer2)? waits? in (Receive of tag 7 in "
+      "group trainer/world|AllReduce [^(]*) .[0-9.]+ s. for trainer1 .*which "
+      "runs and is not in that call");
+  EXPECT_THAT(run_->output(),
+              ContainsRegex("of tag 7 from rank 1: rank 0 of group [^ ]* still "
+                            "waits after [^:]*: rank 1 .trainer1. has not sent "
+                            "it and last called AllReduce #9"));
+}
+
+TEST_F(Stuck, RanksThatBothReceiveAreNamedWithTheirCalls) {
+  Start("receive");
+  EXPECT_THAT(run_->WaitForOutput("called different things", kLong), IsOk());
+  EXPECT_THAT(run_->output(),
+              ContainsRegex("trainer0 and trainer1 are in Receive of tag 7 in "
+                            "group trainer/world"));
+  run_->Signal(SIGTERM);
+  EXPECT_THAT(run_->Wait(kLong), IsOk());
+}
+
+TEST_F(Stuck, ServerThatIsStoppedIsNamedWithTheTable) {
+  StartWithServers(1, "rounds");
+  const pid_t server = FindWorker(*run_, "ps", 0);
+  ASSERT_GT(server, 0);
+  ASSERT_EQ(kill(server, SIGSTOP), 0);
+  EXPECT_THAT(run_->WaitForOutput("in PushPull on table users (", kLong),
+              IsOk());
+  EXPECT_THAT(run_->output(),
+              ContainsRegex("for ps0 .pid [0-9]+ on [^ ]*, which is stopped"));
+  ASSERT_EQ(kill(server, SIGCONT), 0);
+  EXPECT_THAT(run_->WaitForOutput("the job goes on, after", kLong), IsOk());
+  GoOn();
+  EXPECT_THAT(run_->Wait(kLong), IsOkAndHolds(0)) << run_->output();
+  EXPECT_THAT(events(),
+              ContainsRegex(R"("class":"stopped","ranks":"ps0","waiting":)"
+                            R"("[^"]*trainer.*"table":"users")"));
+}
+
+TEST_F(Stuck, TrainerForWhichARoundWaitsIsNamed) {
+  StartWithServers(1, "round");
+  ExpectToSay(
+      "no progress: trainer[02]( and trainer2)? waits? in PushPull on table "
+      "users .[0-9.]+ s. for trainer1 .*which runs and is not in that call");
+  EXPECT_THAT(run_->output(),
+              HasSubstr("ps0 waits for trainer1 (round 10 waits for shard 1 of "
+                        "rank 1)"));
+}
+
+TEST_F(Stuck, TrainerForWhichStablePushesWaitIsNamed) {
+  StartWithServers(2, "stable");
+  ExpectToSay(
+      "no progress: trainer[02]( and trainer2)? waits? in AwaitStable on table "
+      "users .[0-9.]+ s. for trainer1 .*which runs and is not in that call");
+}
+
+TEST_F(Stuck, SlowestTrainerOfATableWithStalenessIsNamed) {
+  StartWithServers(1, "clock");
+  ExpectToSay(
+      "no progress: trainer[02]( and trainer2)? waits? in PushPull on table "
+      "users .[0-9.]+ s. for trainer1 .*which runs and is not in that call");
+}
+
+// Its handlers get no thread, and the process answers.
+TEST_F(Stuck, ServerThatIsBusyIsNamed) {
+  setenv("WEFT_FAILPOINTS", "ps/exchange=40*off->1*delay(8s)", 1);
+  StartWithServers(1, "rounds");
+  unsetenv("WEFT_FAILPOINTS");
+  ExpectToSay(
+      "no progress: .*in PushPull on table users .[0-9.]+ s. for ps0 .*which "
+      "runs and has not done it");
 }
 
 }  // namespace

@@ -1,13 +1,24 @@
 // stuck_worker: a rank of a job that gets stuck in one way or another, for
 // stuck_test.cc. All trainers do all-reduces together; trainer1 then
 //
-//   stuck_worker sleep FILE   sleeps in its own code
-//   stuck_worker spin FILE    computes in its own code
-//   stuck_worker order FILE   calls the operations of two groups in another
-//                             order than trainer0
-//   stuck_worker run FILE     goes on
+//   stuck_worker sleep FILE    sleeps in its own code
+//   stuck_worker spin FILE     computes in its own code
+//   stuck_worker order FILE    calls the operations of two groups in another
+//                              order than trainer0
+//   stuck_worker message FILE  sleeps, and sends nothing meanwhile to trainer0,
+//                              which receives
+//   stuck_worker receive FILE  receives from trainer0, which receives from it
+//   stuck_worker run FILE      goes on
 //
-// until FILE is there (of `order`: for good); then all go on and end.
+// until FILE is there (of `order` and `receive`: for good); then all go on and
+// end. With parameter servers they push and pull together, in place of
+// all-reduces:
+//
+//   stuck_worker round FILE    trainer1 sleeps before it pushes to a round
+//   stuck_worker stable FILE   the same; the others wait until what they have
+//                              pushed is stable, on two servers
+//   stuck_worker clock FILE    trainer1 sleeps within a step, with staleness 0
+//   stuck_worker rounds FILE   none sleeps
 
 #include <cstdint>
 #include <cstdio>
@@ -15,10 +26,13 @@
 #include <memory>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/process_group.h"
+#include "weft/proto/ps.pb.h"
+#include "weft/ps/client.h"
 #include "weft/tensor/tensor.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/join_group.h"
@@ -39,8 +53,60 @@ void SpinUntil(const std::string& file) {
   std::fprintf(stderr, "spun to %d\n", static_cast<int>(x % 10));
 }
 
+constexpr absl::Duration kLong = absl::Minutes(2);
+
+// Rounds, or steps with clocks, until `file` is there.
+absl::Status RunWithServers(Worker& worker, const std::string& how,
+                            const std::string& file) {
+  ps::ClientOptions options;
+  options.agent = &worker.agent();
+  for (int i = 0; i < worker.options().servers; ++i) {
+    options.servers.push_back(absl::StrCat("ps", i));
+  }
+  options.rank = worker.options().rank;
+  options.replicas = worker.options().replicas;
+  options.timeout = kLong;
+  ps::Client client(options);
+  ps::v1::TableSpec spec;
+  spec.set_name("users");
+  spec.set_kind(ps::v1::TableSpec::SPARSE);
+  spec.set_mode(how == "clock" ? ps::v1::TableSpec::ASYNC
+                               : ps::v1::TableSpec::SYNC);
+  if (how == "clock") spec.set_staleness(0);
+  if (how != "clock") spec.set_shards(worker.options().trainers);
+  spec.set_dim(1);
+  spec.mutable_rule()->mutable_sgd()->set_lr(1);
+  WEFT_ASSIGN_OR_RETURN(const auto table, client.Sparse(spec));
+  const Tensor keys = Tensor::Arange(8, DType::kI64);
+  const Tensor ones = Tensor::Full({8, 1}, 1);
+  const bool is_it = worker.options().rank == 1;
+  bool ends = false;
+  for (int step = 0; !ends; ++step) {
+    if (step == 10 && is_it) std::fprintf(stderr, "all are in\n");
+    if (step == 10 && is_it && how != "rounds") SleepIn(file);
+    // All see the file in one round: the sums of those who have seen it.
+    const bool has_seen = std::filesystem::exists(file);
+    const Tensor gradient = has_seen ? ones : Tensor::Zeros({8, 1});
+    if (how == "stable") {
+      const ps::RoundPart part = {worker.options().rank, table->round(),
+                                  /*take_over=*/true};
+      WEFT_RETURN_IF_ERROR(table->PushShard(part, keys, gradient).Wait(kLong));
+      WEFT_RETURN_IF_ERROR(table->AwaitStable(kLong));
+      table->EndRound();
+    }
+    WEFT_ASSIGN_OR_RETURN(
+        const Tensor rows,
+        how == "stable" ? table->Pull(keys).Wait(kLong)
+                        : table->PushPull(keys, gradient, keys).Wait(kLong));
+    ends = how == "clock" ? has_seen : rows.data<float>()[0] != 0;
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  return how == "clock" ? table->LeaveClock().Wait(kLong) : absl::OkStatus();
+}
+
 absl::Status Run(Worker& worker, const std::string& how,
                  const std::string& file) {
+  if (worker.options().servers > 0) return RunWithServers(worker, how, file);
   WEFT_ASSIGN_OR_RETURN(const auto world, JoinGroup(worker));
   JoinGroupOptions other;
   other.name = "other";
@@ -54,6 +120,16 @@ absl::Status Run(Worker& worker, const std::string& how,
   if (how == "order") {
     WEFT_RETURN_IF_ERROR((is_it ? second : world)->AllReduce(numbers));
     return (is_it ? world : second)->AllReduce(numbers);
+  }
+  if (how == "message" && is_it) {
+    SleepIn(file);
+    WEFT_RETURN_IF_ERROR(world->Send(numbers, 0, 7));
+  }
+  if (how == "message" && world->rank() == 0) {
+    WEFT_RETURN_IF_ERROR(world->Receive(numbers, 1, 7));
+  }
+  if (how == "receive" && world->rank() < 2) {
+    WEFT_RETURN_IF_ERROR(world->Receive(numbers, 1 - world->rank(), 7));
   }
   // All together find whether the file is there.
   for (bool goes_on = how == "run"; goes_on;) {

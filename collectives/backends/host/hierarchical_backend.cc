@@ -120,6 +120,14 @@ class HierarchicalBackend final : public Backend {
   void AwaitTransfers(uint64_t seen, Instant until) override {
     between_->AwaitTransfers(seen, until);
   }
+  const DiagnosisOptions* diagnosis() const override {
+    return between_->diagnosis();
+  }
+  void AskPeer(int peer) override { between_->AskPeer(peer); }
+  std::string DescribePeer(int peer, absl::string_view lacks,
+                           Instant since) const override {
+    return between_->DescribePeer(peer, lacks, since);
+  }
   absl::StatusOr<Tensor> Allocate(const Shape& shape, DType dtype) override {
     return host_->Allocate(shape, dtype);
   }

@@ -144,6 +144,15 @@ class HostBackend final : public Backend {
     transfers_.AwaitEvent(seen, until);
   }
 
+  const DiagnosisOptions* diagnosis() const override {
+    return &options_.diagnosis;
+  }
+  std::string DescribePeer(int peer, absl::string_view lacks,
+                           Instant /*since*/) const override {
+    return absl::StrCat(TextOf(peer), " ", lacks, " and ",
+                        CurrentOperationOf(peer));
+  }
+
   absl::StatusOr<Tensor> Allocate(const Shape& shape, DType dtype) override;
   absl::StatusOr<std::unique_ptr<Backend>> Subgroup(
       const SubgroupSpec& spec) override;

@@ -125,6 +125,11 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   std::string AskWhoHasNotCalled(const Operation& operation)
       ABSL_LOCKS_EXCLUDED(mu_);
 
+  // As in Backend.
+  void AskPeer(int peer) ABSL_LOCKS_EXCLUDED(mu_);
+  std::string DescribePeer(int peer, absl::string_view lacks,
+                           Instant since) const ABSL_LOCKS_EXCLUDED(mu_);
+
   // For an operation whose elements travel outside of this mesh. Waits, at most
   // until `until`, for the reason why it cannot end: why the group was aborted,
   // or which rank has left or ended. OK if neither is known.

@@ -89,6 +89,14 @@ absl::StatusOr<bool> MeshBackend::Advance(Transfer& transfer) {
 uint64_t MeshBackend::transfer_events() const {
   return mesh_->transfer_events();
 }
+const DiagnosisOptions* MeshBackend::diagnosis() const {
+  return &mesh_->options().diagnosis;
+}
+void MeshBackend::AskPeer(int peer) { mesh_->AskPeer(peer); }
+std::string MeshBackend::DescribePeer(int peer, absl::string_view lacks,
+                                      Instant since) const {
+  return mesh_->DescribePeer(peer, lacks, since);
+}
 void MeshBackend::AwaitTransfers(uint64_t seen, Instant until) {
   mesh_->AwaitTransfers(seen, until);
 }

@@ -36,6 +36,10 @@ class MeshBackend : public Backend {
   absl::StatusOr<bool> Advance(Transfer& transfer) override;
   uint64_t transfer_events() const override;
   void AwaitTransfers(uint64_t seen, Instant until) override;
+  const DiagnosisOptions* diagnosis() const override;
+  void AskPeer(int peer) override;
+  std::string DescribePeer(int peer, absl::string_view lacks,
+                           Instant since) const override;
   absl::StatusOr<Tensor> Allocate(const Shape& shape, DType dtype) override {
     return Tensor::Empty(shape, dtype);
   }

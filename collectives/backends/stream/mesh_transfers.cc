@@ -84,6 +84,21 @@ absl::StatusOr<bool> Mesh::Advance(Transfer& transfer) {
   return true;
 }
 
+void Mesh::AskPeer(int peer) {
+  {
+    MutexLock lock(mu_);
+    core_.AskPeer(peer);
+    Act();
+  }
+  Flush();
+}
+
+std::string Mesh::DescribePeer(int peer, absl::string_view lacks,
+                               Instant since) const {
+  MutexLock lock(mu_);
+  return core_.DescribePeer(peer, lacks, since);
+}
+
 void Mesh::AwaitTransfers(uint64_t seen, Instant until) {
   Promise<void> waker(driver_);
   Future<void> woken = waker.future();
