@@ -22,14 +22,23 @@ std::vector<std::vector<IncomingPart>> InTurns(
   return rows;
 }
 
-Future<void> Begin(collectives::ProcessGroup& group,
-                   const std::vector<IncomingPart>& row) {
-  std::vector<collectives::PointToPoint> moves;
+std::vector<Future<void>> Begin(collectives::ProcessGroup& group,
+                                const std::vector<IncomingPart>& row) {
+  std::vector<Future<void>> moves;
   for (const IncomingPart& one : row) {
-    moves.push_back(
-        {collectives::PointToPoint::kReceive, one.tensor, one.from, one.tag});
+    moves.push_back(group.ReceiveAsync(one.tensor, one.from, one.tag));
   }
-  return group.ExchangeAsync(moves);
+  return moves;
+}
+
+// The first error, once all have ended, each of which has a deadline: a part
+// that is on its way is written until then.
+absl::Status End(const std::vector<Future<void>>& moves) {
+  absl::Status first;
+  for (const Future<void>& move : moves) {
+    first.Update(move.Wait(absl::InfiniteDuration()));
+  }
+  return first;
 }
 
 }  // namespace
@@ -39,10 +48,10 @@ absl::Status ReceiveParts(
     absl::FunctionRef<void(const std::vector<IncomingPart>& some)> on_arrival) {
   const std::vector<std::vector<IncomingPart>> rows = InTurns(parts);
   if (rows.empty()) return absl::OkStatus();
-  Future<void> moved = Begin(group, rows[0]);
+  std::vector<Future<void>> moves = Begin(group, rows[0]);
   for (size_t i = 0; i < rows.size(); ++i) {
-    WEFT_RETURN_IF_ERROR(moved.Wait(absl::InfiniteDuration()));
-    if (i + 1 < rows.size()) moved = Begin(group, rows[i + 1]);
+    WEFT_RETURN_IF_ERROR(End(moves));
+    if (i + 1 < rows.size()) moves = Begin(group, rows[i + 1]);
     on_arrival(rows[i]);
   }
   return absl::OkStatus();

@@ -25,7 +25,7 @@ struct IncomingPart {
 // Of each sender it asks for one at a time: a message that comes before it is
 // asked for, as several of one sender may in whatever order they are asked,
 // lands in other memory first. Once it returns nothing is written any more.
-// Errors of ProcessGroup::Exchange, each with a deadline of its own.
+// Errors of ProcessGroup::Receive, each with a deadline of its own.
 absl::Status ReceiveParts(
     collectives::ProcessGroup& group, const std::vector<IncomingPart>& parts,
     absl::FunctionRef<void(const std::vector<IncomingPart>& some)> on_arrival);
