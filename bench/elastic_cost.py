@@ -4,9 +4,10 @@ job that nobody disturbs.
 
 Trains the trainer's model on Fashion-MNIST by `weft run`, by turns: data-parallel as it is; with as many virtual shards as
 there are ranks; with four times as many of a quarter of the batch, which is what an elastic job has that is to grow; and
-the first of these in an elastic job. All take as many samples a step. For each the steps a second, the seconds of processor
-that the trainers use for a step (which other programs on the machine disturb less), and the most memory of a trainer, as
-ratios to the first of the same round; medians of the rounds. --together: the elastic job beside the same job without it, both at
+each of these in an elastic job, the second with room for more ranks. All take as many samples a step. For each the steps a
+second, the seconds of processor that the trainers use for a step (which other programs on the machine disturb less), how often
+they wait for something in a step (voluntary context switches), and the most memory of a trainer, as
+ratios to the one named; medians of the rounds. --together: the elastic jobs beside the same jobs without it, two at
 the same time, which the machine's own changes of speed disturb alike. The last line is JSON. Needs bin/ (tools/build.sh).
 """
 
@@ -48,13 +49,18 @@ def cpu_seconds(pids):
     return sum(sum(map(int, open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[11:13])) for pid in pids) / TICK
 
 
+def waits(pids):
+    lines = [line for pid in pids for tid in os.listdir(f"/proc/{pid}/task") for line in open(f"/proc/{pid}/task/{tid}/status")]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary"))
+
+
 def most_memory(pids):
     lines = [line for pid in pids for line in open(f"/proc/{pid}/status") if line.startswith("VmHWM")]
     return max(int(line.split()[1]) for line in lines) / 1024
 
 
 def measure(flags, trainer_flags):
-    """Steps a second, processor seconds a step, and MiB of the largest trainer."""
+    """Steps a second, processor seconds a step, MiB of the largest trainer, and waits a step."""
     command = [f"{bin_dir}/weft", "run", f"--nproc-per-node={ranks}"] + flags + [
         f"{bin_dir}/trainer", f"--data={options.data}", "--strategy=ddp", "--epochs=1000", "--json", "--loss-every=1"]
     run = subprocess.Popen(command + trainer_flags, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -70,13 +76,13 @@ def measure(flags, trainer_flags):
     while at[0] < 50 and time.monotonic() < until:
         time.sleep(0.02)
     pids = trainers(run.pid)
-    begin, cpu = list(at), cpu_seconds(pids)
+    begin, cpu, waited = list(at), cpu_seconds(pids), waits(pids)
     time.sleep(options.seconds)
-    end, used, memory = list(at), cpu_seconds(pids) - cpu, most_memory(pids)
+    end, used, waited, memory = list(at), cpu_seconds(pids) - cpu, waits(pids) - waited, most_memory(pids)
     run.send_signal(signal.SIGINT)
     run.wait(timeout=60)
     steps = max(end[0] - begin[0], 1)
-    return steps / (end[1] - begin[1]), used / steps, memory
+    return steps / (end[1] - begin[1]), used / steps, memory, waited / steps
 
 
 variants = {
@@ -84,14 +90,17 @@ variants = {
     "shards": ([], [f"--batch-size={options.batch}", f"--virtual-shards={ranks}"]),
     "shards_x4": ([], [f"--batch-size={options.batch // 4}", f"--virtual-shards={4 * ranks}"]),
     "elastic": ([f"--elastic=1:{ranks}"], [f"--batch-size={options.batch}", f"--virtual-shards={ranks}"]),
+    "elastic_x4": ([f"--elastic=1:{4 * ranks}"], [f"--batch-size={options.batch // 4}", f"--virtual-shards={4 * ranks}"]),
 }
+pairs = [("elastic", "shards"), ("elastic_x4", "shards_x4")]
 rows = {name: [] for name in variants}
 if options.together:
-    variants = {name: variants[name] for name in ("shards", "elastic")}
+    del variants["plain"]
 for _ in range(options.rounds):
-    with concurrent.futures.ThreadPoolExecutor(len(variants) if options.together else 1) as pool:
-        for name, row in zip(variants, pool.map(lambda variant: measure(*variant), variants.values())):
-            rows[name].append(row)
+    for names in pairs if options.together else [[name] for name in variants]:
+        with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
+            for name, row in zip(names, pool.map(lambda name: measure(*variants[name]), names)):
+                rows[name].append(row)
 
 
 def ratio(name, base, of):
@@ -104,9 +113,7 @@ result = {"rounds": options.rounds, "ranks": ranks,
           first: {"steps_per_s": round(sorted(r[0] for r in rows[first])[options.rounds // 2], 1),
                   "cpu_ms_a_step": round(1e3 * sorted(r[1] for r in rows[first])[options.rounds // 2], 2),
                   "MiB": round(sorted(r[2] for r in rows[first])[options.rounds // 2], 1)}}
-for name, base in (("shards", "plain"), ("shards_x4", "plain"), ("elastic", "shards")):
-    if name not in variants or base not in variants:
-        continue
+for name, base in ([] if options.together else [("shards", "plain"), ("shards_x4", "plain")]) + pairs:
     result[f"{name}:{base}"] = {"steps_per_s": ratio(name, base, 0), "cpu_a_step": ratio(name, base, 1),
-                                "memory": ratio(name, base, 2)}
+                                "memory": ratio(name, base, 2), "waits_a_step": ratio(name, base, 3)}
 print(json.dumps(result))

@@ -23,7 +23,8 @@ of the kills, but for those of a server that had no copy.
 
 --join: 4 trainers with a state of 100 MB (bench/join_trainer), and a fifth that is started by hand, takes part and is killed,
 --kills times. How long the others stop when it joins, between two steps; how long of that they go over to the group with it, and
-give it the state, as the first of them tells; and the longest time between two steps after it was killed.
+give it the state, as the first of them tells, and what of that is what, as it and the newcomer tell (docs/elastic.md); and the
+longest time between two steps after it was killed.
 """
 
 import argparse
@@ -222,8 +223,12 @@ def measure_join():
     joined = longest(at, time.monotonic())
     # Of the first of those who stop; the group is made while they train.
     told = next((line for line in lines[before:] if "trainer0 going on" in line and "ranks=5" in line), "")
-    phases = {key: int(told.split(key + "=", 1)[1].split()[0]) if key + "=" in told else None
-              for key in ("meeting_ms", "state_ms")}
+    own = next((line for line in said if "taking part" in line), "")
+    phases = {}
+    for whose, line, keys in (("", told, ("meeting_ms", "state_ms", "hashing_ms", "telling_ms")),
+                              ("newcomer_", own, ("telling_ms", "moving_ms", "comparing_ms"))):
+        for key in keys:
+            phases[whose + key] = int(line.split(key + "=", 1)[1].split()[0]) if key + "=" in line else None
     at = time.monotonic()
     newcomer.kill()
     newcomer.wait()

@@ -127,13 +127,7 @@ absl::StatusOr<std::unique_ptr<VirtualShards>> VirtualShards::Create(
     nn::Module& module, ProcessGroup& group, Options options) {
   std::unique_ptr<VirtualShards> shards(
       new VirtualShards(module, group, options));
-  std::vector<std::string> lines = {
-      absl::StrCat(options.shards, " virtual shards")};
-  for (const nn::NamedParameter& parameter : shards->parameters_) {
-    lines.push_back(absl::StrCat("parameter ", parameter.name, " ",
-                                 parameter.variable.value().Describe()));
-  }
-  WEFT_RETURN_IF_ERROR(shards->replicas_.CheckOthersAgree(std::move(lines)));
+  if (options.root != kNoRoot) WEFT_RETURN_IF_ERROR(shards->CheckAllAgree());
   // The same on all ranks from here on.
   WEFT_RETURN_IF_ERROR(CheckVirtualShards(options.shards, group.size()));
   WEFT_RETURN_IF_ERROR(shards->CheckDTypes());
@@ -143,6 +137,16 @@ absl::StatusOr<std::unique_ptr<VirtualShards>> VirtualShards::Create(
     WEFT_RETURN_IF_ERROR(shards->replicas_.BroadcastFrom(options.root));
   }
   return shards;
+}
+
+absl::Status VirtualShards::CheckAllAgree() const {
+  std::vector<std::string> lines = {
+      absl::StrCat(options_.shards, " virtual shards")};
+  for (const nn::NamedParameter& parameter : parameters_) {
+    lines.push_back(absl::StrCat("parameter ", parameter.name, " ",
+                                 parameter.variable.value().Describe()));
+  }
+  return replicas_.CheckOthersAgree(std::move(lines));
 }
 
 absl::Status VirtualShards::CheckDTypes() const {

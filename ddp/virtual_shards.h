@@ -71,7 +71,8 @@ class VirtualShards {
     // The timeout of each operation; none: the group's.
     absl::optional<absl::Duration> timeout = absl::nullopt;
     // The rank with whose parameters and buffers all begin; kNoRoot: all have
-    // the same, or will before the first Begin.
+    // the same, or will before the first Begin, and have found that they agree:
+    // the ranks tell each other nothing.
     int root = 0;
   };
 
@@ -133,6 +134,7 @@ class VirtualShards {
   VirtualShards(nn::Module& module, collectives::ProcessGroup& group,
                 Options options);
 
+  absl::Status CheckAllAgree() const;
   absl::Status CheckDTypes() const;
   void SaveBuffers();
   void RestoreBuffers();

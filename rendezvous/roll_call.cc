@@ -101,7 +101,28 @@ absl::StatusOr<std::vector<std::string>> RollCalls::Waiting(
   WEFT_ASSIGN_OR_RETURN(
       const StoreEntry entry,
       Read(membership_.store(), KeyOf(name, selector), timeout));
-  absl::StatusOr<RollCallState> state = RollCallState::Decode(entry.value);
+  return WaitingIn(name, entry.value);
+}
+
+absl::StatusOr<std::vector<std::string>> RollCalls::AwaitWaiting(
+    const std::string& name, const std::string& selector,
+    absl::Duration timeout) {
+  const Instant deadline = SteadyClock().Now() + timeout;
+  const std::string key = KeyOf(name, selector);
+  WEFT_ASSIGN_OR_RETURN(StoreEntry entry,
+                        Read(membership_.store(), key, timeout));
+  for (;;) {
+    WEFT_ASSIGN_OR_RETURN(std::vector<std::string> names,
+                          WaitingIn(name, entry.value));
+    if (!names.empty()) return names;
+    WEFT_ASSIGN_OR_RETURN(
+        entry, membership_.store().Wait(key, entry.version, Left(deadline)));
+  }
+}
+
+absl::StatusOr<std::vector<std::string>> RollCalls::WaitingIn(
+    const std::string& name, const std::string& value) const {
+  absl::StatusOr<RollCallState> state = RollCallState::Decode(value);
   if (!state.ok()) {
     return absl::InternalError(
         absl::StrCat("roll call ", name, ": ", state.status().message()));

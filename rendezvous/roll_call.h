@@ -49,9 +49,17 @@ class RollCalls {
   absl::StatusOr<std::vector<std::string>> Waiting(const std::string& name,
                                                    const std::string& selector,
                                                    absl::Duration timeout);
+  // The same once there are any: kDeadlineExceeded if none comes in that time.
+  // One call of the store for each change of the round, not one for each look.
+  absl::StatusOr<std::vector<std::string>> AwaitWaiting(
+      const std::string& name, const std::string& selector,
+      absl::Duration timeout);
 
  private:
   friend class RollCall;
+  // Those who wait, of the value of a roll call.
+  absl::StatusOr<std::vector<std::string>> WaitingIn(
+      const std::string& name, const std::string& value) const;
   void End(const std::string& key) ABSL_LOCKS_EXCLUDED(mu_);
 
   Membership& membership_;

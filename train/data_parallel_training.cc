@@ -98,7 +98,7 @@ DataParallelTraining::DataParallelTraining(collectives::ProcessGroup* group,
                /*meets_ahead=*/elastic_.join_ahead != nullptr, has_tables()}),
       metrics_(telemetry, DeviceOf(*parts_.model)) {}
 
-DataParallelTraining::~DataParallelTraining() = default;
+DataParallelTraining::~DataParallelTraining() { EndGiving(); }
 
 absl::StatusOr<StepPosition> DataParallelTraining::Begin() {
   StepPosition position;

@@ -40,6 +40,7 @@
 #ifndef WEFT_TRAIN_DATA_PARALLEL_TRAINING_H_
 #define WEFT_TRAIN_DATA_PARALLEL_TRAINING_H_
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -72,6 +73,7 @@
 #include "weft/train/options.h"
 #include "weft/train/saving/checkpoint_run.h"
 #include "weft/train/saving/training_place.h"
+#include "weft/train/state/given_share.h"
 #include "weft/train/state_parts.h"
 #include "weft/train/training_metrics.h"
 
@@ -217,6 +219,11 @@ class DataParallelTraining {
     // Options::asked_to_stop. Null: none leaves, and a signal stops all.
     std::function<bool()> asked_to_leave = nullptr;
     absl::Duration leave_after = absl::Seconds(1);
+    // How much of the state is hashed, sent and compared at once when a rank is
+    // given it; the same on all ranks. Each stretch is a round of the group, in
+    // which all ranks wake each other: that takes some milliseconds where they
+    // are more than the cores, as long as it takes to hash 50 MB.
+    int64_t stretch_bytes = int64_t{128} << 20;
   };
 
   // The same for ranks that may die and come while it trains. Needs
@@ -325,10 +332,11 @@ class DataParallelTraining {
     std::vector<std::string> of_shard;
   };
 
-  // A state that this rank is being given: the hashes that it is to have.
-  struct ReceivedState {
-    int64_t steps = 0;  // that it has taken
-    std::vector<uint64_t> hashes;
+  // How long each part of a hand-over takes on this rank, with its waits:
+  // moving is that of others' parts into the memory of this rank, or of its own
+  // into that of others.
+  struct HandoverTimes {
+    absl::Duration hashing, telling, moving, comparing;
   };
 
   // --- What StepCommit says is done (training_protocol.cc). ---
@@ -386,7 +394,7 @@ class DataParallelTraining {
   std::string Description() const;
   // The line in which the descriptions of this rank and of `source` differ.
   absl::StatusOr<std::string> DifferenceFrom(int source);
-  absl::Status TakeData(const input::ShardedSampler::State& data, int root);
+  absl::Status TakeData(const input::ShardedSampler::State& data);
   // Gives the state of those who have gone as far as `source` to the others
   // (elastic_state.cc). kDataLoss: this rank has other bits than it was given,
   // which names the first.
@@ -397,11 +405,21 @@ class DataParallelTraining {
       const absl::btree_map<std::string, Tensor>& update) const;
   void KeepState();
   absl::Status RestoreState();
+  // Between two steps: begins to give newcomers a first copy; copies some more
+  // of it; gives no more.
   Elastic::Prepare PrepareToGive();
+  void GoOnGiving();
+  void EndGiving();
   Elastic::Prepare PrepareToTake();
   // kUnavailable where nobody may begin with the state of this rank.
   absl::Status CheckOwnState() const;
-  absl::Status CheckBatches(int root);
+  // Of an epoch of a shard, and those that are left of it.
+  using Batches = std::array<int64_t, 2>;
+  Batches OwnBatches() const { return {epoch_batches_, loader().remaining()}; }
+  // kInvalidArgument unless this rank has those of rank `root`.
+  absl::Status CheckBatches(const Batches& of_root, int root) const;
+  // The same, where `root` tells the others.
+  absl::Status TellBatches(int root);
   // Whether a rank was lost, or has ended as it pushed to tables, so that this
   // group is of no more use.
   bool HasLost() const;
@@ -476,14 +494,18 @@ class DataParallelTraining {
 
   // Which step this rank is after, and what it does next.
   StepCommit commit_;
-  input::ShardedSampler::State place_;     // after the last step
-  std::vector<TrainingPlace> places_;      // that all told when they met
-  std::optional<ModelState> kept_;         // while it is given another
-  std::optional<ReceivedState> received_;  // the same, as far as it has come
+  input::ShardedSampler::State place_;  // after the last step
+  std::vector<TrainingPlace> places_;   // that all told when they met
+  std::optional<ModelState> kept_;      // while it is given another
   // Whether parts of another rank's state were put in place of its own, and
   // others not: nobody may begin with that.
   bool has_parts_of_others_ = false;
+  // Of the pieces of its state (StateParts), where they are known: after a
+  // first copy, until more of the others' is put in its place.
+  std::optional<std::vector<uint64_t>> own_hashes_;
   int64_t given_bytes_ = 0;
+  HandoverTimes times_;                 // of the last hand-over
+  std::shared_ptr<GivenShare> giving_;  // of the next group's first copy
   // By own shard, of the step under way; null: not given.
   std::vector<std::optional<std::string>> own_parts_;
   bool has_batch_ = false;  // Next has given one since the last Step

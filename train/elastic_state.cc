@@ -2,18 +2,24 @@
 // that lack it (core/state_handover.h, state_parts.h).
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "weft/base/clock.h"
 #include "weft/base/failpoint.h"
+#include "weft/base/future.h"
 #include "weft/base/status_macros.h"
 #include "weft/train/core/state_handover.h"
 #include "weft/train/data_parallel_training.h"
 #include "weft/train/state/first_copy.h"
+#include "weft/train/state/given_share.h"
+#include "weft/train/state/receive_parts.h"
 #include "weft/train/state_parts.h"
 
 namespace weft::train {
@@ -34,123 +40,191 @@ class DataParallelTraining::Handover {
         source_(source),
         update_(training.UpdateStateInPlace()),
         parts_(training.StateTensors(update_)),
-        core_(holds_, source, parts_.bytes()) {}
+        core_(holds_, source, parts_.bytes(), training.elastic_.stretch_bytes),
+        compares_(!is_holder() && training.has_parts_of_others_),
+        own_(training.own_hashes_.value_or(std::vector<uint64_t>())) {
+    if (own_.size() != parts_.pieces()) own_.clear();
+  }
 
   absl::Status Run() {
     training_.given_bytes_ = 0;
+    lap_ = SteadyClock().Now();
     if (!is_holder()) {
       WEFT_RETURN_IF_ERROR(WEFT_FAILPOINT("train/take_state"));
     }
-    WEFT_ASSIGN_OR_RETURN(std::vector<int> lacks, LackedAtFirst());
-    for (;;) {
-      WEFT_ASSIGN_OR_RETURN(const auto told, Tell(lacks));
-      const auto transfers = core_.NextRound(told);
-      const auto wrong = core_.Unobtainable(group_.rank());
-      if (wrong.has_value()) return NothingRight(*wrong);
-      if (transfers.empty()) break;
-      WEFT_RETURN_IF_ERROR(Move(transfers));
-      if (is_holder()) continue;
-      lacks = parts_.Differing(wanted_);
-      NameWrong(transfers, lacks);
-    }
+    WEFT_RETURN_IF_ERROR(RunRounds());
     if (is_holder()) return absl::OkStatus();
     parts_.WriteBack();
     return training_.LoadUpdateState(update_);
   }
 
  private:
-  bool is_holder() const { return holds_[group_.rank()]; }
+  static constexpr int64_t kBatchWords = std::tuple_size_v<Batches>;
 
-  // All, but for what has come before: of this state before a rank was lost, or
-  // of a first copy, of which the hashes of the source show what has changed
-  // since. Where any rank has that all are told the hashes first.
-  absl::StatusOr<std::vector<int>> LackedAtFirst() {
-    std::optional<ReceivedState>& received = training_.received_;
-    const int64_t steps = training_.places_[source_].rank.position.steps;
-    if (received.has_value() && received->steps != steps) received.reset();
-    const bool has_some = !is_holder() && training_.has_parts_of_others_;
-    const bool asks = has_some && !received.has_value();
-    const Tensor asking = Tensor::Scalar<int64_t>(asks ? 1 : 0);
-    WEFT_RETURN_IF_ERROR(group_.AllReduce(asking));
-    std::vector<uint64_t> own;
-    if (asks) own = parts_.Hashes();  // while the source computes its own
-    if (asking.item<int64_t>() > 0) WEFT_RETURN_IF_ERROR(TellHashes());
-    if (is_holder()) return std::vector<int>();
-    if (asks) return parts_.DifferingOf(own, wanted_);
-    return received.has_value() && has_some ? parts_.Differing(received->hashes)
-                                            : parts_.All();
+  bool is_holder() const { return holds_[group_.rank()]; }
+  bool is_source() const { return group_.rank() == source_; }
+
+  // What has passed since the last call was of this phase.
+  void Lap(absl::Duration HandoverTimes::*phase) {
+    const Instant now = SteadyClock().Now();
+    training_.times_.*phase += now - std::exchange(lap_, now);
   }
 
-  // Tells the others what this rank lacks. Returns what each rank lacks.
+  // Who lacks parts compares them as they come, and the source hashes the next
+  // stretch meanwhile.
+  absl::Status RunRounds() {
+    std::vector<int> lacks;
+    std::vector<uint64_t> hashes = NextHashes();
+    for (;;) {
+      const StateHandover::Stretch stretch = core_.stretch();
+      WEFT_ASSIGN_OR_RETURN(const auto told, Tell(hashes, lacks));
+      const auto transfers = core_.NextRound(told);
+      const auto wrong = core_.Unobtainable(group_.rank());
+      if (wrong.has_value()) return NothingRight(*wrong);
+      if (core_.is_over()) return absl::OkStatus();
+      if (is_holder()) {
+        WEFT_ASSIGN_OR_RETURN(hashes, Give(transfers));
+        continue;
+      }
+      lacks = LackedOf(stretch);
+      WEFT_RETURN_IF_ERROR(Take(transfers, &lacks));
+      hashes = NextHashes();
+      // What came later may have been written over what was right.
+      if (stretch.begin == stretch.end && parts_.share_memory()) {
+        lacks = parts_.Differing(parts_.All(), wanted_);
+      }
+      std::sort(lacks.begin(), lacks.end());
+    }
+  }
+
+  // Of the stretch that is told next. Of who compares its own parts unless they
+  // are known: that takes no longer, since the source does the same.
+  std::vector<uint64_t> NextHashes() {
+    const auto [begin, end] = core_.stretch();
+    const bool is_known = own_.size() == parts_.pieces();
+    std::vector<uint64_t> hashes;
+    if (is_source() || (compares_ && !is_known)) {
+      hashes = parts_.HashesOf(begin, end);
+    }
+    if (compares_ && !is_known) {
+      own_.insert(own_.end(), hashes.begin(), hashes.end());
+    }
+    Lap(&HandoverTimes::hashing);
+    return hashes;
+  }
+
+  // All, but for what has come before: of this state before a rank was lost, or
+  // of a first copy.
+  std::vector<int> LackedOf(const StateHandover::Stretch& stretch) const {
+    if (compares_) {
+      return parts_.DifferingOf(stretch.begin, stretch.end, own_, wanted_);
+    }
+    std::vector<int> all(stretch.end - stretch.begin);
+    std::iota(all.begin(), all.end(), stretch.begin);
+    return all;
+  }
+
+  // Each rank tells as many words, all at once: with the first round the place
+  // in the data, which must be the source's; the source tells `hashes`, those
+  // of the next stretch, and the others a bit for each part that they lack.
+  // Returns what each rank lacks. What others tell may be anything.
   absl::StatusOr<std::vector<std::vector<int>>> Tell(
-      const std::vector<int>& lacks) {
-    WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> said,
-                          group_.AllGatherBytes(FormatParts(lacks)));
-    std::vector<std::vector<int>> told;
-    for (const std::string& text : said) {
-      WEFT_ASSIGN_OR_RETURN(std::vector<int> parts,
-                            ParseParts(text, parts_.size()));
-      told.push_back(std::move(parts));
+      const std::vector<uint64_t>& hashes, const std::vector<int>& lacks) {
+    const auto [begin, end] = core_.stretch();
+    const auto pieces = static_cast<int64_t>(parts_.pieces_of(begin, end));
+    const int64_t words =
+        kBatchWords + std::max<int64_t>(pieces, parts_.size() / 64 + 1);
+    const Tensor own = Tensor::Zeros({words}, DType::kI64);
+    const Tensor all = Tensor::Empty({words * group_.size()}, DType::kI64);
+    auto* const said = own.data<int64_t>();
+    const Batches batches = training_.OwnBatches();
+    std::copy(batches.begin(), batches.end(), said);
+    if (is_source()) {
+      std::copy(hashes.begin(), hashes.end(), said + kBatchWords);
+    }
+    for (const int part : lacks) {
+      said[kBatchWords + part / 64] |=
+          static_cast<int64_t>(uint64_t{1} << part % 64);
+    }
+    WEFT_RETURN_IF_ERROR(group_.AllGather(own, all));
+    Lap(&HandoverTimes::telling);
+    const auto said_by = [&](int rank) {
+      return all.data<int64_t>() + rank * words;
+    };
+    Batches of_source;
+    std::copy_n(said_by(source_), kBatchWords, of_source.begin());
+    WEFT_RETURN_IF_ERROR(training_.CheckBatches(of_source, source_));
+    const int64_t* const told_hashes = said_by(source_) + kBatchWords;
+    wanted_.insert(wanted_.end(), told_hashes, told_hashes + pieces);
+    std::vector<std::vector<int>> told(holds_.size());
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      const int64_t* const bits = said_by(rank) + kBatchWords;
+      for (int part = 0; !holds_[rank] && part < parts_.size(); ++part) {
+        if ((static_cast<uint64_t>(bits[part / 64]) >> part % 64 & 1) != 0) {
+          told[rank].push_back(part);
+        }
+      }
     }
     return told;
   }
 
-  // The source computes its hashes while the parts are on their way.
-  absl::Status Move(const std::vector<StateHandover::Transfer>& transfers) {
-    std::vector<collectives::PointToPoint> moves;
-    std::vector<std::pair<int, Tensor>> incoming;
+  static uint64_t TagOf(const StateHandover::Transfer& one) {
+    return kStateTag + static_cast<uint64_t>(one.part);
+  }
+
+  // Sends what it is to send of `transfers`; returns the hashes of the next
+  // stretch.
+  absl::StatusOr<std::vector<uint64_t>> Give(
+      const std::vector<StateHandover::Transfer>& transfers) {
+    std::vector<collectives::PointToPoint> sends;
     for (const StateHandover::Transfer& one : transfers) {
-      const uint64_t tag = kStateTag + static_cast<uint64_t>(one.part);
-      if (one.from == group_.rank()) {
-        moves.push_back({collectives::PointToPoint::kSend,
-                         parts_.Outgoing(one.part), one.to, tag});
-      } else if (one.to == group_.rank()) {
-        incoming.emplace_back(one.part, parts_.Incoming(one.part));
-        training_.given_bytes_ += incoming.back().second.bytes();
-        moves.push_back({collectives::PointToPoint::kReceive,
-                         incoming.back().second, one.from, tag});
+      if (one.from != group_.rank()) continue;
+      sends.push_back({collectives::PointToPoint::kSend,
+                       parts_.Outgoing(one.part), one.to, TagOf(one)});
+    }
+    if (sends.empty()) return NextHashes();
+    const Future<void> sent = group_.ExchangeAsync(sends);
+    Lap(&HandoverTimes::moving);
+    std::vector<uint64_t> hashes = NextHashes();
+    // It has a deadline of its own. Until then others may read this state.
+    WEFT_RETURN_IF_ERROR(sent.Wait(absl::InfiniteDuration()));
+    Lap(&HandoverTimes::moving);
+    return hashes;
+  }
+
+  // Receives what it is to receive of `transfers`; adds what is wrong of that
+  // to `lacks`.
+  absl::Status Take(const std::vector<StateHandover::Transfer>& transfers,
+                    std::vector<int>* lacks) {
+    std::vector<IncomingPart> incoming;
+    for (const StateHandover::Transfer& one : transfers) {
+      if (one.to != group_.rank()) continue;
+      incoming.push_back(
+          {one.part, one.from, TagOf(one), parts_.Incoming(one.part)});
+      training_.given_bytes_ += incoming.back().tensor.bytes();
+    }
+    if (incoming.empty()) return absl::OkStatus();
+    training_.has_parts_of_others_ = true;
+    training_.own_hashes_.reset();
+    const auto compare = [&](const std::vector<IncomingPart>& some) {
+      Lap(&HandoverTimes::moving);
+      for (const IncomingPart& one : some) {
+        parts_.Place(one.part, one.tensor);
+        if (parts_.Differing({one.part}, wanted_).empty()) continue;
+        lacks->push_back(one.part);
+        NameWrong(one);
       }
-    }
-    if (!incoming.empty()) training_.has_parts_of_others_ = true;
-    std::optional<Future<void>> moved;
-    if (!moves.empty()) moved = group_.ExchangeAsync(moves);
-    const absl::Status told = wanted_.empty() ? TellHashes() : absl::OkStatus();
-    // Whatever has come of that: nothing is written any more after this. It has
-    // a deadline of its own.
-    if (moved.has_value()) {
-      WEFT_RETURN_IF_ERROR(moved->Wait(absl::InfiniteDuration()));
-    }
-    WEFT_RETURN_IF_ERROR(told);
-    for (const auto& [part, tensor] : incoming) parts_.Place(part, tensor);
-    return absl::OkStatus();
+      Lap(&HandoverTimes::comparing);
+    };
+    return ReceiveParts(group_, incoming, compare);
   }
 
-  absl::Status TellHashes() {
-    std::string own;
-    if (group_.rank() == source_) own = FormatHashes(parts_.Hashes());
-    WEFT_ASSIGN_OR_RETURN(const std::string said,
-                          group_.BroadcastBytes(own, source_));
-    WEFT_ASSIGN_OR_RETURN(wanted_, ParseHashes(said, parts_.pieces()));
-    if (!is_holder()) {
-      training_.received_ = ReceivedState{
-          training_.places_[source_].rank.position.steps, wanted_};
-    }
-    return absl::OkStatus();
-  }
-
-  void NameWrong(const std::vector<StateHandover::Transfer>& transfers,
-                 const std::vector<int>& lacks) {
-    for (const StateHandover::Transfer& one : transfers) {
-      const bool is_wrong =
-          one.to == group_.rank() &&
-          std::binary_search(lacks.begin(), lacks.end(), one.part);
-      if (!is_wrong) continue;
-      WEFT_LOG(training_.logger_, Warning,
-               "a rank has sent a part of the state that is wrong; another is "
-               "asked")
-          .With("from_rank", one.from)
-          .With("wanted", parts_.Difference(one.part, wanted_));
-    }
+  void NameWrong(const IncomingPart& one) {
+    WEFT_LOG(training_.logger_, Warning,
+             "a rank has sent a part of the state that is wrong; another is "
+             "asked")
+        .With("from_rank", one.from)
+        .With("wanted", parts_.Difference(one.part, wanted_));
   }
 
   absl::Status NothingRight(int part) const {
@@ -169,7 +243,10 @@ class DataParallelTraining::Handover {
   absl::btree_map<std::string, Tensor> update_;
   StateParts parts_;
   StateHandover core_;
-  std::vector<uint64_t> wanted_;  // the source's hashes, once they are known
+  Instant lap_;
+  const bool compares_;           // what it has with what it is to have
+  std::vector<uint64_t> own_;     // hashes, as it began, as far as known
+  std::vector<uint64_t> wanted_;  // the source's, as far as told
 };
 
 std::vector<StateParts::NamedTensor> DataParallelTraining::StateTensors(
@@ -190,18 +267,29 @@ std::vector<StateParts::NamedTensor> DataParallelTraining::StateTensors(
 
 // All ranks of the group do this after the same step, with the same bits.
 DataParallelTraining::Elastic::Prepare DataParallelTraining::PrepareToGive() {
-  const auto update = UpdateStateInPlace();
-  const auto tensors = StateTensors(update);
+  const auto tensors = StateTensors(UpdateStateInPlace());
   const bool is_here =
       std::all_of(tensors.begin(), tensors.end(),
                   [](const auto& one) { return one.tensor.device().is_cpu(); });
-  auto copy = std::make_shared<FirstCopy>();
-  if (is_here) {  // that of a device would be copied as a whole
-    *copy =
-        FirstCopy::OfGiver(StateParts(tensors), group_->rank(), group_->size(),
-                           steps(), Place().rank.fingerprint);
+  if (!is_here) {  // it would be copied as a whole
+    return [](collectives::ProcessGroup& group) { FirstCopy().Run(group); };
   }
-  return [copy](collectives::ProcessGroup& group) { copy->Run(group); };
+  giving_ = std::make_shared<GivenShare>(StateParts(tensors), group_->rank(),
+                                         group_->size());
+  return [giving = giving_, steps = steps(),
+          fingerprint =
+              Place().rank.fingerprint](collectives::ProcessGroup& group) {
+    FirstCopy::OfGiver(giving, steps, fingerprint).Run(group);
+  };
+}
+
+void DataParallelTraining::GoOnGiving() {
+  if (giving_ != nullptr) giving_->CopySome(SteadyClock().Now());
+}
+
+void DataParallelTraining::EndGiving() {
+  if (giving_ != nullptr) giving_->Stop();
+  giving_ = nullptr;
 }
 
 // Called by Elastic::join, on this thread. One that has a place needs no first
@@ -218,12 +306,14 @@ DataParallelTraining::Elastic::Prepare DataParallelTraining::PrepareToTake() {
     const auto keep = [this] {
       if (!kept_.has_value()) KeepState();
       has_parts_of_others_ = true;
+      own_hashes_.reset();
     };
-    FirstCopy copy = FirstCopy::OfTaker(parts, Place().rank.fingerprint);
-    if (!copy.Run(group, keep)) return;
-    parts.WriteBack();
-    // What cannot be loaded is sent again.
-    LoadUpdateState(update).IgnoreError();
+    // Hashed while the others train. What cannot be loaded is sent again.
+    const auto place = [&] {
+      parts.WriteBack();
+      if (LoadUpdateState(update).ok()) own_hashes_ = parts.Hashes();
+    };
+    FirstCopy::OfTaker(parts, Place().rank.fingerprint).Run(group, keep, place);
   };
 }
 
@@ -239,6 +329,7 @@ absl::Status DataParallelTraining::CheckOwnState() const {
 // Those who have taken as many steps as the source have its bits (StepCommit's
 // C1): where all have, nothing is sent or hashed.
 absl::Status DataParallelTraining::ShareState(int source) {
+  times_ = HandoverTimes();
   WEFT_RETURN_IF_ERROR(MakeReplicas(ddp::VirtualShards::kNoRoot));
   const RankPlace& wanted = places_[source].rank;
   std::vector<bool> holds;
@@ -247,7 +338,7 @@ absl::Status DataParallelTraining::ShareState(int source) {
                     place.rank.position.steps == wanted.position.steps);
   }
   if (std::all_of(holds.begin(), holds.end(), [](bool one) { return one; })) {
-    return absl::OkStatus();
+    return TellBatches(source);
   }
   WEFT_RETURN_IF_ERROR(Handover(*this, std::move(holds), source).Run());
   return has_tables() ? ShareParts(source) : absl::OkStatus();

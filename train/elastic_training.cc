@@ -204,6 +204,15 @@ std::string DataParallelTraining::Description() const {
   for (const auto& [name, tensor] : parts_.model->StateDict()) {
     absl::StrAppend(&text, name, " of the model is ", tensor.Describe(), "\n");
   }
+  for (const nn::NamedParameter& parameter : parts_.model->NamedParameters()) {
+    if (parameter.variable.requires_grad()) continue;
+    absl::StrAppend(&text, parameter.name, " of the model is frozen\n");
+  }
+  for (const nn::NamedBuffer& buffer : parts_.model->NamedBuffers()) {
+    if (buffer.is_saved) continue;
+    absl::StrAppend(&text, buffer.name, ", which is not saved, is ",
+                    buffer.tensor.Describe(), "\n");
+  }
   for (const auto& [name, tensor] : UpdateStateInPlace()) {
     absl::StrAppend(&text, name, " of the optimizer is ", tensor.Describe(),
                     "\n");
@@ -229,25 +238,30 @@ absl::StatusOr<std::string> DataParallelTraining::DifferenceFrom(int source) {
 
 // A rank that has fewer batches, or more, would come to other operations than
 // the others.
-absl::Status DataParallelTraining::CheckBatches(int root) {
-  const std::vector<int64_t> own = {epoch_batches_, loader().remaining()};
-  const Tensor wanted = Tensor::FromVector<int64_t>(own);
-  WEFT_RETURN_IF_ERROR(group_->Broadcast(wanted, root));
-  const int64_t* const of_root = wanted.data<int64_t>();
-  if (own[0] == of_root[0] && own[1] == of_root[1]) return absl::OkStatus();
+absl::Status DataParallelTraining::CheckBatches(const Batches& of_root,
+                                                int root) const {
+  const Batches own = OwnBatches();
+  if (own == of_root) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "this rank does not train what the others train: of an epoch of ", own[0],
       " batches a shard make_loader leaves ", own[1], ", on rank ", root,
       " of ", of_root[0], " it leaves ", of_root[1]));
 }
 
+absl::Status DataParallelTraining::TellBatches(int root) {
+  const Batches own = OwnBatches();
+  const Tensor told = Tensor::FromVector<int64_t>({own[0], own[1]});
+  WEFT_RETURN_IF_ERROR(group_->Broadcast(told, root));
+  return CheckBatches({told.data<int64_t>()[0], told.data<int64_t>()[1]}, root);
+}
+
 absl::Status DataParallelTraining::TakeData(
-    const input::ShardedSampler::State& data, int root) {
+    const input::ShardedSampler::State& data) {
   WEFT_RETURN_IF_ERROR(MakeLoaders());
   for (input::DataLoader* loader : loaders_) {
     WEFT_RETURN_IF_ERROR(loader->LoadState(data));
   }
-  return CheckBatches(root);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<bool> DataParallelTraining::FindSaved() {

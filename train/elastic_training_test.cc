@@ -92,6 +92,7 @@ TEST_F(ElasticTrainingTest, DeathAtEachMessageLeavesTheBits) {
   // All ranks begin with the same weights: rank 0 may die before it has given
   // the others its own.
   person.seed = 1;
+  person.still = 20000;  // a second part of the state
   const Outcome whole = TrainAll({person})[0];
   ASSERT_THAT(whole.status, IsOk());
   int deaths = 0;
@@ -451,6 +452,14 @@ TEST_F(ElasticTrainingTest, NewcomerWithAnotherModelIsRefusedAndNamed) {
   other.width = 17;
   EXPECT_THAT(StatusOfNewcomer(other),
               StatusIs(absl::StatusCode::kInvalidArgument, "hidden.bias"));
+}
+
+TEST_F(ElasticTrainingTest, NewcomerThatTrainsOtherParametersIsRefused) {
+  Person other;
+  other.freezes = true;
+  EXPECT_THAT(StatusOfNewcomer(other),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "hidden.weight of the model is frozen"));
 }
 
 TEST_F(ElasticTrainingTest, NewcomerOfAnotherBuildIsRefusedAndBothAreNamed) {

@@ -382,7 +382,8 @@ class ElasticTrainingTest : public ::testing::Test {
     absl::Duration leave_after = absl::ZeroDuration();
     int64_t width = 16;
     std::string build = BuildText();
-    bool ties = false;  // Net, as the next
+    bool freezes = false;  // all of it
+    bool ties = false;     // Net, as the next
     int64_t still = 0;
     bool has_first_copies = true;  // the same for all
     int epochs = 3;
@@ -550,6 +551,7 @@ class ElasticTrainingTest : public ::testing::Test {
     Generator generator(person.seed != 0 ? person.seed
                                          : static_cast<uint64_t>(id) + 1);
     Net net(person.width, generator, person.ties, person.still);
+    if (person.freezes) net.Freeze();
     net.To(DeviceOf(person));
     generator = Generator(5);
     optimizer::AdamOptions adam;
@@ -599,6 +601,7 @@ class ElasticTrainingTest : public ::testing::Test {
     };
     elastic.leave_after = person.leave_after;
     elastic.build = person.build;
+    elastic.stretch_bytes = 1;
     elastic.has_trained = person.has_trained;
     WEFT_ASSIGN_OR_RETURN(
         const auto training,
@@ -684,16 +687,13 @@ class ElasticTrainingTest : public ::testing::Test {
   Outcome undisturbed_;
 };
 
-inline Dies InStep(int64_t step) {
-  return [step](int64_t steps, bool is_in_step) {
-    return is_in_step && steps >= step;
+inline Dies DiesAt(int64_t step, bool in_step) {
+  return [=](int64_t steps, bool is_in_step) {
+    return is_in_step == in_step && steps >= step;
   };
 }
-inline Dies AfterStep(int64_t step) {
-  return [step](int64_t steps, bool is_in_step) {
-    return !is_in_step && steps >= step;
-  };
-}
+inline Dies InStep(int64_t step) { return DiesAt(step, true); }
+inline Dies AfterStep(int64_t step) { return DiesAt(step, false); }
 
 }  // namespace weft::train
 

@@ -34,6 +34,8 @@ constexpr absl::Duration kHastyGoodBye = absl::Seconds(3);
 constexpr absl::Duration kAgreement = absl::Minutes(2);
 // Whether others wait to take part: what is not answered is asked again.
 constexpr absl::Duration kToAsk = absl::Seconds(1);
+// A call that waits for them is made again after this time.
+constexpr absl::Duration kToComeFor = absl::Seconds(10);
 // A trainer that is asked to stop while the trainers of an elastic job meet
 // waits so long for the meeting, which ends soon where there are enough of
 // them, and leaves after a step. If the meeting lasts longer, the others may
@@ -189,6 +191,28 @@ void Job::EndJoin() {
   if (auto made = next_group_.Take()) made->IgnoreError();
 }
 
+// A question to the coordinator each time would make all ranks wait for its
+// answer: they wait for this one in the next operation.
+bool Job::HasNewcomers(const worker::JoinGroupOptions& options) {
+  const auto came = newcomers_.TakeIfDone();
+  if (!newcomers_.has_begun()) {
+    // Where it has no thread nobody is taken in now.
+    newcomers_
+        .Begin("who waits for an elastic training",
+               [this, options]() -> absl::StatusOr<bool> {
+                 WEFT_RETURN_IF_ERROR(
+                     worker::AwaitMembersWaiting(worker_, options, kToComeFor)
+                         .status());
+                 return true;
+               })
+        .IgnoreError();
+  }
+  if (!came.has_value() || !came->ok()) return false;
+  // They may be in a group by now.
+  const auto waiting = worker::MembersWaiting(worker_, options, kToAsk);
+  return waiting.ok() && !waiting->empty();
+}
+
 DataParallelTraining::Elastic Job::MakeElastic(
     int max, worker::JoinGroupOptions options) {
   const worker::Options& self = worker_.options();
@@ -226,10 +250,7 @@ DataParallelTraining::Elastic Job::MakeElastic(
         .IgnoreError();
   };
   elastic.has_joined_ahead = [this] { return next_group_.is_done(); };
-  elastic.has_newcomers = [this, options] {
-    const auto waiting = worker::MembersWaiting(worker_, options, kToAsk);
-    return waiting.ok() && !waiting->empty();
-  };
+  elastic.has_newcomers = [this, options] { return HasNewcomers(options); };
   return elastic;
 }
 

@@ -70,12 +70,16 @@ class Job {
   absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinElastic(
       const worker::JoinGroupOptions& options,
       const DataParallelTraining::Elastic::Prepare& prepare);
+  bool HasNewcomers(const worker::JoinGroupOptions& options);
 
   worker::Worker& worker_;
   const Options& options_;
   CancelSource end_join_;
   // The group that is made while the training goes on.
   BackgroundTask<std::unique_ptr<collectives::ProcessGroup>> next_group_;
+  // Waits until others wait to take part: true then. What it waits for ends
+  // once this worker has left the job.
+  BackgroundTask<bool> newcomers_;
 };
 
 // Joins the job as a trainer, runs `train`, and leaves the job. From the start

@@ -3,11 +3,11 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <numeric>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "weft/tensor/device.h"
 #include "weft/tensor/dtype.h"
@@ -115,30 +115,60 @@ uint64_t StateParts::HashOf(const Piece& piece) const {
   return XXH3_64bits(slice.raw(), static_cast<size_t>(slice.bytes()));
 }
 
-std::vector<uint64_t> StateParts::Hashes() const {
+size_t StateParts::pieces_of(int begin, int end) const {
+  return begin < end ? parts_[end - 1].last - parts_[begin].first : 0;
+}
+
+std::vector<uint64_t> StateParts::HashesOf(int begin, int end) const {
   std::vector<uint64_t> hashes;
-  hashes.reserve(pieces_.size());
-  for (const Piece& piece : pieces_) hashes.push_back(HashOf(piece));
+  hashes.reserve(pieces_of(begin, end));
+  for (int part = begin; part < end; ++part) {
+    for (size_t i = parts_[part].first; i < parts_[part].last; ++i) {
+      hashes.push_back(HashOf(pieces_[i]));
+    }
+  }
   return hashes;
 }
 
 std::vector<int> StateParts::Differing(
-    const std::vector<uint64_t>& hashes) const {
-  return DifferingOf(Hashes(), hashes);
-}
-
-std::vector<int> StateParts::DifferingOf(
-    const std::vector<uint64_t>& own,
-    const std::vector<uint64_t>& hashes) const {
+    const std::vector<int>& parts, const std::vector<uint64_t>& hashes) const {
   std::vector<int> differing;
-  for (int part = 0; part < size(); ++part) {
+  for (const int part : parts) {
     for (size_t i = parts_[part].first; i < parts_[part].last; ++i) {
-      if (own[i] == hashes[i]) continue;
+      if (HashOf(pieces_[i]) == hashes[i]) continue;
       differing.push_back(part);
       break;
     }
   }
   return differing;
+}
+
+std::vector<int> StateParts::DifferingOf(
+    int begin, int end, const std::vector<uint64_t>& own,
+    const std::vector<uint64_t>& hashes) const {
+  std::vector<int> differing;
+  for (int part = begin; part < end; ++part) {
+    const size_t first = parts_[part].first, last = parts_[part].last;
+    if (!std::equal(own.begin() + first, own.begin() + last,
+                    hashes.begin() + first)) {
+      differing.push_back(part);
+    }
+  }
+  return differing;
+}
+
+bool StateParts::share_memory() const {
+  std::vector<std::pair<const std::byte*, const std::byte*>> ranges;
+  for (const Tensor& tensor : flat_) {
+    if (tensor.numel() == 0) continue;
+    const auto* const begin = static_cast<const std::byte*>(tensor.raw());
+    ranges.emplace_back(begin, begin + tensor.bytes());
+  }
+  std::sort(ranges.begin(), ranges.end());
+  return std::adjacent_find(ranges.begin(), ranges.end(),
+                            [](const auto& one, const auto& next) {
+                              return next.first < one.second;
+                            }) != ranges.end();
 }
 
 std::string StateParts::Difference(int part,
@@ -159,34 +189,6 @@ void StateParts::WriteBack() const {
     if (tensor.device().is_cpu() && tensor.is_contiguous()) continue;
     tensor.CopyFrom(flat_[i].View(tensor.shape()));
   }
-}
-
-std::string FormatHashes(const std::vector<uint64_t>& hashes) {
-  std::string text;
-  for (const uint64_t hash : hashes) {
-    absl::StrAppend(&text, absl::Hex(hash, absl::kZeroPad16));
-  }
-  return text;
-}
-
-absl::StatusOr<std::vector<uint64_t>> ParseHashes(absl::string_view text,
-                                                  size_t count) {
-  const auto bad = [&] {
-    return absl::InvalidArgumentError(
-        absl::StrCat("wanted ", count,
-                     " hashes of 16 digits of the state of a "
-                     "training, found ",
-                     text.size(), " bytes"));
-  };
-  constexpr size_t kDigits = 16;
-  if (text.size() != count * kDigits) return bad();
-  std::vector<uint64_t> hashes(count);
-  for (size_t i = 0; i < count; ++i) {
-    if (!absl::SimpleHexAtoi(text.substr(i * kDigits, kDigits), &hashes[i])) {
-      return bad();
-    }
-  }
-  return hashes;
 }
 
 }  // namespace weft::train

@@ -15,8 +15,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft::train {
@@ -33,6 +31,10 @@ class StateParts {
 
   int size() const { return static_cast<int>(parts_.size()); }
   size_t pieces() const { return pieces_.size(); }
+  // Of parts [begin, end).
+  size_t pieces_of(int begin, int end) const;
+  // Whether some elements belong to two tensors.
+  bool share_memory() const;
   // The size of each part.
   std::vector<int64_t> bytes() const;
 
@@ -44,17 +46,22 @@ class StateParts {
   void Place(int part, const Tensor& incoming) const;
 
   // The hash of each piece, in the order of the parts.
-  std::vector<uint64_t> Hashes() const;
-  // The parts with a piece that has another hash, in rising order. REQUIRES: as
-  // many as there are pieces.
-  std::vector<int> Differing(const std::vector<uint64_t>& hashes) const;
-  // The same of pieces that have the hashes `own`.
-  std::vector<int> DifferingOf(const std::vector<uint64_t>& own,
+  std::vector<uint64_t> Hashes() const { return HashesOf(0, size()); }
+  // Of those of parts [begin, end).
+  std::vector<uint64_t> HashesOf(int begin, int end) const;
+  // Those of `parts` with a piece that has another hash, in the same order.
+  // REQUIRES: `hashes` has those of all pieces of them; here and below the
+  // first is that of the first piece of part 0.
+  std::vector<int> Differing(const std::vector<int>& parts,
+                             const std::vector<uint64_t>& hashes) const;
+  // The same of parts [begin, end) that have the hashes `own`.
+  std::vector<int> DifferingOf(int begin, int end,
+                               const std::vector<uint64_t>& own,
                                const std::vector<uint64_t>& hashes) const;
   // "parameter hidden.weight with bits of hash ..., found ...": the first
   // tensor of `part` that has another hash.
   std::string Difference(int part, const std::vector<uint64_t>& wanted) const;
-  // All parts: what a rank that has nothing yet lacks.
+  // All parts.
   std::vector<int> All() const;
 
   // Writes the state back to the tensors that are on a device. Throws as
@@ -81,12 +88,6 @@ class StateParts {
   std::vector<Piece> pieces_;
   std::vector<Part> parts_;
 };
-
-// Hashes as text, to be sent. ParseHashes: kInvalidArgument unless there are
-// `count`.
-std::string FormatHashes(const std::vector<uint64_t>& hashes);
-absl::StatusOr<std::vector<uint64_t>> ParseHashes(absl::string_view text,
-                                                  size_t count);
 
 }  // namespace weft::train
 

@@ -7,15 +7,12 @@
 #include "gtest/gtest.h"
 #include "weft/device/testing/simulated_context.h"
 #include "weft/tensor/tensor.h"
-#include "weft/tests/support/status_matchers.h"
 
 namespace weft::train {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using ::weft::testing::IsOkAndHolds;
-using ::weft::testing::StatusIs;
 
 // Two small ones, one without elements, and one of more than two parts.
 std::vector<StateParts::NamedTensor> Tensors(float first) {
@@ -42,16 +39,41 @@ TEST(StateParts, WhatIsSentBecomesTheStateOfWhoReceivesIt) {
   const StateParts source(Tensors(1));
   const StateParts other(Tensors(5));
   const std::vector<uint64_t> wanted = source.Hashes();
-  EXPECT_THAT(source.Differing(wanted), IsEmpty());
-  EXPECT_THAT(other.Differing(wanted), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(source.Differing(source.All(), wanted), IsEmpty());
+  EXPECT_THAT(other.Differing(other.All(), wanted), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(other.Differing({3, 1}, wanted), ElementsAre(3, 1));
   for (const int part : {2, 0}) {
     const Tensor incoming = other.Incoming(part);
     incoming.CopyFrom(source.Outgoing(part));
     other.Place(part, incoming);
   }
-  EXPECT_THAT(other.Differing(wanted), ElementsAre(1, 3));
+  EXPECT_THAT(other.Differing(other.All(), wanted), ElementsAre(1, 3));
+  EXPECT_THAT(other.DifferingOf(0, 4, other.Hashes(), wanted),
+              ElementsAre(1, 3));
+  EXPECT_THAT(other.DifferingOf(2, 4, other.Hashes(), wanted), ElementsAre(3));
   EXPECT_THAT(other.Difference(3, wanted),
               ::testing::StartsWith("large with bits of hash "));
+}
+
+TEST(StateParts, HashesOfSomePartsAreThoseOfTheirPieces) {
+  const StateParts parts(Tensors(1));
+  const std::vector<uint64_t> all = parts.Hashes();
+  EXPECT_EQ(parts.pieces_of(0, 4), all.size());
+  EXPECT_EQ(parts.pieces_of(0, 1), 2u);
+  EXPECT_EQ(parts.pieces_of(4, 4), 0u);
+  std::vector<uint64_t> joined = parts.HashesOf(0, 1);
+  for (const uint64_t hash : parts.HashesOf(1, 4)) joined.push_back(hash);
+  EXPECT_EQ(joined, all);
+}
+
+TEST(StateParts, TensorsThatShareMemoryAreFound) {
+  EXPECT_FALSE(StateParts(Tensors(1)).share_memory());
+  const Tensor whole = Tensor::Zeros({10}, DType::kF32);
+  const Tensor head = whole.Slice(0, 0, 5);
+  EXPECT_FALSE(StateParts({{"head", head}, {"tail", whole.Slice(0, 5, 10)}})
+                   .share_memory());
+  EXPECT_TRUE(StateParts({{"head", head}, {"tail", whole.Slice(0, 4, 10)}})
+                  .share_memory());
 }
 
 TEST(StateParts, PieceThatDiffersIsNamed) {
@@ -59,7 +81,7 @@ TEST(StateParts, PieceThatDiffersIsNamed) {
   const StateParts parts(tensors);
   const std::vector<uint64_t> wanted = parts.Hashes();
   tensors[3].tensor.Fill(9);
-  EXPECT_THAT(parts.Differing(wanted), ElementsAre(0));
+  EXPECT_THAT(parts.Differing(parts.All(), wanted), ElementsAre(0));
   EXPECT_THAT(parts.Difference(0, wanted),
               ::testing::StartsWith("count with bits of hash "));
 }
@@ -74,17 +96,6 @@ TEST(StateParts, TensorsOfADeviceAreWrittenBack) {
   parts.Place(0, incoming);
   parts.WriteBack();
   EXPECT_THAT(there.To(Device::Cpu()).ToVector<float>(), ElementsAre(4, 5, 6));
-}
-
-TEST(StateParts, HashesTravelAsText) {
-  const std::vector<uint64_t> hashes = {0, 1, ~uint64_t{0}};
-  EXPECT_THAT(ParseHashes(FormatHashes(hashes), 3), IsOkAndHolds(hashes));
-  EXPECT_THAT(ParseHashes("", 0), IsOkAndHolds(IsEmpty()));
-  for (const char* bad : {"", "0", "000000000000000g", "-000000000000001"}) {
-    EXPECT_THAT(ParseHashes(bad, 1),
-                StatusIs(absl::StatusCode::kInvalidArgument, "wanted 1 hashes"))
-        << bad;
-  }
 }
 
 }  // namespace

@@ -125,6 +125,7 @@ DataParallelTraining::Done DataParallelTraining::Do(
 
 DataParallelTraining::Done DataParallelTraining::Do(
     const StepCommit::Meet& action) {
+  EndGiving();  // the next group waits for it
   LogMeeting(action.reason);
   stopped_at_ = SteadyClock().Now();
   failure_ = HealthOfDevices(*parts_.model);
@@ -215,7 +216,7 @@ void DataParallelTraining::KeepState() {
 
 DataParallelTraining::Done DataParallelTraining::Do(
     const StepCommit::ShareState& action) {
-  WEFT_RETURN_IF_ERROR(TakeData(places_[action.source].data, action.source));
+  WEFT_RETURN_IF_ERROR(TakeData(places_[action.source].data));
   WEFT_RETURN_IF_ERROR(ShareState(action.source));
   return StepCommit::StateShared{};
 }
@@ -232,7 +233,7 @@ absl::Status DataParallelTraining::RestoreState() {
   WEFT_RETURN_IF_ERROR(LoadUpdateState(kept_->optimizer));
   has_parts_of_others_ = false;
   kept_.reset();
-  received_.reset();
+  own_hashes_.reset();
   return absl::OkStatus();
 }
 
@@ -240,7 +241,7 @@ DataParallelTraining::Done DataParallelTraining::Do(
     const StepCommit::TakePlace& action) {
   has_parts_of_others_ = false;
   kept_.reset();
-  received_.reset();
+  own_hashes_.reset();
   // It opened the tables before it met the others, who may have restored them
   // since.
   if (action.has_come && tables_.checkpoints.reopen != nullptr) {
@@ -264,6 +265,10 @@ DataParallelTraining::Done DataParallelTraining::Do(
       .With("meeting_ms", absl::ToInt64Milliseconds(met_at_ - stopped_at_))
       .With("state_ms",
             absl::ToInt64Milliseconds(SteadyClock().Now() - met_at_))
+      .With("hashing_ms", absl::ToInt64Milliseconds(times_.hashing))
+      .With("telling_ms", absl::ToInt64Milliseconds(times_.telling))
+      .With("moving_ms", absl::ToInt64Milliseconds(times_.moving))
+      .With("comparing_ms", absl::ToInt64Milliseconds(times_.comparing))
       .With("given_bytes", given_bytes_);
   return std::nullopt;
 }
@@ -272,6 +277,7 @@ DataParallelTraining::Done DataParallelTraining::Do(
 
 // The loop of the caller does.
 DataParallelTraining::Done DataParallelTraining::Do(const StepCommit::Train&) {
+  GoOnGiving();
   if (!has_tables()) return std::nullopt;
   own_parts_.assign(loaders_.size(), std::nullopt);
   WEFT_RETURN_IF_ERROR(tables_.begin_round(steps()));

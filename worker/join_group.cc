@@ -272,6 +272,14 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Connect(
                                            std::move(group));
 }
 
+absl::Status CheckIsElastic(const Worker& worker,
+                            const JoinGroupOptions& options) {
+  if (worker.options().is_elastic()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "MembersWaiting ", options.name, ": the job of ", worker.options().name(),
+      " is ", worker.options().world().ToString(), ", not elastic"));
+}
+
 Ranks RanksOf(const Worker& worker, const rendezvous::Roll& roll) {
   Ranks ranks;
   ranks.nonce = absl::StrCat(roll.round);
@@ -385,14 +393,16 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
 
 absl::StatusOr<std::vector<std::string>> MembersWaiting(
     Worker& worker, const JoinGroupOptions& options, absl::Duration timeout) {
-  if (!worker.options().is_elastic()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("MembersWaiting ", options.name, ": the job of ",
-                     worker.options().name(), " is ",
-                     worker.options().world().ToString(), ", not elastic"));
-  }
+  WEFT_RETURN_IF_ERROR(CheckIsElastic(worker, options));
   return worker.roll_calls().Waiting(options.name, SelectorOf(worker, options),
                                      timeout);
+}
+
+absl::StatusOr<std::vector<std::string>> AwaitMembersWaiting(
+    Worker& worker, const JoinGroupOptions& options, absl::Duration timeout) {
+  WEFT_RETURN_IF_ERROR(CheckIsElastic(worker, options));
+  return worker.roll_calls().AwaitWaiting(options.name,
+                                          SelectorOf(worker, options), timeout);
 }
 
 }  // namespace weft::worker

@@ -136,6 +136,10 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
 // elastic; and errors of Membership::store().
 absl::StatusOr<std::vector<std::string>> MembersWaiting(
     Worker& worker, const JoinGroupOptions& options, absl::Duration timeout);
+// The same once there are any, on a thread that has nothing else to do:
+// kDeadlineExceeded if nobody comes in that time.
+absl::StatusOr<std::vector<std::string>> AwaitMembersWaiting(
+    Worker& worker, const JoinGroupOptions& options, absl::Duration timeout);
 
 // For JoinGroupOptions::members: the names of the members that `selector`
 // (View::Select) finds in the newest view, by role and rank. Workers that look

@@ -412,9 +412,14 @@ TEST_F(ElasticJob, LateWorkerWaitsAndIsInTheNextGroup) {
   ComeAll(2);
   const JoinGroupOptions join = Within(kLong);
   EXPECT_THAT(MeetAndSum({0, 1}, 2, join), Each(IsOk()));
+  EXPECT_THAT(
+      AwaitMembersWaiting(*workers_[0], join, absl::Milliseconds(20)).status(),
+      StatusIs(absl::StatusCode::kDeadlineExceeded));
   Come(2);
   std::vector<absl::Status> late;
   std::thread third([&] { late = MeetAndSum({2}, 3, join); });
+  EXPECT_THAT(AwaitMembersWaiting(*workers_[0], join, kLong),
+              IsOkAndHolds(ElementsAre("trainer2")));
   AwaitWaiting(join, {"trainer2"});
   EXPECT_THAT(MeetAndSum({0, 1}, 3, join), Each(IsOk()));
   third.join();

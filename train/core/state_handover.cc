@@ -3,46 +3,58 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "weft/base/check.h"
 
 namespace weft::train {
 
 StateHandover::StateHandover(std::vector<bool> holds, int source,
-                             std::vector<int64_t> bytes)
-    : holds_(std::move(holds)), source_(source), bytes_(std::move(bytes)) {
+                             std::vector<int64_t> bytes, int64_t stretch_bytes)
+    : holds_(std::move(holds)),
+      source_(source),
+      bytes_(std::move(bytes)),
+      stretch_bytes_(stretch_bytes) {
   WEFT_CHECK(source >= 0 && source < static_cast<int>(holds_.size()) &&
              holds_[source])
       << "source " << source;
+  GoToNextStretch();
+}
+
+void StateHandover::GoToNextStretch() {
+  told_ = next_;
+  int64_t bytes = 0;
+  while (next_ < static_cast<int>(bytes_.size()) &&
+         (next_ == told_ || bytes < stretch_bytes_)) {
+    bytes += bytes_[next_++];
+  }
 }
 
 std::vector<StateHandover::Transfer> StateHandover::NextRound(
     const std::vector<std::vector<int>>& lacks) {
   WEFT_CHECK_EQ(lacks.size(), holds_.size());
-  for (const Transfer& sent : round_) {
-    const std::vector<int>& still = lacks[sent.to];
-    if (std::binary_search(still.begin(), still.end(), sent.part)) {
-      wrong_.emplace(sent.to, sent.part, sent.from);
-    }
-  }
-  round_.clear();
+  std::vector<Transfer> round;
   unobtainable_.assign(holds_.size(), std::nullopt);
   std::vector<int64_t> load(holds_.size());
   for (int to = 0; to < static_cast<int>(lacks.size()); ++to) {
     if (holds_[to]) continue;
     for (const int part : lacks[to]) {
+      const auto sent = sent_.find({to, part});
+      if (sent != sent_.end()) {
+        wrong_.emplace(to, part, sent->second);
+        sent_.erase(sent);
+      }
       const int from = ChooseSender(to, part, load);
       if (from < 0) {
         if (!unobtainable_[to].has_value()) unobtainable_[to] = part;
         continue;
       }
       load[from] += bytes_[part];
-      round_.push_back({from, to, part});
+      sent_[{to, part}] = from;
+      round.push_back({from, to, part});
     }
   }
-  return round_;
+  is_over_ = told_ == next_ && round.empty();
+  GoToNextStretch();
+  return round;
 }
 
 // The least loaded one; of a part that was wrong, the source first, whose hash
@@ -74,38 +86,6 @@ std::vector<int> StateHandover::SentWrong(int rank, int part) const {
     if (wrong_.count({rank, part, from}) > 0) senders.push_back(from);
   }
   return senders;
-}
-
-std::string FormatParts(const std::vector<int>& parts) {
-  std::string text;
-  for (size_t i = 0; i < parts.size();) {
-    size_t end = i + 1;
-    while (end < parts.size() && parts[end] == parts[end - 1] + 1) ++end;
-    absl::StrAppend(&text, i == 0 ? "" : ",", parts[i]);
-    if (end - i > 1) absl::StrAppend(&text, "-", parts[end - 1]);
-    i = end;
-  }
-  return text;
-}
-
-absl::StatusOr<std::vector<int>> ParseParts(absl::string_view text, int parts) {
-  std::vector<int> parsed;
-  if (text.empty()) return parsed;
-  const std::vector<absl::string_view> ranges = absl::StrSplit(text, ',');
-  for (const absl::string_view range : ranges) {
-    const std::vector<absl::string_view> ends = absl::StrSplit(range, '-');
-    int first = 0, last = 0;
-    const int next = parsed.empty() ? 0 : parsed.back() + 1;
-    if (ends.size() > 2 || !absl::SimpleAtoi(ends.front(), &first) ||
-        !absl::SimpleAtoi(ends.back(), &last) || first < next || last < first ||
-        last >= parts) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "wanted rising ranges of ", parts,
-          " parts of the state that a rank lacks, found \"", range, "\""));
-    }
-    for (int part = first; part <= last; ++part) parsed.push_back(part);
-  }
-  return parsed;
 }
 
 }  // namespace weft::train

@@ -1,52 +1,72 @@
 #include "weft/train/core/state_handover.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/tests/support/status_matchers.h"
 
 namespace weft::train {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using ::weft::testing::IsOkAndHolds;
-using ::weft::testing::StatusIs;
 using Transfer = StateHandover::Transfer;
 
+constexpr int64_t kAll = 1000;  // one stretch
+
 TEST(StateHandover, PartsComeFromAllWhoHoldThem) {
-  StateHandover handover({true, true, false, true}, 0, {4, 4, 4, 4, 4, 4});
+  StateHandover handover({true, true, false, true}, 0, {4, 4, 4, 4, 4, 4},
+                         kAll);
+  EXPECT_THAT(handover.NextRound({{}, {}, {}, {}}), IsEmpty());
   EXPECT_THAT(
       handover.NextRound({{}, {}, {0, 1, 2, 3, 4, 5}, {}}),
       ElementsAre(Transfer{0, 2, 0}, Transfer{1, 2, 1}, Transfer{3, 2, 2},
                   Transfer{0, 2, 3}, Transfer{1, 2, 4}, Transfer{3, 2, 5}));
+  EXPECT_FALSE(handover.is_over());
   EXPECT_THAT(handover.NextRound({{}, {}, {}, {}}), IsEmpty());
+  EXPECT_TRUE(handover.is_over());
+}
+
+TEST(StateHandover, HashesAreToldByStretches) {
+  StateHandover handover({true, false}, 0, {4, 4, 4, 4, 4}, 8);
+  EXPECT_EQ(handover.stretch().begin, 0);
+  EXPECT_EQ(handover.stretch().end, 2);
+  EXPECT_THAT(handover.NextRound({{}, {}}), IsEmpty());
+  EXPECT_EQ(handover.stretch().end, 4);
+  EXPECT_THAT(handover.NextRound({{}, {0, 1}}),
+              ElementsAre(Transfer{0, 1, 0}, Transfer{0, 1, 1}));
+  EXPECT_EQ(handover.stretch().begin, 4);
+  EXPECT_EQ(handover.stretch().end, 5);
+  EXPECT_THAT(handover.NextRound({{}, {}}), IsEmpty());
+  EXPECT_FALSE(handover.is_over()) << "part 4 may be lacked";
+  EXPECT_EQ(handover.stretch().begin, handover.stretch().end);
+  EXPECT_THAT(handover.NextRound({{}, {4}}), ElementsAre(Transfer{0, 1, 4}));
+  EXPECT_FALSE(handover.is_over()) << "part 4 may be wrong";
+  EXPECT_THAT(handover.NextRound({{}, {}}), IsEmpty());
+  EXPECT_TRUE(handover.is_over());
 }
 
 TEST(StateHandover, LargePartsWeighMore) {
-  StateHandover handover({true, true, false}, 0, {10, 4, 4, 4});
+  StateHandover handover({true, true, false}, 0, {10, 4, 4, 4}, kAll);
   EXPECT_THAT(handover.NextRound({{}, {}, {0, 1, 2, 3}}),
               ElementsAre(Transfer{0, 2, 0}, Transfer{1, 2, 1},
                           Transfer{1, 2, 2}, Transfer{1, 2, 3}));
 }
 
 TEST(StateHandover, WhatHasComeBeforeIsNotSentAgain) {
-  StateHandover handover({true, false}, 0, {4, 4, 4});
+  StateHandover handover({true, false}, 0, {4, 4, 4}, kAll);
   EXPECT_THAT(handover.NextRound({{}, {2}}), ElementsAre(Transfer{0, 1, 2}));
 }
 
 TEST(StateHandover, WrongPartIsAskedOfTheSourceThenOfAnyOther) {
-  StateHandover handover({false, true, true, true}, 2, {4});
-  std::set<int> asked;
+  StateHandover handover({false, true, true, true}, 2, {4, 4}, 4);
   EXPECT_THAT(handover.NextRound({{0}, {}, {}, {}}),
               ElementsAre(Transfer{1, 0, 0}));
   EXPECT_THAT(handover.SentWrong(0, 0), IsEmpty());
-  EXPECT_THAT(handover.NextRound({{0}, {}, {}, {}}),
-              ElementsAre(Transfer{2, 0, 0}));
+  EXPECT_THAT(handover.NextRound({{0, 1}, {}, {}, {}}),
+              ElementsAre(Transfer{2, 0, 0}, Transfer{1, 0, 1}));
   EXPECT_THAT(handover.SentWrong(0, 0), ElementsAre(1));
   EXPECT_THAT(handover.NextRound({{0}, {}, {}, {}}),
               ElementsAre(Transfer{3, 0, 0}));
@@ -55,20 +75,7 @@ TEST(StateHandover, WrongPartIsAskedOfTheSourceThenOfAnyOther) {
   EXPECT_EQ(handover.Unobtainable(0), 0);
   EXPECT_EQ(handover.Unobtainable(1), std::nullopt);
   EXPECT_THAT(handover.SentWrong(0, 0), ElementsAre(1, 2, 3));
-}
-
-TEST(StateHandover, PartsAreToldAsRanges) {
-  EXPECT_EQ(FormatParts({}), "");
-  EXPECT_EQ(FormatParts({0, 1, 2, 5, 7, 8}), "0-2,5,7-8");
-  EXPECT_THAT(ParseParts("", 3), IsOkAndHolds(IsEmpty()));
-  EXPECT_THAT(ParseParts("0-2,5,7-8", 9),
-              IsOkAndHolds(ElementsAre(0, 1, 2, 5, 7, 8)));
-  for (const char* bad : {"x", "1-", "-1", "2-1", "1,1", "3,2", "0-2-3", "9",
-                          "0-9", ",", "1,", "99999999999"}) {
-    EXPECT_THAT(ParseParts(bad, 9),
-                StatusIs(absl::StatusCode::kInvalidArgument, "rising ranges"))
-        << bad;
-  }
+  EXPECT_THAT(handover.SentWrong(0, 1), IsEmpty());
 }
 
 }  // namespace

@@ -2,7 +2,9 @@
 
 #include <utility>
 
+#include "weft/base/clock.h"
 #include "weft/tensor/dtype.h"
+#include "weft/train/state/receive_parts.h"
 
 namespace weft::train {
 namespace {
@@ -30,15 +32,16 @@ bool IsGiver(const FirstCopy::Told& told) {
 
 }  // namespace
 
-FirstCopy FirstCopy::OfGiver(const StateParts& parts, int share, int shares,
-                             int64_t steps, uint64_t fingerprint) {
+FirstCopy FirstCopy::OfGiver(std::shared_ptr<GivenShare> given, int64_t steps,
+                             uint64_t fingerprint) {
   FirstCopy copy;
-  copy.own_ = {
-      Told::kGives, share, shares, steps, static_cast<int64_t>(fingerprint),
-      parts.size()};
-  for (int part = share; part < parts.size(); part += shares) {
-    copy.given_[part] = parts.Outgoing(part).Clone();
-  }
+  copy.own_ = {Told::kGives,
+               given->share(),
+               given->shares(),
+               steps,
+               static_cast<int64_t>(fingerprint),
+               given->parts()};
+  copy.share_ = std::move(given);
   return copy;
 }
 
@@ -82,37 +85,50 @@ std::vector<FirstCopy::Transfer> FirstCopy::Plan(
   return transfers;
 }
 
-bool FirstCopy::Run(collectives::ProcessGroup& group,
-                    absl::FunctionRef<void()> before_taking) {
+void FirstCopy::Run(collectives::ProcessGroup& group,
+                    absl::FunctionRef<void()> before_taking,
+                    absl::FunctionRef<void()> after_taking) {
+  if (share_ != nullptr) {
+    auto given = share_->Take(SteadyClock().Now() + group.timeout());
+    if (!given.has_value()) own_ = Told();
+    given_ = std::move(given).value_or(std::map<int, Tensor>());
+  }
   const Tensor all = Tensor::Empty({group.size() * kNumbers}, DType::kI64);
   const Tensor own = Tensor::FromVector<int64_t>(NumbersOf(own_));
-  if (!group.AllGather(own, all).ok()) return false;
+  if (!group.AllGather(own, all).ok()) return;
   std::vector<Told> told;
   for (int rank = 0; rank < group.size(); ++rank) {
     told.push_back(ToldBy(all.data<int64_t>() + rank * kNumbers));
   }
-  std::vector<collectives::PointToPoint> moves;
-  std::vector<std::pair<int, Tensor>> incoming;
-  for (const Transfer& one : Plan(told)) {
+  const std::vector<Transfer> transfers = Plan(told);
+  if (transfers.empty()) return;  // on all ranks
+  Move(group, transfers, before_taking, after_taking);
+  group.Barrier().IgnoreError();
+}
+
+void FirstCopy::Move(collectives::ProcessGroup& group,
+                     const std::vector<Transfer>& transfers,
+                     absl::FunctionRef<void()> before_taking,
+                     absl::FunctionRef<void()> after_taking) {
+  std::vector<collectives::PointToPoint> sends;
+  std::vector<IncomingPart> incoming;
+  for (const Transfer& one : transfers) {
     const uint64_t tag = kFirstCopyTag + static_cast<uint64_t>(one.part);
     if (one.from == group.rank()) {
-      moves.push_back(
+      sends.push_back(
           {collectives::PointToPoint::kSend, given_.at(one.part), one.to, tag});
     } else if (one.to == group.rank()) {
       if (incoming.empty()) before_taking();
-      incoming.emplace_back(one.part, taken_->Incoming(one.part));
-      moves.push_back({collectives::PointToPoint::kReceive,
-                       incoming.back().second, one.from, tag});
+      incoming.push_back({one.part, one.from, tag, taken_->Incoming(one.part)});
     }
   }
-  if (moves.empty()) return false;
-  // Once it returns nothing is written any more: it has a deadline of its own.
-  const bool has_come =
-      group.ExchangeAsync(moves).Wait(absl::InfiniteDuration()).ok();
-  if (has_come) {
-    for (const auto& [part, tensor] : incoming) taken_->Place(part, tensor);
-  }
-  return !incoming.empty();
+  if (!sends.empty()) group.Exchange(sends).IgnoreError();
+  if (incoming.empty()) return;
+  const auto place = [&](const std::vector<IncomingPart>& some) {
+    for (const IncomingPart& one : some) taken_->Place(one.part, one.tensor);
+  };
+  ReceiveParts(group, incoming, place).IgnoreError();
+  after_taking();
 }
 
 }  // namespace weft::train

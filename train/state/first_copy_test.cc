@@ -1,17 +1,21 @@
 #include "weft/train/state/first_copy.h"
 
+#include <atomic>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/base/clock.h"
 #include "weft/collectives/backends/local/local_world.h"
 #include "weft/collectives/process_group.h"
 #include "weft/tensor/tensor.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
+#include "weft/train/state/given_share.h"
 #include "weft/train/state_parts.h"
 
 namespace weft::train {
@@ -99,20 +103,53 @@ StateParts PartsOf(float value, std::vector<Tensor>* tensors) {
 TEST(FirstCopy, NewcomerHasTheStateOfThatStep) {
   constexpr int kRanks = 3;
   collectives::LocalWorld world(kRanks);
+  std::atomic<bool> is_there{false};
   const auto statuses = testing::RunRanks(kRanks, [&](int rank) {
     const auto group = collectives::ProcessGroup::Create(world.Connect(rank));
     std::vector<Tensor> tensors;
     const StateParts parts = PartsOf(rank == 2 ? 0.0f : 4.0f, &tensors);
-    FirstCopy copy = rank == 2 ? FirstCopy::OfTaker(parts, kModel)
-                               : FirstCopy::OfGiver(parts, rank, 2, 5, kModel);
-    // It trains meanwhile.
-    if (rank != 2) tensors[1].Fill(9);
-    EXPECT_EQ(copy.Run(*group), rank == 2);
+    FirstCopy copy = FirstCopy::OfTaker(parts, kModel);
+    if (rank != 2) {
+      const auto given = std::make_shared<GivenShare>(parts, rank, 2);
+      copy = FirstCopy::OfGiver(given, 5, kModel);
+      given->CopySome(SteadyClock().Now());
+      tensors[1].Fill(9);  // it trains meanwhile
+    }
+    bool has_taken = false;
+    copy.Run(
+        *group, [] {}, [&] { is_there = has_taken = true; });
+    EXPECT_EQ(has_taken, rank == 2);
+    EXPECT_TRUE(is_there) << "rank " << rank << " has waited for nobody";
     if (rank != 2) return absl::OkStatus();
     for (const Tensor& tensor : tensors) {
       EXPECT_THAT(tensor.ToVector<float>(), Each(4.0f));
     }
     return absl::OkStatus();
+  });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+// The group with it is of use all the same, and one share less is there.
+TEST(FirstCopy, RankThatCopiesNoMoreGivesNothing) {
+  constexpr int kRanks = 3;
+  collectives::LocalWorld world(kRanks);
+  const auto statuses = testing::RunRanks(kRanks, [&](int rank) {
+    const auto group = collectives::ProcessGroup::Create(world.Connect(rank));
+    std::vector<Tensor> tensors;
+    const StateParts parts = PartsOf(rank == 2 ? 0.0f : 4.0f, &tensors);
+    FirstCopy copy = FirstCopy::OfTaker(parts, kModel);
+    if (rank != 2) {
+      const auto given = std::make_shared<GivenShare>(parts, rank, 2);
+      copy = FirstCopy::OfGiver(given, 5, kModel);
+      if (rank == 1) given->Stop();
+      given->CopySome(SteadyClock().Now());
+    }
+    copy.Run(*group);
+    if (rank == 2) {
+      EXPECT_EQ(tensors[0].ToVector<float>()[0], 4);  // part 0
+      EXPECT_EQ(tensors[1].ToVector<float>()[0], 0);  // part 1
+    }
+    return group->Barrier();
   });
   EXPECT_THAT(statuses, Each(IsOk()));
 }
