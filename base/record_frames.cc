@@ -12,6 +12,7 @@ namespace weft {
 namespace {
 
 constexpr size_t kHeaderBytes = 2 * sizeof(uint32_t) + sizeof(uint64_t);
+static_assert(kHeaderBytes == kFrameHeaderBytes);
 constexpr char kEnd = '\x5a';
 
 uint32_t CheckOf(uint32_t size) {
@@ -37,21 +38,27 @@ void AppendFrame(absl::string_view record, std::string* to) {
   to->push_back(kEnd);
 }
 
+std::optional<uint32_t> FrameLength(absl::string_view bytes) {
+  uint32_t size;
+  uint32_t check;
+  std::memcpy(&size, bytes.data(), sizeof(size));
+  std::memcpy(&check, bytes.data() + sizeof(size), sizeof(check));
+  if (check != CheckOf(size)) return std::nullopt;
+  return size;
+}
+
 absl::StatusOr<bool> TakeFrame(absl::string_view* bytes, uint32_t most_bytes,
                                absl::string_view* record) {
   if (bytes->size() < kHeaderBytes) return false;
-  uint32_t size;
-  uint32_t check;
+  const std::optional<uint32_t> length = FrameLength(*bytes);
   uint64_t hash;
-  std::memcpy(&size, bytes->data(), sizeof(size));
-  std::memcpy(&check, bytes->data() + sizeof(size), sizeof(check));
-  std::memcpy(&hash, bytes->data() + sizeof(size) + sizeof(check),
-              sizeof(hash));
+  std::memcpy(&hash, bytes->data() + kHeaderBytes - sizeof(hash), sizeof(hash));
   const absl::string_view rest = bytes->substr(kHeaderBytes);
-  if (check != CheckOf(size)) {
+  if (!length.has_value()) {
     if (IsAllZeros(rest)) return false;
     return absl::DataLossError("a false length");
   }
+  const uint32_t size = *length;
   if (size > most_bytes) {
     return absl::DataLossError(absl::StrCat("a record of ", size, " bytes"));
   }

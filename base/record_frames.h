@@ -11,12 +11,17 @@
 #define WEFT_BASE_RECORD_FRAMES_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
 namespace weft {
+
+// Before a record, and after it.
+inline constexpr int64_t kFrameHeaderBytes = 16;
+inline constexpr int64_t kFrameEndBytes = 1;
 
 void AppendFrame(absl::string_view record, std::string* to);
 
@@ -26,6 +31,10 @@ void AppendFrame(absl::string_view record, std::string* to);
 // kDataLoss: something else, or a record of more than `most_bytes`.
 absl::StatusOr<bool> TakeFrame(absl::string_view* bytes, uint32_t most_bytes,
                                absl::string_view* record);
+
+// The length of the record whose frame `bytes` begin with, which have the
+// header at least; nothing if its check does not hold.
+std::optional<uint32_t> FrameLength(absl::string_view bytes);
 
 }  // namespace weft
 

@@ -123,7 +123,17 @@ absl::StatusOr<std::string> FakeFileSystem::Read(const std::string& path,
                                                  int64_t max_bytes) {
   WEFT_ASSIGN_OR_RETURN(const int64_t size, Size(path));
   if (size > max_bytes) return absl::ResourceExhaustedError(path);
+  largest_read_ = std::max(largest_read_, size);
   return now_.at(path)->bytes;
+}
+
+absl::StatusOr<std::string> FakeFileSystem::ReadAt(const std::string& path,
+                                                   int64_t offset,
+                                                   int64_t most) {
+  WEFT_ASSIGN_OR_RETURN(const int64_t size, Size(path));
+  std::string piece = now_.at(path)->bytes.substr(std::min(offset, size), most);
+  largest_read_ = std::max(largest_read_, static_cast<int64_t>(piece.size()));
+  return piece;
 }
 
 absl::StatusOr<int64_t> FakeFileSystem::Size(const std::string& path) {

@@ -49,6 +49,10 @@ class FakeFileSystem final : public FileSystem {
       const std::string& path) override;
   absl::StatusOr<std::string> Read(const std::string& path,
                                    int64_t max_bytes) override;
+  absl::StatusOr<std::string> ReadAt(const std::string& path, int64_t offset,
+                                     int64_t most) override;
+  // The most bytes that one ReadAt, or one Read, has asked for and got.
+  int64_t largest_read() const { return largest_read_; }
   absl::StatusOr<int64_t> Size(const std::string& path) override;
   absl::StatusOr<std::vector<std::string>> List(
       const std::string& directory) override;
@@ -80,6 +84,7 @@ class FakeFileSystem final : public FileSystem {
   int64_t spent_ = 0;
   Failure failure_ = Failure::kFull;
   bool has_failed_ = false;
+  int64_t largest_read_ = 0;
 };
 
 }  // namespace weft::checkpoint

@@ -48,6 +48,22 @@ std::string ParentOf(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
+absl::StatusOr<std::string> ReadFrom(int fd, const std::string& path,
+                                     int64_t offset, int64_t size) {
+  std::string bytes(size, '\0');
+  size_t have = 0;
+  while (have < bytes.size()) {
+    const ssize_t got = pread(fd, &bytes[have], bytes.size() - have,
+                              offset + static_cast<int64_t>(have));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return FromErrno(errno, "read", path);
+    if (got == 0) break;
+    have += got;
+  }
+  bytes.resize(have);
+  return bytes;
+}
+
 class LocalFile final : public WritableFile {
  public:
   LocalFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
@@ -90,17 +106,19 @@ class LocalFileSystem final : public FileSystem {
       return absl::ResourceExhaustedError(absl::StrCat(
           path, " has ", stat.st_size, " bytes, wanted at most ", max_bytes));
     }
-    std::string bytes(stat.st_size, '\0');
-    size_t have = 0;
-    while (have < bytes.size()) {
-      const ssize_t got = read(fd, &bytes[have], bytes.size() - have);
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) return FromErrno(errno, "read", path);
-      if (got == 0) break;
-      have += got;
-    }
-    bytes.resize(have);
-    return bytes;
+    return ReadFrom(fd, path, 0, stat.st_size);
+  }
+
+  absl::StatusOr<std::string> ReadAt(const std::string& path, int64_t offset,
+                                     int64_t most) override {
+    WEFT_ASSIGN_OR_RETURN(const int fd,
+                          Open(path, O_RDONLY | O_NONBLOCK, "open"));
+    const absl::Cleanup close_it = [fd] { close(fd); };
+    struct stat stat = {};
+    if (fstat(fd, &stat) != 0) return FromErrno(errno, "read", path);
+    if (!S_ISREG(stat.st_mode)) return FromErrno(EISDIR, "read", path);
+    const int64_t left = std::max<int64_t>(stat.st_size - offset, 0);
+    return ReadFrom(fd, path, offset, std::min(most, left));
   }
 
   absl::StatusOr<int64_t> Size(const std::string& path) override {

@@ -43,6 +43,10 @@ class FileSystem {
   // kResourceExhausted if it is larger than `max_bytes`. Follows no link.
   virtual absl::StatusOr<std::string> Read(const std::string& path,
                                            int64_t max_bytes) = 0;
+  // A piece: `most` bytes from `offset` on, or up to the file's end. Follows no
+  // link.
+  virtual absl::StatusOr<std::string> ReadAt(const std::string& path,
+                                             int64_t offset, int64_t most) = 0;
   virtual absl::StatusOr<int64_t> Size(const std::string& path) = 0;
 
   // Names in a directory, sorted.

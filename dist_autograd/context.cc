@@ -133,6 +133,17 @@ std::set<WorkerKey> Context::Others() const {
   return others;
 }
 
+void Context::AddPartners(const std::set<WorkerKey>& workers) {
+  MutexLock lock(mu_);
+  partners_.insert(workers.begin(), workers.end());
+}
+
+bool Context::MayStep(WorkerKey worker) const {
+  if (worker == id_.creator || worker == self_) return true;
+  MutexLock lock(mu_);
+  return partners_.count(worker) > 0;
+}
+
 absl::Status Context::AddParticipant(std::shared_ptr<Participant> participant) {
   MutexLock lock(mu_);
   if (is_closed_) {

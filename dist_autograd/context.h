@@ -125,6 +125,12 @@ class Context {
   // at its creator all that were called in it, and that passes came to.
   std::set<WorkerKey> Others() const ABSL_LOCKS_EXCLUDED(mu_);
 
+  // These took part in a pass that was committed here.
+  void AddPartners(const std::set<WorkerKey>& workers) ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether `worker` may step the context here: its creator, this worker, or
+  // one that took part in a pass that was committed here.
+  bool MayStep(WorkerKey worker) const ABSL_LOCKS_EXCLUDED(mu_);
+
   // `participant` has part in the steps of this context. kFailedPrecondition
   // after Close.
   absl::Status AddParticipant(std::shared_ptr<Participant> participant)
@@ -164,6 +170,7 @@ class Context {
   std::map<uint64_t, Send> sends_ ABSL_GUARDED_BY(mu_);
   std::set<WorkerKey> peers_ ABSL_GUARDED_BY(mu_);
   std::set<WorkerKey> reached_ ABSL_GUARDED_BY(mu_);
+  std::set<WorkerKey> partners_ ABSL_GUARDED_BY(mu_);
   std::vector<std::shared_ptr<Participant>> participants_ ABSL_GUARDED_BY(mu_);
   bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
   LeafGradients gradients_ ABSL_GUARDED_BY(mu_);

@@ -77,5 +77,17 @@ TEST(ContextTest, OthersAreThoseThatWereCalledAndThoseThatPassesCameTo) {
   EXPECT_THAT(context.Others(), ElementsAre(kPeer, kOther));
 }
 
+TEST(ContextTest, ItsCreatorAndWhoTookPartInAPassOfItMayStepIt) {
+  Context context({kPeer, 1}, kSelf, 10);
+  EXPECT_TRUE(context.MayStep(kPeer));
+  EXPECT_TRUE(context.MayStep(kSelf));
+  ASSERT_THAT(context.AddPeer(kOther), IsOk());
+  context.AddReached({kOther});
+  EXPECT_FALSE(context.MayStep(kOther));
+  context.AddPartners({kPeer, kOther});
+  EXPECT_TRUE(context.MayStep(kOther));
+  EXPECT_FALSE(context.MayStep({kOther.id, kOther.epoch + 1}));
+}
+
 }  // namespace
 }  // namespace weft::dist_autograd

@@ -102,6 +102,18 @@ void Contexts::Release(ContextId id) {
   }
 }
 
+absl::StatusOr<std::shared_ptr<Context>> Contexts::FindToStep(
+    const rpc::Worker& peer, ContextId id) const {
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<Context> context, Find(id));
+  if (context->MayStep(peer.key)) return context;
+  return absl::PermissionDeniedError(absl::StrCat(
+      "worker ", peer.name, " (", peer.key.ToString(), ") steps ",
+      id.ToString(), " at worker ", name(),
+      ", and took part in no pass of it that was committed here; its creator, "
+      "worker ",
+      weak_agent()->NameOf(id.creator), ", steps it"));
+}
+
 absl::Status Contexts::ServeRelease(const rpc::Worker& from, ContextId id) {
   if (id.creator != from.key) {
     return absl::PermissionDeniedError(absl::StrCat(
@@ -188,7 +200,7 @@ absl::StatusOr<int64_t> PrepareParticipants(rpc::CallContext& call,
                                             ContextId id) {
   WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Contexts> contexts,
                         Contexts::Of(call.agent()));
-  const auto context = contexts->Find(id);
+  const auto context = contexts->FindToStep(call.peer(), id);
   // A worker that no recorded call of the context came to has none.
   if (absl::IsNotFound(context.status())) return 0;
   WEFT_RETURN_IF_ERROR(context.status());
@@ -199,7 +211,7 @@ WEFT_RPC_IDEMPOTENT(PrepareParticipants);
 Future<void> CommitParticipants(rpc::CallContext& call, ContextId id) {
   const auto contexts = Contexts::Of(call.agent());
   if (!contexts.ok()) return MakeReady<void>(contexts.status());
-  const auto context = (*contexts)->Find(id);
+  const auto context = (*contexts)->FindToStep(call.peer(), id);
   if (absl::IsNotFound(context.status())) return MakeReady();
   if (!context.ok()) return MakeReady<void>(context.status());
   return (*context)->CommitParticipants();

@@ -89,6 +89,11 @@ class Contexts final : public rpc::extension::Library,
   absl::StatusOr<std::shared_ptr<Context>> Find(ContextId id) const {
     return table_->Find(id);
   }
+  // The same for `peer`, who prepares or makes a step of it here.
+  // kPermissionDenied unless it has created the context or took part in a pass
+  // of it that was committed here.
+  absl::StatusOr<std::shared_ptr<Context>> FindToStep(const rpc::Worker& peer,
+                                                      ContextId id) const;
   // Ends the context here and, if this worker has created it, at all workers
   // that have part in it (docs/dist_autograd.md, the end of a context).
   void Release(ContextId id);
@@ -124,7 +129,8 @@ class Contexts final : public rpc::extension::Library,
   const std::shared_ptr<Passes> passes_;
 };
 
-// As those of Context, at the worker that is called, for who steps a context.
+// As those of Context, at the worker that is called, for who steps a context
+// (Contexts::FindToStep). Where the context has no part there is nothing to do.
 absl::StatusOr<int64_t> PrepareParticipants(rpc::CallContext& call,
                                             ContextId id);
 Future<void> CommitParticipants(rpc::CallContext& call, ContextId id);

@@ -1,6 +1,7 @@
 // What a peer may send that keeps to no protocol: each entry of Contexts
 // refuses it, the process goes on, and the passes of others end as they would.
 
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "weft/autograd/ops.h"
+#include "weft/dist_autograd/participant.h"
 #include "weft/dist_autograd/pass_calls.h"
 #include "weft/dist_autograd/pass_fixture.h"
 #include "weft/rpc/attachment.h"
@@ -355,6 +357,53 @@ TEST_F(HostileTest, OutcomeIsToldToParticipantsAlone) {
                         std::string("no")),
               IsOk());
   ASSERT_THAT(scope.Backward(Sum(y)), IsOk());
+}
+
+class CountingParticipant final : public Participant {
+ public:
+  absl::StatusOr<bool> Prepare() override { return ++prepared > 0; }
+  Future<void> Commit() override {
+    ++committed;
+    return MakeReady();
+  }
+  void Abort() override {}
+
+  std::atomic<int> prepared{0}, committed{0};
+};
+
+// The owner has changes in store for the step of the root's context.
+TEST_F(HostileTest, OnlyWhoTookPartInAPassStepsItsContext) {
+  const Scope scope(*contexts_[kRoot]);
+  const Variable y = CallOwner(scope);
+  const auto changes = std::make_shared<CountingParticipant>();
+  ASSERT_THAT((*contexts_[kOwner]->Find(scope.id()))->AddParticipant(changes),
+              IsOk());
+  const auto step = [&](const rpc::Target& owner) {
+    const auto prepared = rpc::Call(owner, PrepareParticipants, scope.id());
+    const absl::Status committed =
+        rpc::Call(owner, CommitParticipants, scope.id());
+    EXPECT_EQ(prepared.status().code(), committed.code());
+    return committed;
+  };
+  const auto refused = StatusIs(absl::StatusCode::kPermissionDenied,
+                                "and took part in no pass of it");
+  EXPECT_THAT(step(From(kHostile, kOwner)), refused);
+  // Neither a call in the context makes it one of the pass...
+  ASSERT_THAT(
+      rpc::Call(Carrying(Header{scope.id(), 0, 0, {}}.ToBytes()), Plain, 1),
+      IsOk());
+  EXPECT_THAT(step(From(kHostile, kOwner)), refused);
+  ASSERT_THAT(scope.Backward(Sum(y)), IsOk());
+  EXPECT_THAT(step(From(kHostile, kOwner)), refused);
+  EXPECT_EQ(changes->prepared + changes->committed, 0);
+  // ...nor does it keep the root from its step, and from a second one.
+  EXPECT_THAT(step(To(kOwner)), IsOk());
+  EXPECT_EQ(changes->prepared, 1);
+  EXPECT_EQ(changes->committed, 1);
+  // Where the context has no part there is nothing to do.
+  EXPECT_THAT(rpc::Call(From(kOwner, kHostile), CommitParticipants,
+                        ContextId{KeyOf(kRoot), 999}),
+              IsOk());
 }
 
 }  // namespace

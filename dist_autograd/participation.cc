@@ -400,6 +400,7 @@ void Participation::Ask(WorkerKey peer) {
 
 void Participation::Apply(const absl::Status& outcome) {
   if (outcome.ok()) {
+    context_->AddPartners(participants_);
     context_->Commit(std::move(stage_));
     if (!retain_) task_->ReleaseSaved().IgnoreError();
     for (const auto& [message, slots] : used_slots_) {

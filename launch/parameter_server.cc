@@ -13,6 +13,7 @@
 #include "weft/launch/serve_tables.h"
 #include "weft/launch/standard_streams.h"
 #include "weft/ps/server.h"
+#include "weft/ps/service.h"
 #include "weft/train/job_outcome.h"
 #include "weft/train/start_unless_stopped.h"
 #include "weft/train/stop_signal.h"
@@ -178,7 +179,9 @@ absl::Status Serve(const Settings& settings) {
   serving.access = settings.access;
   serving.snapshot_memory = settings.snapshot_memory;
   weft::ps::Server server(serving);
-  auto worker = weft::train::StartUnlessStopped(options);
+  weft::worker::Options starting = options;
+  starting.access = weft::ps::AccessToTables(settings.access);
+  auto worker = weft::train::StartUnlessStopped(starting);
   if (!worker.ok()) return worker.status();
   const absl::Status served = weft::launch::ServeTables(
       **worker, server, weft::train::StopSignal, settings.grace);

@@ -227,10 +227,24 @@ absl::Status OptimizerShard::ApplyIn(const dist_autograd::Contexts& contexts,
   });
 }
 
+namespace {
+
+// Those of the worker that is called; kPermissionDenied if the caller may not
+// step the context.
+absl::StatusOr<std::shared_ptr<dist_autograd::Contexts>> ContextsToStep(
+    rpc::CallContext& call, const dist_autograd::ContextId& id) {
+  WEFT_ASSIGN_OR_RETURN(auto contexts,
+                        dist_autograd::Contexts::Of(call.agent()));
+  const auto context = contexts->FindToStep(call.peer(), id);
+  if (absl::IsPermissionDenied(context.status())) return context.status();
+  return contexts;
+}
+
+}  // namespace
+
 absl::StatusOr<OptimizerShard::Found> OptimizerShard::Check(
     rpc::CallContext& call, const dist_autograd::ContextId& id, int64_t norm) {
-  WEFT_ASSIGN_OR_RETURN(const auto contexts,
-                        dist_autograd::Contexts::Of(call.agent()));
+  WEFT_ASSIGN_OR_RETURN(const auto contexts, ContextsToStep(call, id));
   return CheckIn(*contexts, id, norm);
 }
 
@@ -238,16 +252,14 @@ absl::Status OptimizerShard::Apply(rpc::CallContext& call,
                                    const dist_autograd::ContextId& id,
                                    double learning_rate_scale,
                                    double gradient_scale) {
-  WEFT_ASSIGN_OR_RETURN(const auto contexts,
-                        dist_autograd::Contexts::Of(call.agent()));
+  WEFT_ASSIGN_OR_RETURN(const auto contexts, ContextsToStep(call, id));
   return ApplyIn(*contexts, id, learning_rate_scale, gradient_scale);
 }
 
 absl::StatusOr<OptimizerShard::Found> OptimizerShard::CheckAndApply(
     rpc::CallContext& call, const dist_autograd::ContextId& id, int64_t norm,
     double largest_norm, double learning_rate_scale, const Found& others) {
-  WEFT_ASSIGN_OR_RETURN(const auto contexts,
-                        dist_autograd::Contexts::Of(call.agent()));
+  WEFT_ASSIGN_OR_RETURN(const auto contexts, ContextsToStep(call, id));
   WEFT_ASSIGN_OR_RETURN(const Found own, CheckIn(*contexts, id, norm));
   const Found all = Join(own, others, norm);
   if (std::get<0>(all) == 0) return all;

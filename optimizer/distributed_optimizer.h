@@ -107,9 +107,10 @@ class OptimizerShard {
                  const std::vector<Placed>& parameters);
 
   // Fails as Optimizer::Check, gradients that are not finite included;
-  // kFailedPrecondition if the context was released. If the context has no part
-  // here, no parameter has a gradient. `norm`: as the enum; -1: none;
-  // kInvalidArgument for another number.
+  // kFailedPrecondition if the context was released; kPermissionDenied if the
+  // caller may not step it (dist_autograd::Contexts::FindToStep). If the
+  // context has no part here, no parameter has a gradient. `norm`: as the enum;
+  // -1: none; kInvalidArgument for another number.
   absl::StatusOr<Found> Check(rpc::CallContext& call,
                               const dist_autograd::ContextId& id, int64_t norm);
   absl::Status Apply(rpc::CallContext& call, const dist_autograd::ContextId& id,

@@ -163,6 +163,36 @@ TEST_F(DistributedOptimizerTest, GradientThatIsNotFiniteChangesNoOwner) {
   }
 }
 
+// Steps the context of its caller by an optimizer of its own.
+absl::Status StepHere(rpc::CallContext& call,
+                      const rref::RRef<Variable>& weight) {
+  const auto scope = dist_autograd::Scope::Within(call).value();
+  return DistributedOptimizer::Create(call.agent(), SgdOptions{1.0}, {weight})
+      .value()
+      ->Step(scope);
+}
+WEFT_RPC(StepHere);
+
+// A worker that was called in it, and has no part in the pass.
+TEST_F(DistributedOptimizerTest, ContextIsNotSteppedByOneThatHasNoPartInIt) {
+  const auto layer = rref::Make<Layer>(To(1), 3, 2, 0.5).value();
+  const auto weight = rref::Call(layer, &Layer::Weight).value();
+  const auto optimizer =
+      DistributedOptimizer::Create(ranks_[0], SgdOptions{1.0}, {weight});
+  ASSERT_THAT(optimizer.status(), IsOk());
+  const dist_autograd::Scope pass(*contexts_[0]);
+  const Variable x(InitialWeight(4, 3, 1.0));
+  const Variable y = pass.Call(layer, &Layer::Forward, x).value();
+  ASSERT_THAT(pass.Backward(Sum(y)), IsOk());
+  const auto before = rref::Call(layer, &Layer::Value)->ToVector<double>();
+  EXPECT_THAT(pass.Call(To(2), StepHere, weight),
+              StatusIs(absl::StatusCode::kPermissionDenied,
+                       "took part in no pass of it"));
+  EXPECT_EQ(rref::Call(layer, &Layer::Value)->ToVector<double>(), before);
+  EXPECT_THAT((*optimizer)->Step(pass), IsOk());
+  EXPECT_NE(rref::Call(layer, &Layer::Value)->ToVector<double>(), before);
+}
+
 TEST_F(DistributedOptimizerTest, NoParametersAndEmptyOnesAreRefused) {
   EXPECT_THAT(
       DistributedOptimizer::Create(ranks_[0], SgdOptions{}, {}).status(),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -50,6 +51,21 @@ Tensor OrUndefined(const std::optional<Tensor>& tensor) {
 }
 
 }  // namespace
+
+std::vector<rpc::AccessRule> AccessToTables(const TableAccess& access) {
+  if (access.is_open()) return {};
+  std::set<std::string> named = access.roles();
+  named.insert({"ps", "trainer", "admin"});
+  const net::Roles roles = net::Roles::Only({named.begin(), named.end()});
+  std::vector<rpc::AccessRule> rules;
+  for (const char* function :
+       {"OpenTable", "Initialize", "JoinClocks", "SetLearningRateScale",
+        "Exchange", "ExchangeMany", "OpenReplicated", "PushSpans", "PullSpans",
+        "GetMap"}) {
+    rules.push_back({absl::StrCat("weft::ps::", function), roles});
+  }
+  return rules;
+}
 
 absl::StatusOr<v1::TableStats> OpenTable(rpc::CallContext& context,
                                          const v1::TableSpec& spec,

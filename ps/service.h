@@ -20,6 +20,8 @@
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/replicated/service.h"
 #include "weft/ps/shard/shard_requests.h"
+#include "weft/ps/table_access.h"
+#include "weft/rpc/agent.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/codec/tensor_codec.h"
 #include "weft/tensor/tensor.h"
@@ -29,6 +31,11 @@ namespace weft::ps {
 // Functions about a table need one that the caller has opened, and act for the
 // caller's own clients only: kPermissionDenied names the caller and the worker
 // that has the client. Freeze, Save and Restore are for trainers and admins.
+
+// For AgentOptions::access of a server of tables: the functions that ask
+// `access` may be called by the roles that it names, beside those that may call
+// all. Nothing for one without rules.
+std::vector<rpc::AccessRule> AccessToTables(const TableAccess& access);
 
 // Server::OpenTable, for the caller's `client`.
 absl::StatusOr<v1::TableStats> OpenTable(rpc::CallContext& context,

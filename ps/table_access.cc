@@ -103,6 +103,14 @@ absl::StatusOr<TableAccess> TableAccess::Parse(absl::string_view text) {
   return access;
 }
 
+std::set<std::string> TableAccess::roles() const {
+  std::set<std::string> all;
+  for (const Rule& rule : rules_) {
+    for (const Allowed& allowed : rule.roles) all.insert(allowed.role);
+  }
+  return all;
+}
+
 const TableAccess::Rule* TableAccess::RuleOf(absl::string_view table) const {
   for (const Rule& rule : rules_) {
     if (rule.is_prefix ? absl::StartsWith(table, rule.name)

@@ -6,6 +6,7 @@
 #ifndef WEFT_PS_TABLE_ACCESS_H_
 #define WEFT_PS_TABLE_ACCESS_H_
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,8 @@ class TableAccess {
   static absl::StatusOr<TableAccess> Parse(absl::string_view text);
 
   bool is_open() const { return rules_.empty(); }
+  // The roles that its rules name.
+  std::set<std::string> roles() const;
 
   // kPermissionDenied names caller, role, table and what the rule allows. A
   // caller that has proved no role, as at a unix socket or under --insecure,

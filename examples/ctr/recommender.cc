@@ -38,7 +38,8 @@ constexpr int64_t kBatch = 1024;
 struct Settings {
   example::ClickOptions clicks;
   int tables = Dlrm::kFields;
-  std::string dense = "server";  // who has the MLPs: "server" or "ddp"
+  std::string dense = "server";        // who has the MLPs: "server" or "ddp"
+  std::string durability = "applied";  // of the tables: or "logged"
 };
 
 ps::ClientOptions ClientOf(weft::worker::Worker& worker) {
@@ -136,6 +137,9 @@ class Training {
     served.batch = kBatch;
     served.seed = job_.worker().options().seed;
     served.group = group_.get();
+    if (settings_.durability == "logged") {
+      served.durability = ps::v1::TableSpec::LOGGED;
+    }
     served.asked_to_stop = [this] { return job_.options().IsAskedToStop(); };
     WEFT_ASSIGN_OR_RETURN(model_, ServedModel::Open(client_, served));
     if (resumed.empty() || !is_averaged()) return absl::OkStatus();
@@ -229,6 +233,9 @@ absl::Status Run(int argc, char** argv) {
   flags.Add("dense", &settings.dense,
             "who has the MLPs: server, or ddp, the trainers, who average "
             "their gradients");
+  flags.Add("durability", &settings.durability,
+            "of the tables: applied, or logged, for which the servers want "
+            "--table-log-dir");
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
   WEFT_RETURN_IF_ERROR(worker.Resolve());
   WEFT_RETURN_IF_ERROR(training.Resolve(worker));
@@ -244,6 +251,12 @@ absl::Status Run(int argc, char** argv) {
         absl::InvalidArgumentError(
             absl::StrCat("--dense=", settings.dense, ": wanted server or ddp")),
         weft::worker::ExitCode::kUsage);
+  }
+  if (settings.durability != "applied" && settings.durability != "logged") {
+    return weft::worker::WithExitCode(absl::InvalidArgumentError(absl::StrCat(
+                                          "--durability=", settings.durability,
+                                          ": wanted applied or logged")),
+                                      weft::worker::ExitCode::kUsage);
   }
   training.settings.fixed = {
       {"--tables", absl::StrCat(settings.tables)},

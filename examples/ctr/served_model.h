@@ -31,6 +31,9 @@ class ServedModel {
     int trainers = 1;
     int64_t batch = 1024;  // rows of a round
     uint64_t seed = 1;     // of the MLPs' first values
+    // Of all tables.
+    weft::ps::v1::TableSpec::Durability durability =
+        weft::ps::v1::TableSpec::APPLIED;
     // All trainers, which then have the MLPs themselves; null: servers do. It
     // must outlive the model.
     weft::collectives::ProcessGroup* group = nullptr;
@@ -47,8 +50,9 @@ class ServedModel {
       WEFT_ASSIGN_OR_RETURN(model->embeddings_.emplace_back(),
                             client.Sparse(model->EmbeddingSpec(t)));
     }
-    WEFT_ASSIGN_OR_RETURN(model->ledger_,
-                          client.Sparse(ledger::Spec(options.trainers)));
+    weft::ps::v1::TableSpec of_ledger = ledger::Spec(options.trainers);
+    of_ledger.set_durability(options.durability);
+    WEFT_ASSIGN_OR_RETURN(model->ledger_, client.Sparse(of_ledger));
     weft::ps::LookupsOptions lookups;
     lookups.timeout = kTimeout;
     for (const auto& table : model->embeddings_) {
@@ -183,6 +187,7 @@ class ServedModel {
     spec.set_reduction(options_.group == nullptr ? TableSpec::SUM
                                                  : TableSpec::MEAN);
     spec.set_orphans(TableSpec::WAIT);
+    spec.set_durability(options_.durability);
     return spec;
   }
   weft::ps::v1::TableSpec EmbeddingSpec(int table) const {

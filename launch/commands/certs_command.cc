@@ -6,7 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "weft/base/status_macros.h"
 #include "weft/launch/commands/commands.h"
@@ -52,6 +54,45 @@ absl::StatusOr<int> Revoke(int argc, char** argv) {
   return 0;
 }
 
+// Roles that have a flag of their own.
+constexpr std::pair<absl::string_view, absl::string_view> kFlagOf[] = {
+    {"ps", "servers"},
+    {"trainer", "trainers"},
+    {"admin", "admins"},
+    {"client", "clients"},
+    {worker::kCoordinatorRole, "coordinators"},
+    {"etcd", "etcds"}};
+
+// Any other role and how many: "reader" or "reader=2".
+absl::Status AddRole(absl::string_view text,
+                     std::vector<std::pair<std::string, int>>& roles) {
+  const std::vector<absl::string_view> parts =
+      absl::StrSplit(text, absl::MaxSplits('=', 1));
+  const absl::string_view role = parts[0];
+  int count = 1;
+  if (parts.size() == 2 && !absl::SimpleAtoi(parts[1], &count)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "wanted NAME or NAME=COUNT, found the count '", parts[1], "'"));
+  }
+  if (count < 1 || count > rendezvous::kMaxWorkers) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "wanted 1 to ", rendezvous::kMaxWorkers, " of a role, found ", count));
+  }
+  for (const auto& [other, flag] : kFlagOf) {
+    if (role != other) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("role ", role, " has a flag of its own: --", flag));
+  }
+  for (const auto& [other, number] : roles) {
+    if (role != other) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "role ", role, " twice; say once how many: ", role, "=COUNT"));
+  }
+  // The rest of a name is checked with the job's.
+  roles.emplace_back(role, count);
+  return absl::OkStatus();
+}
+
 constexpr int kMostDays = 36500;  // a date holds years of four digits
 
 absl::Status CheckRange(absl::string_view flag, int found, int least,
@@ -85,6 +126,7 @@ absl::StatusOr<int> Init(int argc, char** argv) {
   int etcds = 0;
   int coordinators = 1;
   int days = 30;
+  std::vector<std::pair<std::string, int>> roles;
   worker::Flags flags(
       "weft certs init",
       "Makes the authority of a job and a certificate for each worker below "
@@ -102,6 +144,11 @@ absl::StatusOr<int> Init(int argc, char** argv) {
             "for coordinator0: the process that `weft run` starts, or `weft "
             "coordinator`");
   flags.Add("etcds", &etcds, "for etcd0: the server that --init=etcd:// names");
+  flags.AddRepeated(
+      "role", [&](const std::string& text) { return AddRole(text, roles); },
+      "of your own, such as one that --table-access of the servers names: "
+      "reader for reader0, reader=2 for reader0 and reader1; any number of "
+      "times");
   flags.Add("renew", &options.renew,
             "new ones in place of those that are there; workers that run use "
             "them within seconds");
@@ -128,6 +175,9 @@ absl::StatusOr<int> Init(int argc, char** argv) {
   AddMembers(options.job, worker::kCoordinatorRole, coordinators,
              options.members);
   AddMembers(options.job, "etcd", etcds, options.members);
+  for (const auto& [role, count] : roles) {
+    AddMembers(options.job, role, count, options.members);
+  }
   const size_t all = options.members.size();
   if (!options.renew) LeaveOutThoseThere(options);
   options.validity = absl::Hours(24) * days;

@@ -92,6 +92,39 @@ TEST(Commands, CertsInitMakesTheMembersAndLeavesThoseThatAreThere) {
   EXPECT_TRUE(std::filesystem::exists(certs + "/crl.pem"));
 }
 
+TEST(Commands, CertsInitMakesRolesOfOnesOwn) {
+  testing::TempDir directory;
+  const std::string certs = directory.Path("certs");
+  const auto init = [&](std::vector<std::string> roles) {
+    roles.insert(roles.begin(), {"certs", "init", "--dir=" + certs});
+    return roles;
+  };
+  EXPECT_THAT(RunCommandLine(CertsCommand,
+                             init({"--role=reader", "--role=batch-writer=2"})),
+              IsOkAndHolds(0));
+  for (const char* member : {"reader0", "batch-writer0", "batch-writer1"}) {
+    EXPECT_TRUE(std::filesystem::exists(certs + "/" + member + "/cert.pem"))
+        << member;
+  }
+  // More of them later.
+  EXPECT_THAT(RunCommandLine(CertsCommand, init({"--role=reader=2"})),
+              IsOkAndHolds(0));
+  EXPECT_TRUE(std::filesystem::exists(certs + "/reader1/cert.pem"));
+  const auto error = [&](std::vector<std::string> roles) {
+    return UsageError(CertsCommand, init(std::move(roles)));
+  };
+  EXPECT_THAT(error({"--role=trainer"}),
+              HasSubstr("role trainer has a flag of its own: --trainers"));
+  EXPECT_THAT(error({"--role=a=0"}), HasSubstr("of a role, found 0"));
+  EXPECT_THAT(error({"--role=a=x"}), HasSubstr("found the count 'x'"));
+  EXPECT_THAT(error({"--role=a", "--role=a=2"}), HasSubstr("role a twice"));
+  for (const char* name : {"--role==2", "--role=Reader", "--role=reader2",
+                           "--role=a/b", "--role=-a"}) {
+    EXPECT_THAT(error({name}), HasSubstr("wanted 1 to 56 of [a-z0-9-]"))
+        << name;
+  }
+}
+
 TEST(Commands, CertsInitOntoAFileSaysThatItIsOne) {
   testing::TempDir directory;
   const auto refused = [&](const std::string& dir) {

@@ -305,6 +305,11 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
             "start the coordinator in a process of its own, coordinator0, and "
             "start that again if it ends; --no-own-coordinator: rank 0 hosts "
             "it. The same on all nodes");
+  flags.Add("coordinator-log", &options.coordinator_log,
+            "file in which the coordinator's records outlive this weft run: "
+            "one of the same job that is started after a power loss goes on "
+            "with them, and with --table-log-dir. By default they end with it",
+            {"WEFT_COORDINATOR_LOG"});
   flags.Add("certs", &reporting.certs,
             "directory made by `weft certs init`, for the ranks",
             {"WEFT_CERTS"});
@@ -424,6 +429,8 @@ absl::Status CompleteOptions(Arguments& arguments) {
   if (!arguments.init.empty()) arguments.has_own_coordinator = false;
   if (arguments.has_own_coordinator) {
     WEFT_RETURN_IF_ERROR(PlanOwnCoordinator(reporting.certs, options));
+  } else if (!options.coordinator_log.empty()) {
+    options.environment["WEFT_COORDINATOR_LOG"] = options.coordinator_log;
   }
   options.sweep = [path = arguments.directory, is_own_job] {
     Sweep(path, is_own_job);

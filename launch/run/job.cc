@@ -336,9 +336,6 @@ void Job::GoOnWithout(const Child& child) {
 
 bool Job::CanReplace(const Child& child) {
   if (IsFinal(child)) return false;
-  const auto is_trainer = [](const auto& other) {
-    return other->role() == kTrainer;
-  };
   Starts& starts = starts_[child.name()];
   if (child.role() == kTrainer) {
     if (options_.workers.empty() || HasCompleted()) return false;
@@ -346,16 +343,20 @@ bool Job::CanReplace(const Child& child) {
     return !starts.is_hopeless() || CanWaitFor(child);
   }
   if (options_.replicas < 2 || child.role() != kServer) return false;
-  // Where others start the trainers it is not known when those end.
-  const bool has_trainers =
-      std::any_of(children_.begin(), children_.end(), is_trainer);
-  const bool is_over =
-      has_trainers &&
-      std::all_of(children_.begin(), children_.end(), [&](const auto& other) {
-        return !is_trainer(other) || other->has_ended();
-      });
   starts.End(Now());
-  return !is_over && !starts.is_hopeless();
+  return !HaveTrainersEnded() && !starts.never_takes_part();
+}
+
+bool Job::HaveTrainersEnded() const {
+  const auto is_trainer = [](const auto& other) {
+    return other->role() == kTrainer;
+  };
+  // Where others start the trainers it is not known when those end.
+  return std::any_of(children_.begin(), children_.end(), is_trainer) &&
+         std::all_of(children_.begin(), children_.end(),
+                     [&](const auto& other) {
+                       return !is_trainer(other) || other->has_ended();
+                     });
 }
 
 bool Job::CanWaitFor(const Child& child) const {
@@ -389,39 +390,52 @@ void Job::ReplaceOrFail(const std::vector<const Child*>& ranks) {
     if (culprit_ != nullptr) return;
     const Starts& starts = starts_[rank->name()];
     const absl::Duration pause =
-        rank->role() == kTrainer ? starts.Pause() : absl::ZeroDuration();
-    err_ << "weft: " << rank->name()
-         << " has ended: " << rank->exit().ToString();
+        rank->role() == kTrainer ? starts.Pause() : starts.PauseOfQuickEnds();
     if (pause > absl::ZeroDuration()) {
-      err_ << ", before it had taken part for "
-           << absl::FormatDuration(kQuickEnd) << ", " << starts.futile_starts()
-           << " times in a row; starting it again in "
-           << absl::FormatDuration(pause) << ", and the others go on\n";
-      TellEvent("rank_backs_off", {{"rank", rank->name()},
-                                   {"futile_starts", starts.futile_starts()},
-                                   {"pause_s", absl::ToDoubleSeconds(pause)}});
-      due_[rank->name()] = Now() + pause;
-    } else {
-      err_ << "; starting it again, and the others go on\n";
+      BackOff(*rank, pause);
+      continue;
     }
+    err_ << "weft: " << rank->name()
+         << " has ended: " << rank->exit().ToString()
+         << "; starting it again, and the others go on\n";
     err_.flush();
-    if (pause == absl::ZeroDuration()) ReplaceNow(*rank);
+    ReplaceNow(*rank);
   }
+}
+
+void Job::BackOff(const Child& rank, absl::Duration pause) {
+  const Starts& starts = starts_[rank.name()];
+  const bool is_trainer = rank.role() == kTrainer;
+  const int ends = is_trainer ? starts.futile_starts() : starts.quick_ends();
+  err_ << "weft: " << rank.name() << " has ended: " << rank.exit().ToString()
+       << ", before it had "
+       << (is_trainer ? "taken part for " : "been there for ")
+       << absl::FormatDuration(kQuickEnd) << ", " << ends
+       << " times in a row; starting it again in "
+       << absl::FormatDuration(pause) << ", and the others go on\n";
+  err_.flush();
+  TellEvent("rank_backs_off", {{"rank", rank.name()},
+                               {"futile_starts", ends},
+                               {"pause_s", absl::ToDoubleSeconds(pause)}});
+  due_[rank.name()] = Now() + pause;
+}
+
+bool Job::IsWanted(const Child& rank) const {
+  if (culprit_ != nullptr || signal_ != 0) return false;
+  return rank.role() == kTrainer ? !HasCompleted() : !HaveTrainersEnded();
 }
 
 void Job::ReplaceDue() {
   if (due_.empty()) return;
-  if (culprit_ != nullptr || signal_ != 0 || HasCompleted()) {
-    due_.clear();
-    return;
-  }
   const Instant now = Now();
   std::vector<const Child*> ranks;
   for (const auto& child : children_) {
     const auto due = due_.find(child->name());
-    if (due == due_.end() || now < due->second) continue;
+    if (due == due_.end()) continue;
+    const bool is_wanted = IsWanted(*child);
+    if (is_wanted && now < due->second) continue;
     due_.erase(due);
-    ranks.push_back(child.get());
+    if (is_wanted) ranks.push_back(child.get());
   }
   for (const Child* rank : ranks) ReplaceNow(*rank);
 }
@@ -581,6 +595,7 @@ void Job::TellJobEvent(const Child& child, absl::string_view line) {
     fields.push_back({"partitions", event->partitions});
   }
   if (event->ranks >= 0) fields.push_back({"ranks", event->ranks});
+  if (event->event == "server_joined") starts_[child.name()].Join(Now());
   if (event->event == "rank_joined") {
     starts_[child.name()].Join(Now());
     stuck_.Joined(child.name());

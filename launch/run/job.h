@@ -64,6 +64,8 @@ class Job {
   bool CanReplace(const Child& child);
   // Whether a trainer has ended well.
   bool HasCompleted() const;
+  // Whether all trainers of this node have ended.
+  bool HaveTrainersEnded() const;
   // Whether the others of this node are enough to go on for now without a
   // trainer that cannot run.
   bool CanWaitFor(const Child& child) const;
@@ -72,6 +74,10 @@ class Job {
   absl::Status Replace(const Child& child);
   // At once, or after a pause.
   void ReplaceOrFail(const std::vector<const Child*>& ranks);
+  // Says that it will be, and remembers when.
+  void BackOff(const Child& rank, absl::Duration pause);
+  // Whether one that is to be started again is still of use.
+  bool IsWanted(const Child& rank) const;
   void ReplaceDue();
   void ReplaceNow(const Child& child);
   void EndOthers(int signal);

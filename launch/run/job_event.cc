@@ -22,6 +22,7 @@ constexpr Told kTold[] = {
     {"a rank was lost; the others meet again", "step_repeated"},
     {"promoted; serving as the primary what it was the backup of", "promoted",
      "partitions"},
+    {"holds partitions of tables from now on", "server_joined", "partitions"},
 };
 
 // The number behind `name`, as in step=12 or "step":12.
@@ -54,7 +55,8 @@ std::optional<JobEvent> JobEventIn(absl::string_view line) {
     if (!number.has_value()) return std::nullopt;
     JobEvent event;
     event.event = told.event;
-    (event.event == "promoted" ? event.partitions : event.step) = *number;
+    const bool is_of_server = absl::string_view(told.number) == "partitions";
+    (is_of_server ? event.partitions : event.step) = *number;
     if (event.event == "rank_joined") {
       event.ranks = NumberOf("ranks", line).value_or(-1);
     }

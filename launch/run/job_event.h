@@ -1,6 +1,6 @@
 // JobEvent: what a line of Weft's log, which a rank has written, tells of the
 // job: a rank that takes part, leaves, or repeats a step since another was
-// lost; a server that is promoted.
+// lost; a server that has its first partitions, or is promoted.
 
 #ifndef WEFT_LAUNCH_RUN_JOB_EVENT_H_
 #define WEFT_LAUNCH_RUN_JOB_EVENT_H_
@@ -14,11 +14,14 @@
 namespace weft::launch {
 
 struct JobEvent {
-  std::string event;  // rank_joined, rank_left, step_repeated, promoted
+  // rank_joined, rank_left, step_repeated; of servers server_joined, promoted
+  std::string event;
   // -1: of other events.
-  int64_t step = -1;        // all but promoted: that the rank has taken last
-  int64_t ranks = -1;       // rank_joined: how many take part
-  int64_t partitions = -1;  // promoted: how many it serves as their backup
+  int64_t step = -1;   // of trainers: that the rank has taken last
+  int64_t ranks = -1;  // rank_joined: how many take part
+  // server_joined: how many it serves, or would after a death; promoted: how
+  // many it serves that it was the backup of
+  int64_t partitions = -1;
 };
 
 // The event that `line`, a line of the log as text or as JSON, reports of its

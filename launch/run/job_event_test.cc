@@ -46,6 +46,16 @@ TEST(JobEventIn, TellsOfAServerThatIsPromoted) {
   EXPECT_EQ(promoted->step, -1);
 }
 
+TEST(JobEventIn, TellsOfAServerThatHasItsFirstPartitions) {
+  const auto joined = JobEventIn(
+      "16:59:23.8 ps1 holds partitions of tables from now on partitions=64 "
+      "(map_keeper.cc:431)");
+  ASSERT_TRUE(joined.has_value());
+  EXPECT_EQ(joined->event, "server_joined");
+  EXPECT_EQ(joined->partitions, 64);
+  EXPECT_EQ(joined->step, -1);
+}
+
 TEST(JobEventIn, IsNothingElse) {
   for (const char* line :
        {"", "taking part", "I trainer1 taking part rank=1",

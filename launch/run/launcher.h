@@ -32,6 +32,9 @@ struct LaunchOptions {
   // started before the ranks, started again whenever it ends before they have
   // ended, and ended after them. Empty: it is of another node, or a rank's.
   std::vector<std::string> coordinator_argv;
+  // The file in which its records outlive this launcher, for another one of the
+  // same job. Empty: it has one in `directory`, which is removed at the end.
+  std::string coordinator_log;
   std::string master_addr = "127.0.0.1";
   int master_port = 29500;
   // Over what the launcher sets itself.
@@ -88,11 +91,12 @@ struct LaunchOptions {
 // `allowed_trainer_exits` a trainer that fails may be reported and left out
 // instead, and with `replicas` a server that fails may be started again alone,
 // as often as it takes, until all trainers of this node have ended: with
-// WEFT_REJOIN, and unless it ends within 2 s of its start three times in a row,
-// or says as above that it would end so again. In an elastic job that holds for
-// a trainer, until one has ended with 0; one that fails after that is reported,
-// and the others end as they do. SIGINT, SIGTERM, SIGHUP (unless
-// it is ignored, as nohup does) and SIGQUIT are passed on, and after
+// WEFT_REJOIN, and unless it ends within 2 s of its start three times in a row
+// without having had partitions of tables, or says as above that it would end
+// so again; one that had some is started after a pause then. In an elastic job
+// that holds for a trainer, until one has ended with 0; one that fails after
+// that is reported, and the others end as they do. SIGINT, SIGTERM, SIGHUP
+// (unless it is ignored, as nohup does) and SIGQUIT are passed on, and after
 // `shutdown_timeout` or a second SIGINT all are killed; then 128 + signal, or
 // what a rank that failed before says. SIGUSR2 is passed on and ends nothing
 // here. Must be called on a process's only thread; leaves signal handling as it

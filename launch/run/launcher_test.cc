@@ -315,6 +315,41 @@ TEST_F(Replicas, ServerThatCannotStayEndsTheJob) {
   EXPECT_THAT(output(), HasSubstr("| no memory"));
 }
 
+// It says that it has what it lost, and dies at once, four times: what it had
+// the others serve meanwhile.
+TEST_F(Replicas, ServerThatDiesAfterItHasServedIsStartedAgainAfterPauses) {
+  EXPECT_EQ(RunWith("if [ $WEFT_RANK = 1 ]; then for i in 1 2 3 4; do "
+                    "if mkdir $DIR/death$i 2>$DIR/none; then "
+                    "echo I ps1 holds partitions of tables from now on "
+                    "partitions=64; kill -9 $$; fi; done; fi; "
+                    "touch $DIR/up$WEFT_RANK; await trained",
+                    "await up0; await up1; touch $DIR/trained"),
+            0);
+  EXPECT_EQ(CountOf("ps1 has ended: killed by SIGKILL"), 4);
+  EXPECT_THAT(output(),
+              HasSubstr("before it had been there for 2s, 3 times in a row; "
+                        "starting it again in 1s, and the others go on"));
+  EXPECT_THAT(output(), HasSubstr("4 times in a row; starting it again in 2s"));
+  EXPECT_THAT(output(), Not(HasSubstr("failed first")));
+}
+
+// The pause of a server ends with the job.
+TEST_F(Replicas, NobodyWaitsForTheNextStartOfAServerOnceTheTrainersAreGone) {
+  const absl::Time begun = absl::Now();
+  EXPECT_EQ(
+      RunWith("if [ $WEFT_RANK = 1 ]; then "
+              "while [ -e $DIR/up1 ]; do sleep 0.02; done; "
+              "echo I ps1 holds partitions of tables from now on "
+              "partitions=64; echo $$ >$DIR/pid; mv $DIR/pid $DIR/up1; "
+              "kill -9 $$; fi; await trained",
+              "for i in 1 2 3 4 5; do await up1; pid=$(cat $DIR/up1); "
+              "rm $DIR/up1; while kill -0 $pid 2>$DIR/none; do sleep 0.02; "
+              "done; done; touch $DIR/trained"),
+      0);
+  EXPECT_EQ(CountOf("starting it again in"), 3);  // 1, 2 and 4 s
+  EXPECT_LT(absl::Now() - begun, kLong);
+}
+
 TEST_F(Replicas, ServerThatNoRestartCanHelpEndsTheJobAtOnce) {
   EXPECT_EQ(RunWith("exit 2", "exec sleep 1000"), 2);
   EXPECT_EQ(RunWith("exit 3", "exec sleep 1000"), 3);

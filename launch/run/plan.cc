@@ -106,9 +106,7 @@ std::string NoRestartFile(const LaunchOptions& options,
 
 std::string CoordinatorLog(const LaunchOptions& options, int restart,
                            const std::string& launcher) {
-  if (options.directory.empty() || getenv("WEFT_COORDINATOR_LOG") != nullptr) {
-    return "";
-  }
+  if (options.directory.empty() || !options.coordinator_log.empty()) return "";
   return absl::StrCat(options.directory, "/coordinator-", launcher, "-",
                       restart, ".log");
 }
@@ -123,6 +121,9 @@ ChildSpec PlanCoordinator(const LaunchOptions& options, int restart,
       !log.empty()) {
     spec.argv.push_back(absl::StrCat("--coordinator-log=", log));
     spec.argv.push_back("--no-coordinator-log-survives-host");
+  } else if (!options.coordinator_log.empty()) {
+    spec.argv.push_back(
+        absl::StrCat("--coordinator-log=", options.coordinator_log));
   }
   spec.environment = {{"WEFT_JOB", options.job},
                       {"WEFT_COORDINATOR", options.coordinator},

@@ -28,7 +28,7 @@ ChildSpec PlanCoordinator(const LaunchOptions& options, int restart,
                           const std::string& launcher);
 
 // Its log, in each start its own; empty where there is no directory for it, or
-// the user has named another.
+// `coordinator_log` names another.
 std::string CoordinatorLog(const LaunchOptions& options, int restart,
                            const std::string& launcher);
 

@@ -20,17 +20,19 @@ void Starts::Begin(Instant now) {
 }
 
 void Starts::End(Instant now) {
-  quick_ends_ = now - began_at_ < kQuickEnd ? quick_ends_ + 1 : 0;
   const bool has_joined = joined_at_ != Instant::Infinite();
+  const bool was_quick = now - began_at_ < kQuickEnd;
+  quick_ends_ = was_quick ? quick_ends_ + 1 : 0;
+  idle_ends_ = was_quick && !has_joined ? idle_ends_ + 1 : 0;
   const bool was_futile =
       has_joined ? now - joined_at_ < kQuickEnd : now - began_at_ < kLife;
   futile_ = was_futile ? futile_ + 1 : 0;
 }
 
-absl::Duration Starts::Pause() const {
-  if (futile_ < kMostQuickEnds) return absl::ZeroDuration();
+absl::Duration Starts::PauseAfter(int ends) {
+  if (ends < kMostQuickEnds) return absl::ZeroDuration();
   // Doubled so often that it is longer than the longest.
-  const int doublings = std::min(futile_ - kMostQuickEnds, 10);
+  const int doublings = std::min(ends - kMostQuickEnds, 10);
   return std::min(kFirstPause * (1 << doublings), kLongestPause);
 }
 

@@ -26,19 +26,28 @@ class Starts {
 
   // Whether it cannot run.
   bool is_hopeless() const { return quick_ends_ >= kMostQuickEnds; }
+  // The same of one that may be killed as soon as it takes part: it has not
+  // taken part in any of those lives.
+  bool never_takes_part() const { return idle_ends_ >= kMostQuickEnds; }
+  int quick_ends() const { return quick_ends_; }  // in a row
   // How often in a row it has ended within kQuickEnd of taking part, or within
   // a minute of its start without that.
   int futile_starts() const { return futile_; }
   // Between its last end and the next start: nothing at first; from the third
   // futile start in a row on 1 s, 2 s, 4 s and so on, at most a minute.
-  absl::Duration Pause() const;
+  absl::Duration Pause() const { return PauseAfter(futile_); }
+  // The same from the third quick end in a row on.
+  absl::Duration PauseOfQuickEnds() const { return PauseAfter(quick_ends_); }
   // Whether it has run for longer than one that cannot; it has not ended.
   bool HasStayed(Instant now) const { return now - began_at_ >= kQuickEnd; }
 
  private:
+  static absl::Duration PauseAfter(int ends);
+
   Instant began_at_;
   Instant joined_at_ = Instant::Infinite();
   int quick_ends_ = 0;  // in a row
+  int idle_ends_ = 0;   // of them, since it has last taken part
   int futile_ = 0;
 };
 

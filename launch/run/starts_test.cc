@@ -74,5 +74,24 @@ TEST(Starts, ThreeQuickEndsInARowAreHopeless) {
   EXPECT_TRUE(starts.is_hopeless());
 }
 
+TEST(Starts, KillsOfOneThatTakesPartMakeItPauseAndNotHopeless) {
+  Starts starts;
+  std::vector<double> pauses;
+  for (int i = 0; i < 6; ++i) {
+    starts.Begin(At(100 * i));
+    starts.Join(At(100 * i + 0.5));
+    starts.End(At(100 * i + 1));
+    EXPECT_FALSE(starts.never_takes_part());
+    pauses.push_back(absl::ToDoubleSeconds(starts.PauseOfQuickEnds()));
+  }
+  EXPECT_THAT(pauses, ElementsAre(0, 0, 1, 2, 4, 8));
+  // One that ends before it takes part counts from the last that did.
+  for (const bool is_hopeless : {false, false, true}) {
+    starts.Begin(At(1000));
+    starts.End(At(1001));
+    EXPECT_EQ(starts.never_takes_part(), is_hopeless);
+  }
+}
+
 }  // namespace
 }  // namespace weft::launch

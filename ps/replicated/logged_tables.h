@@ -33,6 +33,12 @@ struct LoggedPartition {
   uint64_t n = 0;             // its position
   Marks marks;                // its
   std::vector<LogEntry> entries;
+
+  // Of one whose rows are elsewhere now; is_void stays.
+  void FreeRows() {
+    pieces = {};
+    entries = {};
+  }
 };
 
 struct LoggedTable {
@@ -55,6 +61,7 @@ class LoggedTables {
   // Where two have one name, the first counts: it is dropped once the other one
   // is whole.
   const std::map<uint32_t, LoggedTable>& tables() const { return tables_; }
+  std::map<uint32_t, LoggedTable>& mutable_tables() { return tables_; }
   uint32_t last_table() const { return last_table_; }  // highest number
 
  private:

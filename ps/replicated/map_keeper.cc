@@ -458,11 +458,42 @@ int PromotedTo(WorkerKey self, const PartitionMap& before,
   return promoted;
 }
 
+// How many partitions `self` serves, or would serve after a death.
+int HeldBy(WorkerKey self, const PartitionMap& map) {
+  int held = 0;
+  for (int i = 0; i < map.entries(); ++i) {
+    const PartitionMap::Entry& entry = map.entry(i);
+    if (entry.primary == self || (entry.backup == self && entry.in_sync)) {
+      ++held;
+    }
+  }
+  return held;
+}
+
 }  // namespace
+
+// launch/run/job_event.cc reads what is logged.
+void MapKeeper::LogRoles(const PartitionMap& map, const PartitionMap* before,
+                         bool* has_held) {
+  const int promoted =
+      before != nullptr ? PromotedTo(options_.self, *before, map) : 0;
+  if (promoted > 0) {
+    WEFT_LOG(telemetry_.logger(), Info,
+             "promoted; serving as the primary what it was the backup of")
+        .With("partitions", promoted);
+  }
+  if (*has_held) return;
+  const int held = HeldBy(options_.self, map);
+  if (held == 0) return;
+  *has_held = true;
+  WEFT_LOG(telemetry_.logger(), Info, "holds partitions of tables from now on")
+      .With("partitions", held);
+}
 
 void MapKeeper::Tell() {
   uint64_t told = 0;
-  KnownMap before;  // null: none was told
+  KnownMap before;        // null: none was told
+  bool has_held = false;  // a partition
   for (;;) {
     KnownMap map;  // null: no newer one
     std::optional<Contact> contact;
@@ -478,13 +509,7 @@ void MapKeeper::Tell() {
     }
     if (map) {
       told = map->map.epoch();
-      const int promoted =
-          before ? PromotedTo(options_.self, before->map, map->map) : 0;
-      if (promoted > 0) {  // launch/run/job_event.cc reads it
-        WEFT_LOG(telemetry_.logger(), Info,
-                 "promoted; serving as the primary what it was the backup of")
-            .With("partitions", promoted);
-      }
+      LogRoles(map->map, before ? &before->map : nullptr, &has_held);
       before = map;
       if (options_.on_map) options_.on_map(map->map);
     }

@@ -148,6 +148,10 @@ class MapKeeper {
   void Watch() ABSL_LOCKS_EXCLUDED(mu_);
   void Change() ABSL_LOCKS_EXCLUDED(mu_);
   void Tell() ABSL_LOCKS_EXCLUDED(mu_);
+  // `before` is null for the first map; `has_held` is whether this server had
+  // a partition in one of them.
+  void LogRoles(const PartitionMap& map, const PartitionMap* before,
+                bool* has_held);
 
   // Waits until there is something to ask the store, and until `not_before` at
   // least. False: the keeper ends.

@@ -75,11 +75,12 @@ class ReplicatedTable {
     WorkerKey self;
     // The limits of time; its level is the spec's.
     ReplicaOptions replica;
-    TableLog* log = nullptr;              // outlives the table; null: none
-    const LoggedTable* logged = nullptr;  // what it has of the table, or null
-    std::shared_ptr<ByteBudget> budget;   // of parts of rounds; null: none
-    std::shared_ptr<ByteBudget> memory;   // of rows; null: any number
-    ReplicaHost* host = nullptr;          // outlives the table
+    TableLog* log = nullptr;        // outlives the table; null: none
+    LoggedTable* logged = nullptr;  // what it has of the table, which Create
+                                    // takes the rows of; or null
+    std::shared_ptr<ByteBudget> budget;      // of parts of rounds; null: none
+    std::shared_ptr<ByteBudget> memory;      // of rows; null: any number
+    ReplicaHost* host = nullptr;             // outlives the table
     int64_t piece_bytes = int64_t{1} << 18;  // of a copy of rows
     // Bytes of copies that were made for backups and have not arrived yet:
     // beyond that the next partition waits.
@@ -209,7 +210,8 @@ class ReplicatedTable {
   void AnswerRead(Cell& cell, const Answer& answer, Work& work);
   void CloseRounds(Cell& cell, const Now& now);
   // --- LOGGED: what goes to the log, in the order in which it is done. ---
-  absl::Status Recover(const LoggedTable& logged);
+  // Frees each partition's rows there as soon as they are here.
+  absl::Status Recover(LoggedTable& logged);
   TableLog::Place PlaceOf(const Cell& cell, uint64_t n) const;
   void LogCopy(Cell& cell, uint64_t n, Marks marks);
   void LogDrop(Cell& cell);

@@ -33,7 +33,7 @@ void ReplicatedServer::BeginLog(const PartitionMap& map) {
   if (begun.ok()) begun = RecoverTables(map);
   recovered_at_ = SteadyClock().Now();
   is_recovered_ = begun.ok();
-  if (begun.ok()) return options_.log->ForgetFound();
+  if (begun.ok()) return;
   // The map is told that this server has nothing.
   log_owners_.clear();
   WEFT_LOG(options_.agent->telemetry().logger(), Error,
@@ -42,10 +42,10 @@ void ReplicatedServer::BeginLog(const PartitionMap& map) {
 }
 
 absl::Status ReplicatedServer::RecoverTables(const PartitionMap& map) {
-  const LoggedTables& found = options_.log->found();
+  LoggedTables found = options_.log->TakeFound();
   log_owners_ = found.owners();
   std::set<std::string> names;
-  for (const auto& [number, logged] : found.tables()) {
+  for (auto& [number, logged] : found.mutable_tables()) {
     if (logged.generation < map.generation() ||
         !names.insert(logged.spec.name()).second) {
       options_.log->DropTable(number);

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -14,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "weft/base/check.h"
+#include "weft/base/frame_reader.h"
 #include "weft/base/record_frames.h"
 #include "weft/base/start_thread.h"
 #include "weft/base/status_macros.h"
@@ -24,10 +24,17 @@ namespace {
 
 constexpr absl::string_view kMagic = "WEFTPTL1";
 constexpr absl::string_view kSuffix = ".log";
+constexpr absl::string_view kBegin = "begin";
 // A batch is about so large, or has one record.
 constexpr size_t kBatchBytes = size_t{16} << 20;
 constexpr uint32_t kMostBatchBytes = uint32_t{1} << 30;
+// It is read in pieces of so much, or in a batch that is larger.
+constexpr int64_t kPieceBytes = int64_t{1} << 20;
 constexpr absl::Duration kRenewAgainAfter = absl::Seconds(10);
+
+constexpr absl::string_view kNotTrusted =
+    "this server's copies cannot be trusted: move the directory away to begin "
+    "with an empty log, which loses them";
 
 // The number of a segment; 0: it is another file.
 uint64_t SegmentOf(absl::string_view name) {
@@ -43,6 +50,11 @@ uint64_t SegmentOf(absl::string_view name) {
 absl::Status Named(const std::string& path, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat("log of tables ", path, ": ",
                                                   status.message()));
+}
+
+absl::Status Damaged(absl::string_view why, int64_t at) {
+  return absl::DataLossError(
+      absl::StrCat(why, " at byte ", at, "; ", kNotTrusted));
 }
 
 size_t BytesOf(const v1::TableLogRecord& record) {
@@ -87,15 +99,47 @@ std::string TableLog::PathOf(uint64_t segment) const {
 absl::Status TableLog::Read() {
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                         options_.files->List(options_.directory));
+  const bool has_begin =
+      std::find(names.begin(), names.end(), kBegin) != names.end();
+  if (has_begin) {
+    const absl::StatusOr<uint64_t> begin = ReadBegin();
+    if (!begin.ok()) return Named(PathOfBegin(), begin.status());
+    begin_ = *begin;
+  }
   for (const std::string& name : names) {
     const uint64_t segment = SegmentOf(name);
-    if (segment == 0) continue;
+    if (segment == 0 || segment < begin_) continue;
     const absl::Status read = ReadSegment(name);
     if (!read.ok()) return Named(options_.directory + "/" + name, read);
     found_segments_.push_back(name);
     segment_ = std::max(segment_, segment);
   }
-  return absl::OkStatus();
+  if (begin_ == 0 || (!found_segments_.empty() &&
+                      SegmentOf(found_segments_.front()) == begin_)) {
+    return absl::OkStatus();
+  }
+  return Named(PathOf(begin_),
+               absl::DataLossError(absl::StrCat(
+                   "the log begins with this segment, and it is not there; ",
+                   kNotTrusted)));
+}
+
+std::string TableLog::PathOfBegin() const {
+  return absl::StrCat(options_.directory, "/", kBegin);
+}
+
+absl::StatusOr<uint64_t> TableLog::ReadBegin() const {
+  WEFT_ASSIGN_OR_RETURN(const std::string all,
+                        options_.files->Read(PathOfBegin(), 1024));
+  absl::string_view rest = all;
+  absl::string_view text;
+  const absl::StatusOr<bool> taken = TakeFrame(&rest, 1024, &text);
+  uint64_t begin = 0;
+  if (!taken.ok() || !*taken || !rest.empty() ||
+      !absl::SimpleAtoi(text, &begin) || begin == 0) {
+    return Damaged("wanted the number of a segment, found something else", 0);
+  }
+  return begin;
 }
 
 absl::Status TableLog::ReadSegment(const std::string& name) {
@@ -108,42 +152,57 @@ absl::Status TableLog::ReadSegment(const std::string& name) {
     if (fd >= 0) close(fd);
     if (!is_synced) return absl::ErrnoToStatus(error, "cannot sync it");
   }
-  WEFT_ASSIGN_OR_RETURN(
-      const std::string all,
-      options_.files->Read(path, std::numeric_limits<int64_t>::max()));
+  WEFT_ASSIGN_OR_RETURN(const int64_t size, options_.files->Size(path));
   {
     MutexLock lock(mu_);
-    growth_ += static_cast<int64_t>(all.size());
+    growth_ += size;
   }
-  absl::string_view rest = all;
-  // The very first write may have been cut, too.
-  const absl::string_view begun =
-      rest.substr(0, rest.find_last_not_of('\0') + 1);
-  if (absl::StartsWith(kMagic, begun)) return absl::OkStatus();
-  const auto damaged = [&](absl::string_view why, size_t at) {
-    return absl::DataLossError(absl::StrCat(
-        why, " at byte ", at,
-        "; this server's copies cannot be trusted: move the directory away to "
-        "begin with an empty log, which loses them"));
-  };
-  if (rest.substr(0, kMagic.size()) != kMagic) {
-    return damaged("wanted a log of tables, found another beginning", 0);
+  WEFT_ASSIGN_OR_RETURN(const std::string begun,
+                        options_.files->ReadAt(path, 0, kMagic.size()));
+  if (begun != kMagic) {
+    WEFT_ASSIGN_OR_RETURN(const bool is_cut, IsCutMagic(path, begun, size));
+    if (is_cut) return absl::OkStatus();
+    return Damaged("wanted a log of tables, found another beginning", 0);
   }
-  rest.remove_prefix(kMagic.size());
+  return ReadFrames(path, size);
+}
+
+// The very first write may have been cut, too: some of its bytes, then zeros.
+absl::StatusOr<bool> TableLog::IsCutMagic(const std::string& path,
+                                          absl::string_view begun,
+                                          int64_t size) const {
+  const size_t last = begun.find_last_not_of('\0');
+  if (!absl::StartsWith(kMagic, begun.substr(0, last + 1))) return false;
+  for (int64_t at = kMagic.size(); at < size; at += kPieceBytes) {
+    WEFT_ASSIGN_OR_RETURN(const std::string piece,
+                          options_.files->ReadAt(path, at, kPieceBytes));
+    if (piece.find_first_not_of('\0') != std::string::npos) return false;
+  }
+  return true;
+}
+
+absl::Status TableLog::ReadFrames(const std::string& path, int64_t size) {
+  FrameReader frames(
+      [&](int64_t offset, int64_t most) {
+        return options_.files->ReadAt(path, offset, most);
+      },
+      kMagic.size(), size, kMostBatchBytes, kPieceBytes);
   absl::string_view frame;
   for (;;) {
-    const size_t at = all.size() - rest.size();
-    const absl::StatusOr<bool> taken =
-        TakeFrame(&rest, kMostBatchBytes, &frame);
-    if (!taken.ok()) return damaged(taken.status().message(), at);
+    const int64_t at = frames.offset();
+    const absl::StatusOr<bool> taken = frames.Next(&frame);
+    if (absl::IsDataLoss(taken.status())) {
+      return Damaged(taken.status().message(), at);
+    }
+    if (!taken.ok()) return taken.status();
     if (!*taken) return absl::OkStatus();
     v1::TableLogBatch batch;
     if (!batch.ParseFromArray(frame.data(), static_cast<int>(frame.size()))) {
-      return damaged("no batch of records", at);
+      return Damaged("no batch of records", at);
     }
     for (const v1::TableLogRecord& record : batch.records()) {
       const absl::Status added = found_.Add(record);
-      if (!added.ok()) return damaged(added.message(), at);
+      if (!added.ok()) return Damaged(added.message(), at);
     }
   }
 }
@@ -155,17 +214,9 @@ absl::Status TableLog::Begin(WorkerKey self, uint64_t birth,
   WEFT_CHECK_GT(birth, uint64_t{0});
   const bool is_other =
       found_.birth() != birth || found_.owners().begin()->id != self.id;
-  if (is_other) {
-    // It may be all that is left of that job's tables.
-    const std::string suffix =
-        absl::StrCat(".of-job-", absl::Hex(found_.birth()));
-    found_ = LoggedTables();
-    for (const std::string& name : found_segments_) {
-      const std::string path = options_.directory + "/" + name;
-      WEFT_RETURN_IF_ERROR(options_.files->Rename(path, path + suffix));
-    }
-    WEFT_RETURN_IF_ERROR(options_.files->SyncDirectory(options_.directory));
-  }
+  // They do not count any more.
+  if (begin_ > 0) WEFT_RETURN_IF_ERROR(RemoveBefore(begin_));
+  if (is_other) WEFT_RETURN_IF_ERROR(KeepAside());
   callbacks_ = std::move(callbacks);
   std::vector<v1::TableLogRecord> heads;
   {
@@ -194,6 +245,24 @@ absl::Status TableLog::Begin(WorkerKey self, uint64_t birth,
   return absl::OkStatus();
 }
 
+// It may be all that is left of that job's tables.
+absl::Status TableLog::KeepAside() {
+  const std::string suffix =
+      absl::StrCat(".of-job-", absl::Hex(found_.birth()));
+  found_ = LoggedTables();
+  // First where they begin: if the rest is not done, the next process does it.
+  if (begin_ > 0) {
+    WEFT_RETURN_IF_ERROR(
+        options_.files->Rename(PathOfBegin(), PathOfBegin() + suffix));
+    WEFT_RETURN_IF_ERROR(options_.files->SyncDirectory(options_.directory));
+  }
+  for (const std::string& name : found_segments_) {
+    const std::string path = options_.directory + "/" + name;
+    WEFT_RETURN_IF_ERROR(options_.files->Rename(path, path + suffix));
+  }
+  return options_.files->SyncDirectory(options_.directory);
+}
+
 void TableLog::Shutdown() {
   {
     MutexLock lock(mu_);
@@ -207,8 +276,12 @@ void TableLog::Shutdown() {
 
 // --- Appending ---------------------------------------------------------------
 
-void TableLog::Add(Item item) {
+void TableLog::Add(Item item, uint32_t table) {
   MutexLock lock(mu_);
+  if (tables_.count(table) > 0) AddLocked(std::move(item));
+}
+
+void TableLog::AddLocked(Item item) {
   if (!is_begun_ || is_ending_ || has_failed_) return;
   ++appended_;
   queue_.push_back(std::move(item));
@@ -229,18 +302,15 @@ uint32_t TableLog::AddTable(const v1::TableSpec& spec, uint64_t generation,
     tables_[table->number()] = item.record;
   }
   const uint32_t number = table->number();
-  Add(std::move(item));
+  Add(std::move(item), number);
   return number;
 }
 
 void TableLog::DropTable(uint32_t table) {
   Item item;
   item.record.mutable_drop()->set_table(table);
-  {
-    MutexLock lock(mu_);
-    if (tables_.erase(table) == 0) return;
-  }
-  Add(std::move(item));
+  MutexLock lock(mu_);
+  if (tables_.erase(table) > 0) AddLocked(std::move(item));
 }
 
 void TableLog::AppendEntry(const Place& place, const LogEntry& entry) {
@@ -256,7 +326,7 @@ void TableLog::AppendEntry(const Place& place, const LogEntry& entry) {
   to->set_sequence(entry.mark.sequence);
   to->set_first(entry.mark.first);
   to->set_payload(entry.payload.data(), entry.payload.size());
-  Add(std::move(item));
+  Add(std::move(item), place.table);
 }
 
 void TableLog::AppendCopy(const Place& place, Marks marks,
@@ -266,7 +336,7 @@ void TableLog::AppendCopy(const Place& place, Marks marks,
   item.place = place;
   item.marks = std::move(marks);
   item.rows = std::move(rows);
-  Add(std::move(item));
+  Add(std::move(item), place.table);
 }
 
 void TableLog::AppendDrop(const Place& place) {
@@ -274,7 +344,7 @@ void TableLog::AppendDrop(const Place& place) {
   item.record.mutable_drop()->set_table(place.table);
   item.record.mutable_drop()->set_partition(
       static_cast<uint32_t>(place.partition));
-  Add(std::move(item));
+  Add(std::move(item), place.table);
 }
 
 absl::Status TableLog::Await() {
@@ -465,7 +535,7 @@ void TableLog::Renew() {
       segment = oldest_;
     }
     is_whole = is_whole && callbacks_.copy_all() && Await().ok() &&
-               RemoveBefore(segment).ok();
+               WriteBegin(segment).ok() && RemoveBefore(segment).ok();
     const auto until = SteadyDeadline(kRenewAgainAfter);
     MutexLock lock(mu_);
     if (is_whole) {
@@ -475,6 +545,18 @@ void TableLog::Renew() {
     while (!is_ending_ && changed_.WaitUntil(mu_, until)) {
     }
   }
+}
+
+absl::Status TableLog::WriteBegin(uint64_t segment) {
+  const std::string next = PathOfBegin() + ".new";
+  WEFT_RETURN_IF_ERROR(options_.files->Remove(next));
+  WEFT_ASSIGN_OR_RETURN(const auto file, options_.files->Create(next));
+  std::string frame;
+  AppendFrame(absl::StrCat(segment), &frame);
+  WEFT_RETURN_IF_ERROR(file->Append(frame));
+  WEFT_RETURN_IF_ERROR(file->Sync());
+  WEFT_RETURN_IF_ERROR(options_.files->Rename(next, PathOfBegin()));
+  return options_.files->SyncDirectory(options_.directory);
 }
 
 absl::Status TableLog::RemoveBefore(uint64_t segment) {

@@ -9,8 +9,9 @@
 //
 // Once it has grown by as much as copies of all partitions took the last time,
 // and by `least_growth`, it is written anew: a segment begins with which tables
-// there are, `copy_all` appends a copy of each partition, and what is older is
-// removed.
+// there are, `copy_all` appends a copy of each partition, a file `begin` says
+// that the log begins there, and what is older is removed: a process that is
+// killed amid that leaves segments that no longer count.
 //
 // Errors name the file, and the byte where it is damaged. A full disk is tried
 // again each second: until then nothing that is appended is on disk, and
@@ -30,6 +31,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -81,10 +83,12 @@ class TableLog {
   TableLog(const TableLog&) = delete;
   TableLog& operator=(const TableLog&) = delete;
 
-  // What was there; empty after Begin with another `birth`.
+  // What was there; empty after Begin with another `birth`. In memory it takes
+  // what copies and the entries after them take: the file's older content is
+  // not kept.
   const LoggedTables& found() const { return found_; }
-  // Frees the memory of it.
-  void ForgetFound() { found_ = LoggedTables(); }
+  // It is the caller's, to be freed as it is used.
+  LoggedTables TakeFound() { return std::exchange(found_, LoggedTables()); }
 
   // Once, before all that follows: `self` goes on with what was there, if that
   // is of the job whose map has that birth; else it is kept under names that
@@ -133,9 +137,19 @@ class TableLog {
   explicit TableLog(Options options) : options_(std::move(options)) {}
   absl::Status Lock();
   absl::Status Read();
+  // The first segment that counts; 0: all do. kDataLoss: it is damaged.
+  absl::StatusOr<uint64_t> ReadBegin() const;
   absl::Status ReadSegment(const std::string& name);
+  absl::StatusOr<bool> IsCutMagic(const std::string& path,
+                                  absl::string_view begun, int64_t size) const;
+  absl::Status ReadFrames(const std::string& path, int64_t size);
   std::string PathOf(uint64_t segment) const;
-  void Add(Item item) ABSL_LOCKS_EXCLUDED(mu_);
+  std::string PathOfBegin() const;
+  // Nothing of a table that was dropped: others may not find it in the log.
+  void Add(Item item, uint32_t table) ABSL_LOCKS_EXCLUDED(mu_);
+  void AddLocked(Item item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What is there is of another job.
+  absl::Status KeepAside();
 
   // The writing thread.
   void Write() ABSL_LOCKS_EXCLUDED(mu_);
@@ -151,13 +165,15 @@ class TableLog {
 
   // The thread that has it written anew.
   void Renew() ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status WriteBegin(uint64_t segment);
   absl::Status RemoveBefore(uint64_t segment);
 
   const Options options_;
   int lock_ = -1;
   LoggedTables found_;
   Callbacks callbacks_;
-  std::vector<std::string> found_segments_;
+  std::vector<std::string> found_segments_;  // that count
+  uint64_t begin_ = 0;                       // as ReadBegin found it
 
   // Of the writing thread, and before it begins.
   std::unique_ptr<checkpoint::WritableFile> file_;

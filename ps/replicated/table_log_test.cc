@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -87,6 +89,11 @@ std::vector<uint64_t> Numbers(const TableLog& log, int partition) {
   return numbers;
 }
 
+std::string ReadAll(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
 TableLog::Options On(FakeFileSystem& files) {
   TableLog::Options options;
   options.files = &files;
@@ -133,6 +140,49 @@ TEST(TableLog, WhatWasToldToBeOnDiskIsFoundAfterAPowerCutAtAnyByte) {
     }
   }
   EXPECT_TRUE(has_cut);
+}
+
+// What newer copies have made old is in the file, and not in memory; the file
+// is read in pieces.
+TEST(TableLog, IsReadInPiecesHoweverLargeItIs) {
+  const auto layout = TableLayout::Create(Spec());
+  ASSERT_THAT(layout.status(), IsOk());
+  constexpr int64_t kPayload = 300000;
+  constexpr uint64_t kCopies = 40;
+  constexpr uint64_t kEntries = 2;  // after each
+  FakeFileSystem files;
+  {
+    auto log = TableLog::Open(On(files));
+    ASSERT_THAT(log.status(), IsOk());
+    ASSERT_THAT(
+        (*log)->Begin({1, 1}, kBirth, CallbacksOf(std::make_shared<Told>())),
+        IsOk());
+    const uint32_t table = (*log)->AddTable(Spec(), 0, true, false);
+    uint64_t n = 0;
+    for (uint64_t copy = 0; copy < kCopies; ++copy) {
+      (*log)->AppendCopy(
+          {table, 0, 1, n}, Marks(),
+          std::make_shared<const CopyInPieces>(
+              **layout, PartitionImage{{}, {}, {}, {}}, RateChanges(), 1024));
+      for (uint64_t i = 0; i < kEntries; ++i) {
+        LogEntry entry = Entry(++n);
+        entry.payload = Bytes::Own(std::string(kPayload, 'x'));
+        (*log)->AppendEntry({table, 0, 1, n}, entry);
+      }
+      ASSERT_THAT((*log)->Await(), IsOk());
+    }
+  }
+  const std::string path = "/ps0/00000001.log";
+  const int64_t size = *files.Size(path);
+  EXPECT_GT(size, static_cast<int64_t>(kCopies * kEntries) * kPayload);
+  const auto log = TableLog::Open(On(files));
+  ASSERT_THAT(log.status(), IsOk());
+  EXPECT_LE(files.largest_read(), int64_t{1} << 20);
+  EXPECT_GT(size, 20 * files.largest_read());
+  const LoggedPartition& found =
+      (*log)->found().tables().at(1).partitions.at(0);
+  EXPECT_EQ(found.entries.size(), kEntries);
+  EXPECT_EQ(found.n, (kCopies - 1) * kEntries);
 }
 
 TEST(TableLog, FullDiskIsToldAndGoesOnOnceThereIsRoom) {
@@ -197,11 +247,7 @@ TEST_F(TableLogOnDisk, EachFlippedBitIsAnErrorThatNamesTheFileAndTheByte) {
     }
   }
   const std::string path = Segments().at(0);
-  std::string bytes;
-  {
-    std::ifstream file(path, std::ios::binary);
-    bytes.assign(std::istreambuf_iterator<char>(file), {});
-  }
+  const std::string bytes = ReadAll(path);
   for (size_t at = 0; at < bytes.size(); ++at) {
     std::string flipped = bytes;
     flipped[at] = static_cast<char>(flipped[at] ^ (1 << (at % 8)));
@@ -243,17 +289,19 @@ TEST_F(TableLogOnDisk, LogOfAnotherJobIsKeptAsideAndOneServerHasItOpen) {
 }
 
 // Copies take the place of what is older, while entries come; a partition that
-// is not copied is void.
+// is not copied is void. What is older is removed one segment after another: a
+// process that is killed amid that leaves some, which do not count.
 TEST_F(TableLogOnDisk, IsWrittenAnewWhenItHasGrown) {
   const auto layout = TableLayout::Create(Spec());
   ASSERT_THAT(layout.status(), IsOk());
   TableLog::Options options = Options();
   options.least_growth = 4096;
+  testing::TempDir kept;  // each segment that there was
   uint64_t n = 0;
-  {
+  for (uint64_t life = 1; life <= 2; ++life) {
     auto log = TableLog::Open(options);
     ASSERT_THAT(log.status(), IsOk());
-    uint32_t table = 0;
+    uint32_t table = 1;
     Mutex mu;  // of partition 0
     TableLog::Callbacks callbacks = CallbacksOf(told_);
     callbacks.copy_all = [&] {
@@ -266,29 +314,76 @@ TEST_F(TableLogOnDisk, IsWrittenAnewWhenItHasGrown) {
               **layout, PartitionImage{{}, {}, {}, {}}, RateChanges(), 1024));
       return true;
     };
-    ASSERT_THAT((*log)->Begin({1, 1}, kBirth, std::move(callbacks)), IsOk());
-    table = (*log)->AddTable(Spec(), 0, true, false);
+    ASSERT_THAT((*log)->Begin({1, life}, kBirth, std::move(callbacks)), IsOk());
+    if (life == 1) {
+      ASSERT_EQ((*log)->AddTable(Spec(), 0, true, false), table);
+      (*log)->AppendEntry({table, 1, 1, 1}, Entry(1));
+    }
+    const uint32_t dropped = (*log)->AddTable(Spec("u"), 0, true, false);
+    (*log)->DropTable(dropped);
     const std::string first = Segments().at(0);
-    (*log)->AppendEntry({table, 1, 1, 1}, Entry(1));
     EXPECT_TRUE(Becomes([&] {
       {
         MutexLock lock(mu);
         ++n;
         (*log)->AppendEntry({table, 0, 1, n}, Entry(n));
+        (*log)->AppendEntry({dropped, 0, 1, n}, Entry(n));
       }
       EXPECT_THAT((*log)->Await(), IsOk());
+      for (const std::string& path : Segments()) {
+        std::error_code gone;
+        std::filesystem::copy(path, kept.path(),
+                              std::filesystem::copy_options::overwrite_existing,
+                              gone);
+      }
       return !std::filesystem::exists(first);
     }));
   }
-  const auto log = TableLog::Open(Options());
-  ASSERT_THAT(log.status(), IsOk());
-  const LoggedTable& table = (*log)->found().tables().at(1);
-  const LoggedPartition& found = table.partitions.at(0);
-  EXPECT_FALSE(found.is_void);
-  EXPECT_GT(found.n, 0u);
-  EXPECT_EQ(found.marks.at(9).through(), found.n);
-  EXPECT_EQ(found.entries.empty() ? found.n : found.entries.back().lsn.n, n);
-  EXPECT_TRUE(table.IsVoid(1));
+  const auto expect_found = [&] {
+    const auto log = TableLog::Open(Options());
+    ASSERT_THAT(log.status(), IsOk());
+    ASSERT_EQ((*log)->found().tables().size(), 1u);
+    const LoggedTable& table = (*log)->found().tables().at(1);
+    const LoggedPartition& found = table.partitions.at(0);
+    EXPECT_FALSE(found.is_void);
+    EXPECT_GT(found.n, 0u);
+    EXPECT_EQ(found.marks.at(9).through(), found.n);
+    EXPECT_EQ(found.entries.empty() ? found.n : found.entries.back().lsn.n, n);
+    EXPECT_TRUE(table.IsVoid(1));
+  };
+  expect_found();
+  std::vector<std::string> removed;
+  for (const auto& file : std::filesystem::directory_iterator(kept.path())) {
+    const std::string name = file.path().filename();
+    if (!std::filesystem::exists(dir_.Path("ps0/" + name))) {
+      removed.push_back(name);
+    }
+  }
+  std::sort(removed.begin(), removed.end());
+  ASSERT_FALSE(removed.empty());
+  // The newest of them is removed last.
+  for (; !removed.empty(); removed.pop_back()) {
+    std::filesystem::copy(kept.Path(removed.back()), dir_.Path("ps0"));
+    expect_found();
+  }
+  // They go with the next process.
+  const size_t with_old_ones = Segments().size();
+  Begin({1, 3}, Options());
+  expect_found();
+  EXPECT_LT(Segments().size(), with_old_ones);
+  // Without the one that it begins with nothing is served.
+  std::filesystem::remove(Segments().at(0));
+  EXPECT_THAT(TableLog::Open(Options()).status(),
+              StatusIs(absl::StatusCode::kDataLoss, "the log begins with"));
+  const std::string begin = ReadAll(dir_.Path("ps0/begin"));
+  for (size_t at = 0; at < begin.size(); ++at) {
+    std::string flipped = begin;
+    flipped[at] = static_cast<char>(flipped[at] ^ (1 << (at % 8)));
+    std::ofstream(dir_.Path("ps0/begin"), std::ios::binary) << flipped;
+    EXPECT_THAT(TableLog::Open(Options()).status(),
+                StatusIs(absl::StatusCode::kDataLoss, "/begin: "))
+        << at;
+  }
 }
 
 }  // namespace

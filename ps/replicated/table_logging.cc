@@ -12,15 +12,14 @@
 
 namespace weft::ps {
 
-absl::Status ReplicatedTable::Recover(const LoggedTable& logged) {
+absl::Status ReplicatedTable::Recover(LoggedTable& logged) {
   Work work;
   for (const auto& of_partition : cells_) {
     Cell* const cell = of_partition.get();
     if (cell == nullptr || logged.IsVoid(cell->partition)) continue;
     const auto it = logged.partitions.find(cell->partition);
-    const LoggedPartition none;
-    const LoggedPartition& found =
-        it == logged.partitions.end() ? none : it->second;
+    LoggedPartition none;
+    LoggedPartition& found = it == logged.partitions.end() ? none : it->second;
     MutexLock lock(cell->mu);
     for (size_t i = 0; i < found.pieces.size(); ++i) {
       absl::StatusOr<PartitionCopy> copy =
@@ -28,6 +27,7 @@ absl::Status ReplicatedTable::Recover(const LoggedTable& logged) {
       if (!copy.ok()) return absl::DataLossError(copy.status().message());
       i == 0 ? cell->rows.Load(copy->image) : cell->rows.Add(copy->image);
       cell->rates = copy->rates;
+      found.pieces[i] = Bytes();
     }
     cell->rounds = RoundsOf(found.marks);
     for (const LogEntry& entry : found.entries) {
@@ -38,6 +38,7 @@ absl::Status ReplicatedTable::Recover(const LoggedTable& logged) {
     }
     cell->replica.Recover(found.n, found.marks, found.entries);
     Do(*cell, work);
+    found.FreeRows();
   }
   return absl::OkStatus();
 }
