@@ -99,9 +99,10 @@ kill_servers() {
       kill -0 "$training" 2>/dev/null || return 0
       sleep 0.1
     done
-    # The end of a training is not what this shows: no server is killed that nobody needs any more.
+    # The end of a training is not what this shows: no server is killed that nobody needs any more. What is known of the pace
+    # is a second old.
     round=$(progress round)
-    [ "$round" -lt $((rounds * 9 / 10)) ] || return 0
+    [ $((round + $(progress rows_per_s) * 2 / 1024)) -lt $((rounds * 9 / 10)) ] || return 0
     pid=$(sed -n "s/.*started\",\"rank\":\"ps$victim\",\"pid\":\([0-9]*\).*/\1/p" "$work/killed/events" | tail -n 1)
     echo "round $round of $rounds, $(progress rows_per_s) rows/s: kill -9 of ps$victim (pid $pid)$(
       [ "$durability" = logged ] || echo ", which has waited $(seconds "$due") s for second copies")"

@@ -21,8 +21,8 @@ assert re.search(r"[1-9]\d* whole, [1-9]\d* of what had changed", output), outpu
 read = json.loads(output[output.rindex("{"):])
 assert read["newest"] == 250 and read["versions"] > 1 and read["gone_rows"] > 0, read
 PY
-if output=$(examples/ctr/run.sh --rows=30000 --kill-every=1 --snapshot-every=1 --least-auc=0.9 2>&1); then
+if output=$(examples/ctr/run.sh --rows=90000 --kill-every=2 --snapshot-every=2 --least-auc=0.9 2>&1); then
   echo "an AUC below --least-auc was taken: $output"
   exit 1
 fi
-grep -q 'wanted an AUC of at least 0.9 after 30000 rows, found 0\.' <<<"$output" || { echo "$output"; exit 1; }
+grep -q 'wanted an AUC of at least 0.9 after 90000 rows, found 0\.' <<<"$output" || { echo "$output"; exit 1; }
