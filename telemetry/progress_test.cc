@@ -59,9 +59,8 @@ TEST_F(ProgressTest, ShowsTheShareOfCommunicationThatWasNotHidden) {
   Progress progress(With(Style::kLines));
   progress.SetExposedShare(0.25);
   progress.Update(1, 10, 0.5);
-  EXPECT_THAT(Lines(),
-              ElementsAre("training  10% 1/10 samples  loss 0.5000  "
-                          "communication not hidden 25 %"));
+  EXPECT_THAT(Lines(), ElementsAre("training  10% 1/10 samples  loss 0.5000  "
+                                   "communication not hidden 25 %"));
   out_.str("");
   Progress json(With(Style::kJson));
   json.SetExposedShare(0.25);
