@@ -608,5 +608,24 @@ TEST(Failover, TickThatOutlivesTheAgentCallsNobody) {
               StatusIs(absl::StatusCode::kCancelled, "ended"));
 }
 
+// An operation that waits for servers that are gone holds its table.
+TEST(Failover, SessionThatIsStillOpenEndsWithTheAgent) {
+  auto job = std::make_unique<TestJob>(2, 1, nullptr, "", /*replicas=*/2);
+  auto session =
+      ReplicaSession::Begin({&job->trainer(0), {"ps0", "ps1"}}, kTimeout);
+  ASSERT_THAT(session, IsOk());
+  Promise<void> may_call;
+  auto follower = std::make_shared<LateFollower>(*session, may_call.future());
+  const Future<void> begun = follower->begun.future();
+  const Future<void> called = follower->called.future();
+  (*session)->Add(follower);
+  const OpenSession open(*std::move(session));
+  EXPECT_THAT(begun.Wait(kTimeout), IsOk());
+  job.reset();
+  may_call.Set(absl::OkStatus());
+  EXPECT_THAT(called.Wait(kTimeout),
+              StatusIs(absl::StatusCode::kCancelled, "ended"));
+}
+
 }  // namespace
 }  // namespace weft::ps

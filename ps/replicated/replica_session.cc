@@ -25,6 +25,9 @@ ReplicaSession::ReplicaSession(Options options)
       agent_(std::make_shared<rpc::extension::WeakAgent>(*options_.agent)),
       waits_(ServerWaits::Of(*options_.agent)) {
   WEFT_CHECK(!options_.servers.empty());
+  // An operation that never ends keeps its table, and that the session, beyond
+  // the agent's end.
+  waits_->EndWithAgent(agent_);
 }
 
 absl::StatusOr<std::shared_ptr<ReplicaSession>> ReplicaSession::Begin(

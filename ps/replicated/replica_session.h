@@ -4,7 +4,8 @@
 // That thread and the answers of servers may hold the last reference to a
 // session, or to a table, after the client has dropped both and has destroyed
 // its agent. So a client and its tables hold the session by an OpenSession:
-// once the last of these is gone, the session calls nobody.
+// once the last of these is gone, or the agent has ended, the session calls
+// nobody.
 //
 // Thread-safety: thread-safe.
 
@@ -45,7 +46,7 @@ class MapFollower {
 class ReplicaSession : public std::enable_shared_from_this<ReplicaSession> {
  public:
   struct Options {
-    rpc::Agent* agent = nullptr;       // lives until Close()
+    rpc::Agent* agent = nullptr;
     std::vector<std::string> servers;  // names
   };
   // Waits for a map, which a server gives once all have joined.

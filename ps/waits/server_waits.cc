@@ -143,6 +143,27 @@ std::shared_ptr<ServerWaits> ServerWaits::Of(rpc::Agent& agent) {
   return made;
 }
 
+void ServerWaits::EndWithAgent(
+    const std::shared_ptr<rpc::extension::WeakAgent>& weak) {
+  MutexLock lock(mu_);
+  end_with_agent_.erase(
+      std::remove_if(end_with_agent_.begin(), end_with_agent_.end(),
+                     [](const auto& one) { return one.expired(); }),
+      end_with_agent_.end());
+  end_with_agent_.push_back(weak);
+}
+
+void ServerWaits::OnAgentEnd() {
+  std::vector<std::weak_ptr<rpc::extension::WeakAgent>> ending;
+  {
+    MutexLock lock(mu_);
+    ending.swap(end_with_agent_);
+  }
+  for (const auto& weak : ending) {
+    if (const auto live = weak.lock()) live->End();
+  }
+}
+
 uint64_t ServerWaits::Begin(Operation operation) {
   MutexLock lock(mu_);
   under_way_.emplace(++last_id_, std::move(operation));

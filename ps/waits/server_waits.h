@@ -25,6 +25,7 @@
 #include "weft/ps/waits/wait_text.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/extension/library.h"
+#include "weft/rpc/extension/weak_agent.h"
 
 namespace weft::ps {
 
@@ -37,6 +38,10 @@ class ServerWaits final : public rpc::extension::Library,
   // The one of `agent`, made when it is first asked for.
   static std::shared_ptr<ServerWaits> Of(rpc::Agent& agent);
   ~ServerWaits() override;
+
+  // Ends `weak`, of the same agent, when the agent ends.
+  void EndWithAgent(const std::shared_ptr<rpc::extension::WeakAgent>& weak)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   // Those that have not answered an operation yet; must not call this back.
   using Servers = std::function<std::vector<std::string>()>;
@@ -82,6 +87,7 @@ class ServerWaits final : public rpc::extension::Library,
 
  private:
   explicit ServerWaits(rpc::Agent& agent);
+  void OnAgentEnd() override ABSL_LOCKS_EXCLUDED(mu_);
 
   uint64_t Begin(Operation operation) ABSL_LOCKS_EXCLUDED(mu_);
   void End(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
@@ -98,6 +104,8 @@ class ServerWaits final : public rpc::extension::Library,
   void Say(const std::string& text) const;
 
   mutable Mutex mu_;
+  std::vector<std::weak_ptr<rpc::extension::WeakAgent>> end_with_agent_
+      ABSL_GUARDED_BY(mu_);
   uint64_t last_id_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<uint64_t, Operation> under_way_ ABSL_GUARDED_BY(mu_);
   // By table, and the driver that it stands before.
