@@ -42,8 +42,10 @@ bazel_test() {
   shift 2
   local config=()
   [ "$name" = default ] || config=("--config=$name")
-  # A time-out catches what hangs; it must not catch a machine that is slow, or a sanitizer.
+  # A time-out catches what hangs; it must not catch a machine that is slow, or a sanitizer. Tests wait more than they
+  # compute, so that more of them run than there are cores.
   bazel test "${config[@]}" --test_tag_filters="$filters" --nocache_test_results --keep_going \
+    --jobs=$(($(nproc) + 2)) --local_test_jobs=$(($(nproc) + 2)) \
     --test_timeout=300,300,900,3600 --noshow_progress --test_summary=short --build_tests_only "$@"
   local status=$?
   # 4: no test matched, 3: tests failed (counted from their reports); anything else did not build.
