@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 rows=256000
-output=$(examples/ctr/run.sh --rows=$rows --kill-every=4 --snapshot-every=3 2>&1) || { echo "$output"; exit 1; }
+output=$(examples/ctr/run.sh --rows=$rows --kill-every=2 --snapshot-every=2 2>&1) || { echo "$output"; exit 1; }
 echo "$output" | tail -n 4
 /usr/bin/python3 - "$output" <<'PY'
 import json
