@@ -2,8 +2,11 @@
 
 #include "weft/launch/stuck/stuck_text.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/algorithm/container.h"
@@ -58,27 +61,67 @@ std::string Does(const RankFacts* seen) {
                       used);
 }
 
-// Null: nobody waits.
+// Null: `rank` waits for nothing.
+const RankWait* LongestOf(const RankFacts& rank) {
+  const auto it = absl::c_max_element(
+      rank.waits,
+      [](const RankWait& a, const RankWait& b) { return a.waited < b.waited; });
+  return it == rank.waits.end() ? nullptr : &*it;
+}
+
+// Of the longest waits of all victims. Null: nobody waits.
 const RankWait* LongestOf(const std::vector<std::string>& victims,
                           absl::Span<const RankFacts> ranks) {
   const RankWait* longest = nullptr;
   for (const std::string& name : victims) {
-    for (const RankWait& wait : Find(ranks, name)->waits) {
-      if (longest == nullptr || wait.waited > longest->waited) longest = &wait;
-    }
+    const RankWait* const own = LongestOf(*Find(ranks, name));
+    if (own == nullptr) continue;
+    if (longest == nullptr || own->waited > longest->waited) longest = own;
   }
   return longest;
 }
 
-// "trainer0 and trainer2 wait in AllReduce #12 of group G (4.2 s)"; empty:
-// nobody waits.
+// The victims that wait longest in the same operation.
+struct Waiting {
+  std::vector<std::string> names;
+  absl::Duration waited;  // the longest of them
+};
+
+// "trainer0 and trainer2 wait in AllReduce #12 of group G (4.2 s)"; of several
+// operations the three that have waited longest, and how many wait in others:
+// "trainer0 waits in Receive of tag 7 in group G (4.2 s), trainer2 in Barrier
+// #3 of group G (4.1 s)". Empty: nobody waits.
 std::string WhoWaits(const std::vector<std::string>& victims,
                      absl::Span<const RankFacts> ranks) {
-  const RankWait* const longest = LongestOf(victims, ranks);
-  if (longest == nullptr) return "";
-  return absl::StrCat(List(victims), victims.size() == 1 ? " waits" : " wait",
-                      " in ", TextOf(*longest), " (", Seconds(longest->waited),
-                      ")");
+  constexpr size_t kMostNamed = 3;
+  std::map<std::string, Waiting> by_operation;
+  for (const std::string& name : victims) {
+    const RankWait* const own = LongestOf(*Find(ranks, name));
+    if (own == nullptr) continue;
+    Waiting& waiting = by_operation[TextOf(*own)];
+    waiting.names.push_back(name);
+    waiting.waited = std::max(waiting.waited, own->waited);
+  }
+  std::vector<std::pair<std::string, Waiting>> longest_first(
+      by_operation.begin(), by_operation.end());
+  absl::c_stable_sort(longest_first, [](const auto& a, const auto& b) {
+    return a.second.waited > b.second.waited;
+  });
+  std::vector<std::string> parts;
+  size_t others = 0;
+  for (const auto& [operation, waiting] : longest_first) {
+    if (parts.size() == kMostNamed) {
+      others += waiting.names.size();
+      continue;
+    }
+    const absl::string_view verb = !parts.empty()              ? ""
+                                   : waiting.names.size() == 1 ? " waits"
+                                                               : " wait";
+    parts.push_back(absl::StrCat(List(waiting.names), verb, " in ", operation,
+                                 " (", Seconds(waiting.waited), ")"));
+  }
+  if (others > 0) parts.push_back(absl::StrCat(others, " in other operations"));
+  return absl::StrJoin(parts, ", ");
 }
 
 // "trainer0 is in AllReduce #4 of group A, trainer1 in AllReduce #2 of group

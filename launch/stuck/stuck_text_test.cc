@@ -51,6 +51,40 @@ TEST(StuckText, OfAStoppedRankSaysWhoWaitsAndHowItGoesOn) {
             "a debugger; `kill -CONT 4711` lets it go on");
 }
 
+TEST(StuckText, OfRanksInDifferentOperationsNamesTheOperationOfEach) {
+  std::vector<RankFacts> ranks = {Rank("trainer0"), Rank("trainer1"),
+                                  Rank("trainer2"), Rank("trainer3")};
+  RankWait receive = WaitFor("g", {{"trainer1"}});
+  receive.operation = "Receive of tag 7";
+  receive.of = RankWait::Of::kTransfer;
+  ranks[0].waits = {receive};
+  ranks[2].waits = {WaitFor("g", {{"trainer1"}})};
+  ranks[3].waits = {WaitFor("g", {{"trainer1"}})};
+  // Whichever has waited longer.
+  ranks[3].waits[0].waited = absl::Seconds(4.3);
+  EXPECT_THAT(TextOf(ranks),
+              HasSubstr("trainer2 and trainer3 wait in AllReduce #12 of group "
+                        "g (4.3 s), trainer0 in Receive of tag 7 in group g "
+                        "(4.2 s) for trainer1 (pid 4711 on node0)"));
+  ranks[0].waits[0].waited = absl::Seconds(4.4);
+  EXPECT_THAT(TextOf(ranks),
+              HasSubstr("trainer0 waits in Receive of tag 7 in group g (4.4 "
+                        "s), trainer2 and trainer3 in AllReduce #12 of group "
+                        "g (4.3 s) for trainer1 (pid 4711 on node0)"));
+}
+
+TEST(StuckText, OfRanksInManyOperationsNamesThreeAndCountsTheOthers) {
+  std::vector<RankFacts> ranks = {Rank("trainer0", Process::kStopped)};
+  for (int i = 1; i <= 6; ++i) {
+    ranks.push_back(Rank("trainer" + std::to_string(i)));
+    ranks.back().waits = {
+        WaitFor(i < 6 ? std::to_string(i) : "5", {{"trainer0"}})};
+  }
+  EXPECT_THAT(TextOf(ranks),
+              HasSubstr("trainer3 in AllReduce #12 of group 3 (4.2 s), 3 in "
+                        "other operations for trainer0 (pid 4711"));
+}
+
 TEST(StuckText, OfABusyRankSaysWhetherItComputes) {
   std::vector<RankFacts> ranks = {Rank("trainer0"), Rank("trainer1")};
   ranks[0].waits = {WaitFor("g", {{"trainer1"}})};
