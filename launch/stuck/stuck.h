@@ -54,7 +54,7 @@ std::string TextOf(const RankWait& wait);
 
 struct RankFacts {
   enum class Process {
-    kUnknown,  // of another node, or it is not known
+    kUnknown,  // nothing is seen of it
     kRuns,
     kStopped,  // by a signal or a debugger
     kGone,
@@ -62,7 +62,9 @@ struct RankFacts {
 
   std::string name;
   Process process = Process::kUnknown;
-  // Facts of a process of this node.
+  // Where its process is; empty: on this host.
+  std::string host = {};
+  // Facts of a process that its launcher sees.
   pid_t pid = 0;
   char state = '?';        // of its main thread, as /proc says
   absl::Duration cpu;      // that it used

@@ -39,7 +39,8 @@ std::string Who(const std::string& name, absl::Span<const RankFacts> ranks,
                 absl::string_view host) {
   const RankFacts* const rank = Find(ranks, name);
   if (rank == nullptr || rank->pid == 0) return name;
-  return absl::StrCat(name, " (pid ", rank->pid, " on ", host, ")");
+  return absl::StrCat(name, " (pid ", rank->pid, " on ",
+                      rank->host.empty() ? host : rank->host, ")");
 }
 
 // What a process that runs does, as far as that is seen; null: nothing is.
@@ -201,7 +202,7 @@ telemetry::Fields StuckFields(const StuckCause& cause,
        longest == nullptr ? 0.0 : absl::ToDoubleSeconds(longest->waited)}};
   if (is_of_table) fields.push_back({"table", longest->group});
   if (facts != nullptr && facts->pid != 0) {
-    fields.push_back({"host", host});
+    fields.push_back({"host", facts->host.empty() ? host : facts->host});
     fields.push_back({"pid", facts->pid});
     fields.push_back({"state", absl::string_view(&facts->state, 1)});
     fields.push_back({"cpu_s", absl::ToDoubleSeconds(facts->cpu)});
