@@ -46,6 +46,8 @@ absl::string_view NameOf(RankWait::Of of) {
       return "transfer";
     case RankWait::Of::kTable:
       return "table";
+    case RankWait::Of::kStore:
+      return "store";
   }
   return "group";
 }
@@ -133,7 +135,8 @@ RankWait WaitOf(const json& object) {
   wait.group = TextIn(object, "group");
   wait.meeting = TextIn(object, "meeting");
   const std::string of = TextIn(object, "of");
-  for (const auto one : {RankWait::Of::kTransfer, RankWait::Of::kTable}) {
+  for (const auto one :
+       {RankWait::Of::kTransfer, RankWait::Of::kTable, RankWait::Of::kStore}) {
     if (of == NameOf(one)) wait.of = one;
   }
   wait.waited = TimeIn(object, "waited_s");

@@ -28,6 +28,7 @@ std::string SlotOf(const RankWait& wait) {
   if (wait.of == RankWait::Of::kTable) {
     return absl::StrCat("table ", wait.group);
   }
+  if (wait.of == RankWait::Of::kStore) return absl::StrCat("key ", wait.group);
   return wait.meeting.empty() ? wait.group : wait.meeting;
 }
 
@@ -165,7 +166,7 @@ bool StuckWatch::HasWaited(const std::vector<RankFacts>& facts,
   return absl::c_any_of(facts, [&](const RankFacts& rank) {
     return ranks_.count(rank.name) > 0 &&
            absl::c_any_of(rank.waits, [&](const RankWait& wait) {
-             return wait.waited >= time;
+             return wait.waited >= time && !IsForAKey(wait);
            });
   });
 }

@@ -104,7 +104,7 @@ class StuckWatch {
   void EndWait(Rank& rank, const RankWait& over, bool has_failed);
   std::vector<std::string> HeldUpBy(const std::vector<RankFacts>& facts,
                                     Instant now);
-  // Whether a rank of this node has waited for so long.
+  // Whether a rank of this node has waited for others for so long.
   bool HasWaited(const std::vector<RankFacts>& facts,
                  absl::Duration time) const;
   // Whether a rank of this node is part of it, or waits for it.

@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/launch/stuck/stuck_text.h"
 
 namespace weft::launch {
 namespace {
@@ -224,6 +225,49 @@ TEST_F(StuckWatchTest, WaitForServersThatIsNotReportedAgainIsOver) {
   EXPECT_EQ(over_, 0);
   RunUntil(14);
   EXPECT_EQ(over_, 1);
+}
+
+constexpr char kForAKey[] =
+    "Wait for key users/0 of the store still waits after 2s: nobody has set it";
+
+TEST_F(StuckWatchTest, RankThatWaitsForAKeyIsNamedWithItWhereOthersWaitForIt) {
+  watch_.Line("trainer1", kForAKey, At(2));
+  EXPECT_THAT(RunUntil(3), IsEmpty());
+  const auto said = Wait(4, 4);
+  ASSERT_THAT(said, SizeIs(1));
+  EXPECT_EQ(said[0].why, StuckClass::kStoreKey);
+  EXPECT_THAT(said[0].ranks, ElementsAre("trainer1"));
+  EXPECT_THAT(
+      StuckText(said[0], watch_.Facts(At(4)), "node0", "job"),
+      ::testing::HasSubstr("trainer0 waits in AllReduce #7 of group g (4.0 s) "
+                           "for trainer1 (pid 11 on node0), which is in Wait "
+                           "for key users/0 of the store (4.0 s), which nobody "
+                           "sets"));
+  watch_.Line("trainer1",
+              "Wait for key users/0 of the store no longer waits, after 5s",
+              At(5));
+  EXPECT_EQ(Wait(8, 8)[0].why, StuckClass::kBusy);
+}
+
+// It may be what it is there for, as where a rank waits for orders.
+TEST_F(StuckWatchTest, RankThatWaitsForAKeyAndKeepsNobodyIsNotNamed) {
+  watch_.Line("trainer1", kForAKey, At(2));
+  EXPECT_THAT(RunUntil(100), IsEmpty());
+  EXPECT_EQ(over_, 0);
+}
+
+TEST_F(StuckWatchTest, CoordinatorThatDoesNotAnswerIsNamed) {
+  watch_.Line("trainer1",
+              "Wait for key users/0 of the store still waits after 2s: the "
+              "coordinator does not answer",
+              At(2));
+  const auto said = RunUntil(5);
+  ASSERT_THAT(said, SizeIs(1));
+  EXPECT_EQ(said[0].why, StuckClass::kUnknown);
+  EXPECT_THAT(said[0].ranks, ElementsAre("the coordinator"));
+  EXPECT_THAT(StuckText(said[0], watch_.Facts(At(5)), "node0", "job"),
+              ::testing::HasSubstr("trainer1 waits in Wait for key users/0 of "
+                                   "the store (5.0 s) for the coordinator"));
 }
 
 // A launcher that has trainer0 alone, and what another one sees of its ranks.
