@@ -102,6 +102,9 @@ TEST(SharedFacts, WhatIsNoneIsRefusedOrLeftOut) {
     ASSERT_THAT(read, IsOk()) << text;
     EXPECT_THAT(*read, IsEmpty()) << text;
   }
+  const std::string deep(size_t{1} << 19, '[');
+  EXPECT_FALSE(ParseFacts(deep).ok());
+  EXPECT_FALSE(ParseFacts(deep + std::string(deep.size(), ']')).ok());
   const auto read = ParseFacts(
       R"({"ranks":[{"name":"a","process":"flies","pid":-1,"state":"long",)"
       R"("cpu_s":"much","stopped_s":-5,"waits":[{"awaited":[{"name":""}]}]}]})");
