@@ -537,7 +537,8 @@ absl::Status SparseTable::AwaitStable(absl::Duration timeout) {
       "table '", table_->layout().spec().name(),
       "': what was pushed is not stable yet, after ",
       absl::FormatDuration(timeout),
-      "; its rounds wait for other shards, or a server for its backup"));
+      "; its rounds wait for other shards, or a server for its backup: ",
+      replicated->DescribeUnstable()));
 }
 
 Future<Tensor> SparseTable::Pull(const Tensor& keys) {

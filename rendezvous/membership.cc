@@ -521,8 +521,10 @@ absl::Status Membership::State::Announce(Phase phase, absl::Duration timeout) {
 }
 
 std::unique_ptr<Store> Membership::State::MakeStore() {
-  return MakeStoreClient(timers_, link_, options_.job, self_.incarnation,
-                         calls_);
+  return MakeStoreClient(
+      timers_, link_, options_.job, self_.incarnation, calls_,
+      [logger = &telemetry::OrSilent(options_.telemetry).logger()](
+          absl::string_view text) { WEFT_LOG(*logger, Warning, text); });
 }
 
 absl::StatusOr<std::unique_ptr<Membership>> Membership::Join(

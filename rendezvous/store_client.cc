@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/future.h"
@@ -19,16 +21,70 @@
 namespace weft::rendezvous {
 namespace {
 
+constexpr absl::Duration kReportAfter = absl::Seconds(2);
+constexpr absl::string_view kOfRollCalls = "roll_call/";
+
+// A key as a line of a log has it.
+std::string KeyText(absl::string_view key) {
+  constexpr size_t kLongest = 200;
+  std::string text(key.substr(0, kLongest));
+  for (char& c : text) {
+    if (!absl::ascii_isgraph(c) || c == '"' || c == '\\') c = '?';
+  }
+  return absl::StrCat(text, key.size() > kLongest ? "..." : "");
+}
+
+// Decides when a Wait is reported, and how.
+class WaitReports {
+ public:
+  WaitReports(const WaitReport& report, absl::string_view key, Instant now)
+      : report_(report),
+        key_(key),
+        since_(now),
+        due_(report == nullptr || absl::StartsWith(key, kOfRollCalls)
+                 ? Instant::Infinite()
+                 : now + kReportAfter) {}
+  Instant due() const { return due_; }
+  void OnTime(Instant now, absl::string_view why) {
+    if (now < due_) return;
+    while (due_ <= now) due_ = since_ + 2 * (due_ - since_);
+    has_reported_ = true;
+    report_(absl::StrCat(Head(" still waits after ", now), ": ", why));
+  }
+  void End(Instant now, const absl::Status& status) {
+    if (!has_reported_) return;
+    const std::string code =
+        status.ok()
+            ? ""
+            : absl::StrCat(" (", absl::StatusCodeToString(status.code()), ")");
+    report_(absl::StrCat(Head(" no longer waits, after ", now), code));
+  }
+
+ private:
+  std::string Head(absl::string_view what, Instant now) const {
+    return absl::StrCat("Wait for key ", KeyText(key_), " of the store", what,
+                        absl::FormatDuration(absl::Trunc(
+                            now - since_, absl::Milliseconds(100))));
+  }
+
+  const WaitReport& report_;
+  const absl::string_view key_;
+  const Instant since_;
+  Instant due_;
+  bool has_reported_ = false;
+};
+
 class StoreClient final : public Store {
  public:
   StoreClient(TimerSource& timers, std::shared_ptr<CoordinatorLink> link,
               std::string job, uint64_t client,
-              std::shared_ptr<OpenCalls> calls)
+              std::shared_ptr<OpenCalls> calls, WaitReport report)
       : timers_(timers),
         link_(std::move(link)),
         job_(std::move(job)),
         client_(client),
-        calls_(std::move(calls)) {}
+        calls_(std::move(calls)),
+        report_(std::move(report)) {}
 
   absl::StatusOr<uint64_t> Set(absl::string_view key, absl::string_view value,
                                absl::Duration timeout) override {
@@ -56,22 +112,17 @@ class StoreClient final : public Store {
   absl::StatusOr<StoreEntry> Wait(absl::string_view key, uint64_t after,
                                   absl::Duration timeout) override {
     WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
-    v1::StoreRequest request = Request(v1::StoreRequest::WAIT, key);
-    request.set_version(after);
     const Clock& clock = timers_.driver().clock();
-    const Instant deadline = Deadline(timeout);
-    PollBackoff backoff;
-    for (;;) {
-      const Instant asked = clock.Now();
-      WEFT_ASSIGN_OR_RETURN(v1::StoreReply reply, Ask(request, deadline));
-      if (reply.version() > after) return EntryOf(std::move(reply));
-      const Instant now = clock.Now();
-      if (now >= deadline) break;
-      PauseFor(timers_, std::min(backoff.Pause(now - asked), deadline - now));
+    WaitReports reports(report_, key, clock.Now());
+    absl::StatusOr<StoreEntry> entry =
+        WaitUntil(key, after, Deadline(timeout), reports);
+    if (entry.ok() && entry->version <= after) {
+      entry = absl::DeadlineExceededError(
+          absl::StrCat("store: key \"", key, "\" did not change from version ",
+                       after, " within ", absl::FormatDuration(timeout)));
     }
-    return absl::DeadlineExceededError(
-        absl::StrCat("store: key \"", key, "\" did not change from version ",
-                     after, " within ", absl::FormatDuration(timeout)));
+    reports.End(clock.Now(), entry.status());
+    return entry;
   }
 
   absl::StatusOr<int64_t> Add(absl::string_view key, int64_t delta,
@@ -120,6 +171,34 @@ class StoreClient final : public Store {
   }
 
  private:
+  // An entry of no later version than `after`: it did not change.
+  absl::StatusOr<StoreEntry> WaitUntil(absl::string_view key, uint64_t after,
+                                       Instant deadline, WaitReports& reports) {
+    v1::StoreRequest request = Request(v1::StoreRequest::WAIT, key);
+    request.set_version(after);
+    const Clock& clock = timers_.driver().clock();
+    PollBackoff backoff;
+    for (;;) {
+      const Instant asked = clock.Now();
+      absl::StatusOr<v1::StoreReply> reply =
+          Ask(request, std::min(deadline, reports.due()));
+      const Instant now = clock.Now();
+      if (!reply.ok()) {
+        if (!absl::IsDeadlineExceeded(reply.status()) || now >= deadline) {
+          return reply.status();
+        }
+        reports.OnTime(now, "the coordinator does not answer");
+        continue;
+      }
+      if (reply->version() > after || now >= deadline) {
+        return EntryOf(*std::move(reply));
+      }
+      reports.OnTime(
+          now, after == 0 ? "nobody has set it" : "nobody has changed it");
+      PauseFor(timers_, std::min(backoff.Pause(now - asked), deadline - now));
+    }
+  }
+
   Instant Deadline(absl::Duration timeout) const {
     return timers_.driver().clock().Now() + timeout;
   }
@@ -184,6 +263,7 @@ class StoreClient final : public Store {
   const std::string job_;
   const uint64_t client_;
   const std::shared_ptr<OpenCalls> calls_;
+  const WaitReport report_;
   Mutex mu_;
   Future<void> last_change_ ABSL_GUARDED_BY(mu_) = MakeReady();
   uint64_t last_sequence_ ABSL_GUARDED_BY(mu_) = 0;
@@ -194,9 +274,11 @@ class StoreClient final : public Store {
 std::unique_ptr<Store> MakeStoreClient(TimerSource& timers,
                                        std::shared_ptr<CoordinatorLink> link,
                                        std::string job, uint64_t client,
-                                       std::shared_ptr<OpenCalls> calls) {
+                                       std::shared_ptr<OpenCalls> calls,
+                                       WaitReport report) {
   return std::make_unique<StoreClient>(timers, std::move(link), std::move(job),
-                                       client, std::move(calls));
+                                       client, std::move(calls),
+                                       std::move(report));
 }
 
 }  // namespace weft::rendezvous

@@ -69,6 +69,7 @@
 #include "weft/tensor/random.h"
 #include "weft/tensor/tensor.h"
 #include "weft/train/build_text.h"
+#include "weft/train/core/push_deadline.h"
 #include "weft/train/core/step_commit.h"
 #include "weft/train/options.h"
 #include "weft/train/saving/checkpoint_run.h"
@@ -129,9 +130,10 @@ class DataParallelTraining {
                                const std::string& part)>
         push = nullptr;
     // Waits until no single death can lose what was pushed: kDeadlineExceeded
-    // after `wait`; then it is called again.
+    // after `wait`; then it is called again. Another error: it will not be.
     std::function<absl::Status(absl::Duration wait)> await_stable = nullptr;
-    // How long all that may take.
+    // How long all that may take; and half of it once more where a rank has
+    // ended meanwhile, and others push its parts.
     absl::Duration timeout = absl::Minutes(1);
     // The shards of the data that the tables know (ps::v1::TableSpec::shards).
     // CreateElastic compares them with Parts::virtual_shards. 0: not known.
@@ -481,6 +483,7 @@ class DataParallelTraining {
   telemetry::Logger& logger_;
   const Parts parts_;
   const Tables tables_;
+  PushDeadline push_deadline_;
   const Options options_;
 
   std::unique_ptr<ddp::DistributedDataParallel> ddp_;  // or:

@@ -260,8 +260,22 @@ absl::Status StepTable::Push(int64_t round, int shard, absl::string_view part) {
   return absl::OkStatus();
 }
 
+// The table fails once a push was not answered in its own time: then it is not
+// "not yet", and to wait longer helps nobody.
 absl::Status StepTable::AwaitStable(absl::Duration wait) {
   WEFT_RETURN_IF_ERROR(lost_);
+  absl::Status pushed = AwaitPushed(wait);
+  if (!absl::IsDeadlineExceeded(pushed) || table_->status().ok()) {
+    return pushed;
+  }
+  pushed = AwaitPushed(absl::ZeroDuration());  // all have ended by now
+  if (!absl::IsDeadlineExceeded(pushed)) return pushed;
+  return absl::UnavailableError(absl::StrCat("a push was not answered within ",
+                                             absl::FormatDuration(timeout_),
+                                             ": ", pushed.message()));
+}
+
+absl::Status StepTable::AwaitPushed(absl::Duration wait) {
   const Instant until = SteadyClock().Now() + wait;
   const auto left = [&] {
     return std::max(until - SteadyClock().Now(), absl::ZeroDuration());

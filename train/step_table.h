@@ -94,6 +94,7 @@ class StepTable {
   absl::Status BeginRound(int64_t round);
   absl::Status Push(int64_t round, int shard, absl::string_view part);
   absl::Status AwaitStable(absl::Duration wait);
+  absl::Status AwaitPushed(absl::Duration wait);
   absl::Status Reopen();
 
   const ps::v1::TableSpec spec_;

@@ -135,6 +135,7 @@ DataParallelTraining::Done DataParallelTraining::Do(const StepCommit::Settle&) {
 
 DataParallelTraining::Done DataParallelTraining::Do(const StepCommit::Push&) {
   if (!last_parts_.has_value()) return StepCommit::Pushed{};
+  push_deadline_.Begin(last_parts_->round, SteadyClock().Now());
   const ddp::ShardRange own =
       ddp::OwnShards(group_->rank(), group_->size(), parts_.virtual_shards);
   for (int shard = own.begin; shard < own.end; ++shard) {
@@ -149,16 +150,17 @@ DataParallelTraining::Done DataParallelTraining::Do(const StepCommit::Push&) {
 // since it cannot push (Fail), too: then those that are left meet, and push its
 // parts.
 absl::Status DataParallelTraining::AwaitStable() {
-  const Instant give_up = SteadyClock().Now() + tables_.timeout;
   for (;;) {
     const absl::Status stable = tables_.await_stable(kLookEvery);
     if (!absl::IsDeadlineExceeded(stable)) return stable;
     WEFT_RETURN_IF_ERROR(group_->CheckRanks());
-    if (SteadyClock().Now() >= give_up) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          "step ", steps(), " is not in the tables, after ",
-          absl::FormatDuration(tables_.timeout), ": ", stable.message()));
-    }
+    const Instant now = SteadyClock().Now();
+    if (now < push_deadline_.until()) continue;
+    return absl::DeadlineExceededError(
+        absl::StrCat("step ", steps(), " is not in the tables, after ",
+                     absl::FormatDuration(absl::Trunc(
+                         push_deadline_.Lasted(now), absl::Milliseconds(1))),
+                     ": ", stable.message()));
   }
 }
 

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -26,7 +27,9 @@
 #include "weft/launch/commands/commands.h"
 #include "weft/launch/commands/flight_report.h"
 #include "weft/launch/commands/torchrun_flags.h"
+#include "weft/launch/run/coordinator_channel.h"
 #include "weft/launch/run/exit_reporter.h"
+#include "weft/launch/run/facts_exchange.h"
 #include "weft/launch/run/launcher.h"
 #include "weft/launch/run/plan.h"
 #include "weft/launch/run/role_spec.h"
@@ -212,7 +215,7 @@ absl::Status NotRun(const absl::Status& why) {
 // The command line.
 struct Arguments {
   LaunchOptions options;
-  ExitReporterOptions reporting;
+  CoordinatorChannelOptions reporting;
   std::string init;
   std::string directory;  // of the job's sockets; empty: none
   bool is_own_job = false;
@@ -287,7 +290,7 @@ void AddRankFlags(worker::Flags& flags, LaunchOptions& options,
 absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
   Arguments arguments;
   LaunchOptions& options = arguments.options;
-  ExitReporterOptions& reporting = arguments.reporting;
+  CoordinatorChannelOptions& reporting = arguments.reporting;
   TorchrunFlags torchrun;
   options.master_port = 0;
   worker::Flags flags("weft run", kAbout);
@@ -386,7 +389,7 @@ absl::Status PlanOwnCoordinator(const std::string& certs,
 // and puts both into the environment of the ranks.
 absl::Status CompleteOptions(Arguments& arguments) {
   LaunchOptions& options = arguments.options;
-  const ExitReporterOptions& reporting = arguments.reporting;
+  const CoordinatorChannelOptions& reporting = arguments.reporting;
   const bool is_own_job = options.job.empty();
   if (is_own_job && !reporting.certs.empty()) {
     return RunUsage(absl::StrCat("--certs=", reporting.certs,
@@ -468,17 +471,25 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
   // With --init the launcher does not know the coordinator's address.
   std::unique_ptr<ExitReporter> reporter;
   if (arguments.init.empty()) {
-    ExitReporterOptions& reporting = arguments.reporting;
+    CoordinatorChannelOptions& reporting = arguments.reporting;
     reporting.job = options.job;
     reporting.coordinator = options.coordinator;
     reporting.host = options.coordinator_host.empty()
                          ? HostOf(options.roles)
                          : options.coordinator_host;
-    reporter = std::make_unique<ExitReporter>(std::move(reporting));
+    reporter = std::make_unique<ExitReporter>(reporting);
     options.on_exit = [&](const Child& child, const Exit& exit) {
       // Without a certificate of admin0 this fails, and the silence of the
       // worker tells the coordinator of its end.
       (void)reporter->Report(child.name(), child.pid(), exit);
+    };
+  }
+  std::unique_ptr<FactsExchange> facts;
+  if (arguments.init.empty() && options.nodes > 1) {
+    facts = std::make_unique<FactsExchange>(arguments.reporting, options.node);
+    options.share_facts = [&](const std::vector<RankFacts>& own,
+                              const std::set<int>& nodes) {
+      return facts->Exchange(own, nodes);
     };
   }
   absl::StatusOr<int> code = Run(options);

@@ -9,7 +9,6 @@
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
 #include "weft/base/status_macros.h"
-#include "weft/net/tls/credentials.h"
 #include "weft/proto/coordinator.pb.h"
 #include "weft/rendezvous/process_watch.h"
 
@@ -22,34 +21,18 @@ constexpr absl::Duration kAtTheEnd = absl::Seconds(1);
 
 }  // namespace
 
-absl::Status ExitReporter::Connect() {
-  net::LoopOptions options;
-  if (!options_.certs.empty()) {
-    WEFT_ASSIGN_OR_RETURN(options.credentials, net::Credentials::ForMember(
-                                                   options_.certs, "admin0"));
-  } else if (options_.insecure) {
-    options.credentials = net::Credentials::Insecure();
-  }
-  WEFT_ASSIGN_OR_RETURN(loop_, net::Loop::Create(std::move(options)));
-  net::ChannelOptions channel;
-  channel.name = options_.host;
-  WEFT_ASSIGN_OR_RETURN(
-      channel_, net::Channel::Create(*loop_, options_.coordinator, channel));
-  return absl::OkStatus();
-}
-
 absl::Status ExitReporter::Report(const std::string& name, pid_t pid,
                                   const Exit& exit) {
-  if (channel_ == nullptr) WEFT_RETURN_IF_ERROR(Connect());
+  WEFT_ASSIGN_OR_RETURN(net::Channel* const channel, channel_.Get());
   rendezvous::v1::ReportExitRequest request;
-  request.set_job(options_.job);
+  request.set_job(channel_.job());
   request.set_name(name);
   if (const auto launcher = rendezvous::ThisProcess()) {
     request.mutable_process()->set_pid(static_cast<uint32_t>(pid));
     request.mutable_process()->set_space(launcher->space());
   }
   request.set_reason(absl::StrCat("its process has ended: ", exit.ToString()));
-  reports_.push_back(channel_->UnaryCall(
+  reports_.push_back(channel->UnaryCall(
       kMethod, {Bytes::Own(request.SerializeAsString())}, kAnswerTime));
   return absl::OkStatus();
 }

@@ -4,7 +4,6 @@
 #ifndef WEFT_LAUNCH_RUN_EXIT_REPORTER_H_
 #define WEFT_LAUNCH_RUN_EXIT_REPORTER_H_
 
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,25 +12,16 @@
 #include "weft/base/bytes.h"
 #include "weft/base/future.h"
 #include "weft/launch/failure/exit.h"
-#include "weft/net/channel.h"
-#include "weft/net/loop/loop.h"
+#include "weft/launch/run/coordinator_channel.h"
 
 namespace weft::launch {
-
-struct ExitReporterOptions {
-  std::string job;
-  std::string coordinator;  // unix:PATH or HOST:PORT
-  std::string host;         // its host's name: ps0
-  // Over TCP: a directory with the certificate of admin0, who alone may report.
-  std::string certs;
-  bool insecure = false;
-};
 
 // Thread-safety: one thread at a time.
 class ExitReporter {
  public:
-  explicit ExitReporter(ExitReporterOptions options)
-      : options_(std::move(options)) {}
+  // admin0 alone may report.
+  explicit ExitReporter(CoordinatorChannelOptions options)
+      : channel_(std::move(options)) {}
   // Waits a second for reports that are under way.
   ~ExitReporter();
 
@@ -42,11 +32,7 @@ class ExitReporter {
   absl::Status Report(const std::string& name, pid_t pid, const Exit& exit);
 
  private:
-  absl::Status Connect();
-
-  const ExitReporterOptions options_;
-  std::unique_ptr<net::Loop> loop_;
-  std::unique_ptr<net::Channel> channel_;
+  CoordinatorChannel channel_;
   std::vector<Future<Slices>> reports_;
 };
 

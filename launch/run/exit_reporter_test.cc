@@ -51,7 +51,7 @@ class ExitReporterTest : public ::testing::Test {
   }
 
   std::unique_ptr<worker::TestWorkers> workers_;
-  ExitReporterOptions options_;
+  CoordinatorChannelOptions options_;
 };
 
 TEST_F(ExitReporterTest, ReportedWorkerIsGoneAtOnceWithTheReason) {

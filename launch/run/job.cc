@@ -40,6 +40,10 @@ constexpr absl::Duration kHastyEnd = absl::Seconds(5);
 constexpr absl::string_view kRankRestarted = "rank_restarted";
 // Between two looks at what the processes do.
 constexpr absl::Duration kLookEvery = absl::Seconds(1);
+// Between two looks at what the launchers of other nodes have said, and how
+// many of these are asked at a time.
+constexpr absl::Duration kHearEvery = absl::Milliseconds(200);
+constexpr size_t kMostAsked = 16;
 
 std::string HostName() {
   char host[256] = {};
@@ -171,6 +175,7 @@ absl::Status Job::StartAll() {
 
 int Job::PollTimeout() const {
   Instant next = std::min(kill_at_, next_look_);
+  if (asks_ && !next_look_.is_infinite()) next = std::min(next, next_share_);
   for (const auto& [name, due] : due_) next = std::min(next, due);
   if (next.is_infinite()) return -1;
   const int64_t ms = absl::ToInt64Milliseconds(next - Now()) + 1;
@@ -620,7 +625,8 @@ void Job::WatchProgress() {
     for (const auto& child : children_) look(*child);
     if (coordinator_ != nullptr) look(*coordinator_);
   }
-  const StuckWatch::News news = stuck_.Check(now);
+  ShareFacts(now);
+  const StuckWatch::News news = stuck_.Check(now, elsewhere_, asks_);
   if (news.is_over) {
     err_ << "weft: the job goes on, after "
          << absl::FormatDuration(absl::Trunc(news.lasted, absl::Seconds(1)))
@@ -630,7 +636,7 @@ void Job::WatchProgress() {
   }
   for (const std::string& name : news.held_up_by) EndHolder(name);
   if (news.causes.empty()) return;
-  const std::vector<RankFacts> facts = stuck_.Facts(now);
+  const std::vector<RankFacts> facts = stuck_.Facts(now, elsewhere_);
   const std::string host = HostName();
   for (const StuckCause& cause : news.causes) {
     const std::string text = StuckText(cause, facts, host, options_.job);
@@ -638,6 +644,20 @@ void Job::WatchProgress() {
     TellEvent("stuck", StuckFields(cause, facts, host));
   }
   err_.flush();
+}
+
+void Job::ShareFacts(Instant now) {
+  if (options_.share_facts == nullptr) return;
+  std::set<int> nodes;
+  for (const std::string& name : stuck_.AwaitedElsewhere(elsewhere_)) {
+    const std::optional<int> node = NodeOf(options_, name);
+    if (!node.has_value() || *node == options_.node) continue;
+    if (nodes.size() < kMostAsked) nodes.insert(*node);
+  }
+  if (now < next_share_ && asks_ == !nodes.empty()) return;
+  asks_ = !nodes.empty();
+  next_share_ = now + (asks_ ? kHearEvery : kLookEvery);
+  elsewhere_ = options_.share_facts(stuck_.Facts(now), nodes);
 }
 
 void Job::EndHolder(const std::string& name) {

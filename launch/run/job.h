@@ -96,6 +96,8 @@ class Job {
   // Looks at the processes, about once a second, and says who keeps the job
   // from going on, if anybody does.
   void WatchProgress();
+  // Tells the launchers of other nodes what is seen here, and asks them.
+  void ShareFacts(Instant now);
   // Kills a rank that does not take part yet and holds the others up.
   void EndHolder(const std::string& name);
   void TellStart(const Child& child, absl::string_view event);
@@ -124,6 +126,9 @@ class Job {
   EndNotes notes_;
   StuckWatch stuck_;
   Instant next_look_;                   // at the processes
+  Instant next_share_;                  // of facts, with other nodes
+  std::vector<RankFacts> elsewhere_;    // what is known of their ranks
+  bool asks_ = false;                   // their launchers were asked
   std::vector<const Child*> left_out_;  // failed, and the others went on
   bool is_final_ = false;               // of the culprit, after Run
   int signal_ = 0;                      // that we were sent

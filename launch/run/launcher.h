@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <ostream>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "absl/time/time.h"
 #include "weft/launch/run/child.h"
 #include "weft/launch/run/role_spec.h"
+#include "weft/launch/stuck/stuck.h"
 
 namespace weft::launch {
 
@@ -41,6 +43,13 @@ struct LaunchOptions {
   std::map<std::string, std::string> environment;
   // Runs for each rank that has ended, at once.
   std::function<void(const Child& child, const Exit& exit)> on_exit;
+  // Of a job of several nodes, to be called at least once a second: tells the
+  // launchers of others that ask what is seen of the ranks here, `own`, and
+  // asks those of `nodes`. Returns what is known of their ranks; does not wait.
+  // Null: the nodes know nothing of each other.
+  std::function<std::vector<RankFacts>(const std::vector<RankFacts>& own,
+                                       const std::set<int>& nodes)>
+      share_facts;
   // For WEFT_REPLICAS: servers that have each partition of the tables. With
   // more than one the others go on when a parameter server (role ps) fails, and
   // it alone is started again.

@@ -8,7 +8,9 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "weft/launch/run/rank_mark.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/options.h"
@@ -161,6 +163,21 @@ std::vector<ChildSpec> PlanChildren(const LaunchOptions& options, int restart,
     }
   }
   return children;
+}
+
+std::optional<int> NodeOf(const LaunchOptions& options,
+                          absl::string_view rank) {
+  for (const RoleSpec& role : options.roles) {
+    absl::string_view digits = rank;
+    int number = 0;
+    if (!absl::ConsumePrefix(&digits, role.role) || role.count < 1 ||
+        !absl::SimpleAtoi(digits, &number) || number < 0) {
+      continue;
+    }
+    const int node = number / role.count;
+    if (node < options.nodes) return node;
+  }
+  return std::nullopt;
 }
 
 std::string CoresWarning(const LaunchOptions& options, int cores) {

@@ -3,9 +3,11 @@
 #ifndef WEFT_LAUNCH_RUN_PLAN_H_
 #define WEFT_LAUNCH_RUN_PLAN_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "weft/launch/run/child.h"
 #include "weft/launch/run/launcher.h"
 
@@ -22,6 +24,9 @@ inline constexpr char kServer[] = "ps";
 std::vector<ChildSpec> PlanChildren(const LaunchOptions& options,
                                     int restart = 0,
                                     const std::string& launcher = "");
+
+// The node whose launcher starts the rank of that name; nothing: none does.
+std::optional<int> NodeOf(const LaunchOptions& options, absl::string_view rank);
 
 // The same of the coordinator's own process, of `coordinator_argv`.
 ChildSpec PlanCoordinator(const LaunchOptions& options, int restart,

@@ -1,6 +1,7 @@
 #include "weft/launch/run/plan.h"
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -67,6 +68,20 @@ TEST(PlanChildren, RanksOfALaterNodeFollowThoseOfTheNodesBefore) {
            {"WEFT_WORLD_ORIGIN", "weft run --nnodes=3 on node 2"},
            {"WEFT_START", "1"}}) {
     EXPECT_EQ(env.at(name), value) << name;
+  }
+}
+
+TEST(NodeOf, IsThatWhoseLauncherStartsTheRank) {
+  LaunchOptions options;
+  options.nodes = 3;
+  options.roles = {{"ps", 1, {"p"}}, {"trainer", 2, {"t"}}};
+  EXPECT_EQ(NodeOf(options, "trainer0"), 0);
+  EXPECT_EQ(NodeOf(options, "trainer3"), 1);
+  EXPECT_EQ(NodeOf(options, "trainer5"), 2);
+  EXPECT_EQ(NodeOf(options, "ps1"), 1);
+  for (const char* other :
+       {"trainer6", "ps3", "trainer", "trainer-1", "reader0", "", "rank 1"}) {
+    EXPECT_EQ(NodeOf(options, other), std::nullopt) << other;
   }
 }
 

@@ -109,7 +109,10 @@ std::optional<StuckClass> Waits::ClassOf(const RankFacts& rank,
   }
   // A process that runs answers, whatever its own threads do.
   if (!awaited.has_answered) return StuckClass::kCutLink;
-  if (!other->waits.empty()) return std::nullopt;
+  if (!other->waits.empty()) {
+    const bool is_at_store = absl::c_all_of(other->waits, IsForAKey);
+    return is_at_store ? std::optional(StuckClass::kStoreKey) : std::nullopt;
+  }
   return other->is_heard ? StuckClass::kBusy : StuckClass::kUnknown;
 }
 
@@ -235,8 +238,15 @@ std::string TextOf(const RankWait& wait) {
       return absl::StrCat(wait.operation, " in group ", wait.group);
     case RankWait::Of::kTable:
       return absl::StrCat(wait.operation, " on table ", wait.group);
+    case RankWait::Of::kStore:
+      return absl::StrCat(wait.operation, " for key ", wait.group,
+                          " of the store");
   }
   return absl::StrCat(wait.operation, " of group ", wait.group);
+}
+
+bool IsForAKey(const RankWait& wait) {
+  return wait.of == RankWait::Of::kStore && wait.awaited.empty();
 }
 
 std::vector<StuckCause> FindStuck(absl::Span<const RankFacts> ranks,
@@ -256,6 +266,8 @@ absl::string_view NameOf(StuckClass why) {
       return "different-calls";
     case StuckClass::kCutLink:
       return "cut-link";
+    case StuckClass::kStoreKey:
+      return "store-key";
     case StuckClass::kUnknown:
       return "not-known";
   }

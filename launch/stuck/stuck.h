@@ -35,10 +35,12 @@ struct RankWait {
     kGroup,     // a collective operation
     kTransfer,  // a Send or a Receive
     kTable,     // of parameter servers
+    kStore,     // for a key of the job's store: for nobody that is known, or
+                // for the coordinator
   };
 
   std::string operation;  // "AllReduce #12", "Receive of tag 7", "Pull"
-  std::string group;      // the same at all its ranks; or the table
+  std::string group;      // the same at all its ranks; or the table, or the key
   absl::Duration waited;
   // How long ago it said so: who was awaited then may have come meanwhile.
   absl::Duration said_ago;
@@ -49,12 +51,16 @@ struct RankWait {
   std::string meeting = {};
 };
 
-// "AllReduce #12 of group G", "Receive of tag 7 in group G", "Pull on table T".
+// "AllReduce #12 of group G", "Receive of tag 7 in group G", "Pull on table T",
+// "Wait for key K of the store".
 std::string TextOf(const RankWait& wait);
+
+// Whether it is for a key of the store, which any rank may set.
+bool IsForAKey(const RankWait& wait);
 
 struct RankFacts {
   enum class Process {
-    kUnknown,  // of another node, or it is not known
+    kUnknown,  // nothing is seen of it
     kRuns,
     kStopped,  // by a signal or a debugger
     kGone,
@@ -62,7 +68,9 @@ struct RankFacts {
 
   std::string name;
   Process process = Process::kUnknown;
-  // Facts of a process of this node.
+  // Where its process is; empty: on this host.
+  std::string host = {};
+  // Facts of a process that its launcher sees.
   pid_t pid = 0;
   char state = '?';        // of its main thread, as /proc says
   absl::Duration cpu;      // that it used
@@ -79,6 +87,7 @@ enum class StuckClass {
   kBusy,     // one runs, and is not in the call; a server: has not done it
   kDifferentCalls,  // each waits for the other, in operations of its own
   kCutLink,         // they run, and do not hear each other
+  kStoreKey,        // one waits for a key of the store that nobody sets
   kUnknown,         // facts are missing
 };
 
@@ -94,6 +103,8 @@ inline constexpr absl::Duration kFresh = absl::Milliseconds(1500);
 
 // Each cause once: what keeps those from going on that have waited for at least
 // `after`, and who has been stopped for so long. Empty: nobody waits so long.
+// Who waits for a key of the store is a cause where others wait for it: alone
+// it may wait for as long as it likes.
 // A name of which there are no facts is a rank of which nothing is known.
 std::vector<StuckCause> FindStuck(absl::Span<const RankFacts> ranks,
                                   absl::Duration after);

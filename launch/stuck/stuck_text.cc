@@ -39,7 +39,8 @@ std::string Who(const std::string& name, absl::Span<const RankFacts> ranks,
                 absl::string_view host) {
   const RankFacts* const rank = Find(ranks, name);
   if (rank == nullptr || rank->pid == 0) return name;
-  return absl::StrCat(name, " (pid ", rank->pid, " on ", host, ")");
+  return absl::StrCat(name, " (pid ", rank->pid, " on ",
+                      rank->host.empty() ? host : rank->host, ")");
 }
 
 // What a process that runs does, as far as that is seen; null: nothing is.
@@ -189,19 +190,24 @@ telemetry::Fields StuckFields(const StuckCause& cause,
   const std::vector<std::string> victims = VictimsOf(cause, ranks);
   const RankWait* const longest = LongestOf(victims, ranks);
   const RankFacts* const facts = Find(ranks, cause.ranks.front());
-  const bool is_of_table =
-      longest != nullptr && longest->of == RankWait::Of::kTable;
+  const auto is_of = [&](RankWait::Of of) {
+    return longest != nullptr && longest->of == of;
+  };
+  const bool is_of_table = is_of(RankWait::Of::kTable);
+  const bool is_of_store = is_of(RankWait::Of::kStore);
   telemetry::Fields fields = {
       {"class", NameOf(cause.why)},
       {"ranks", absl::StrJoin(cause.ranks, ",")},
       {"waiting", absl::StrJoin(victims, ",")},
       {"operation", longest == nullptr ? "" : longest->operation},
-      {"group", longest == nullptr || is_of_table ? "" : longest->group},
+      {"group",
+       longest == nullptr || is_of_table || is_of_store ? "" : longest->group},
       {"waited_s",
        longest == nullptr ? 0.0 : absl::ToDoubleSeconds(longest->waited)}};
   if (is_of_table) fields.push_back({"table", longest->group});
+  if (is_of_store) fields.push_back({"key", longest->group});
   if (facts != nullptr && facts->pid != 0) {
-    fields.push_back({"host", host});
+    fields.push_back({"host", facts->host.empty() ? host : facts->host});
     fields.push_back({"pid", facts->pid});
     fields.push_back({"state", absl::string_view(&facts->state, 1)});
     fields.push_back({"cpu_s", absl::ToDoubleSeconds(facts->cpu)});
@@ -250,6 +256,10 @@ std::string StuckText(const StuckCause& cause,
                           " run, and do not hear each other: look at the "
                           "network between their hosts");
     }
+    case StuckClass::kStoreKey:
+      return absl::StrCat(whose, " is in ", TextOf(*LongestOf(*facts)), " (",
+                          Seconds(LongestOf(*facts)->waited),
+                          "), which nobody sets: look for the rank that is to");
     case StuckClass::kUnknown:
       return absl::StrCat(waits, UnknownText(cause, ranks),
                           "; `weft dump --job=", job,

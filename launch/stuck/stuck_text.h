@@ -15,7 +15,7 @@ namespace weft::launch {
 // A sentence for people, without its end: who waits, in what and for how long,
 // for whom, what is known of that one, and what to do. Not yet to be shown on a
 // terminal. `cause` is one of FindStuck(ranks); the processes of `ranks` are on
-// `host`.
+// `host`, but for those of another RankFacts::host.
 std::string StuckText(const StuckCause& cause,
                       absl::Span<const RankFacts> ranks, absl::string_view host,
                       absl::string_view job);

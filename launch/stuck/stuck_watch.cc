@@ -28,6 +28,7 @@ std::string SlotOf(const RankWait& wait) {
   if (wait.of == RankWait::Of::kTable) {
     return absl::StrCat("table ", wait.group);
   }
+  if (wait.of == RankWait::Of::kStore) return absl::StrCat("key ", wait.group);
   return wait.meeting.empty() ? wait.group : wait.meeting;
 }
 
@@ -100,7 +101,8 @@ void StuckWatch::Look(const std::string& name, const ProcessLook& look,
   }
 }
 
-std::vector<RankFacts> StuckWatch::Facts(Instant now) const {
+std::vector<RankFacts> StuckWatch::Facts(
+    Instant now, absl::Span<const RankFacts> elsewhere) const {
   std::vector<RankFacts> all;
   for (const auto& [name, rank] : ranks_) {
     RankFacts facts;
@@ -129,7 +131,53 @@ std::vector<RankFacts> StuckWatch::Facts(Instant now) const {
     }
     all.push_back(std::move(facts));
   }
+  for (const RankFacts& rank : elsewhere) {
+    if (ranks_.count(rank.name) == 0) all.push_back(rank);
+  }
   return all;
+}
+
+std::set<std::string> StuckWatch::AwaitedElsewhere(
+    absl::Span<const RankFacts> elsewhere) const {
+  std::set<std::string> found;
+  std::vector<std::string> next;
+  const auto add = [&](const RankWait& wait) {
+    for (const AwaitedRank& awaited : wait.awaited) {
+      if (ranks_.count(awaited.name) > 0) continue;
+      if (found.insert(awaited.name).second) next.push_back(awaited.name);
+    }
+  };
+  for (const auto& [name, rank] : ranks_) {
+    for (const auto& [slot, said] : rank.waits) add(said.wait);
+  }
+  while (!next.empty()) {
+    const std::string name = std::move(next.back());
+    next.pop_back();
+    for (const RankFacts& rank : elsewhere) {
+      if (rank.name != name) continue;
+      for (const RankWait& wait : rank.waits) add(wait);
+    }
+  }
+  return found;
+}
+
+bool StuckWatch::HasWaited(const std::vector<RankFacts>& facts,
+                           absl::Duration time) const {
+  return absl::c_any_of(facts, [&](const RankFacts& rank) {
+    return ranks_.count(rank.name) > 0 &&
+           absl::c_any_of(rank.waits, [&](const RankWait& wait) {
+             return wait.waited >= time && !IsForAKey(wait);
+           });
+  });
+}
+
+bool StuckWatch::IsOfThisNode(const StuckCause& cause,
+                              const std::vector<RankFacts>& facts) const {
+  const auto is_own = [&](const std::string& name) {
+    return ranks_.count(name) > 0;
+  };
+  return absl::c_any_of(cause.ranks, is_own) ||
+         absl::c_any_of(VictimsOf(cause, facts), is_own);
 }
 
 std::vector<std::string> StuckWatch::HeldUpBy(
@@ -148,7 +196,9 @@ std::vector<std::string> StuckWatch::HeldUpBy(
   return names;
 }
 
-StuckWatch::News StuckWatch::Check(Instant now) {
+StuckWatch::News StuckWatch::Check(Instant now,
+                                   absl::Span<const RankFacts> elsewhere,
+                                   bool asks) {
   News news;
   for (auto& [name, rank] : ranks_) {
     for (auto it = rank.waits.begin(); it != rank.waits.end();) {
@@ -161,13 +211,11 @@ StuckWatch::News StuckWatch::Check(Instant now) {
            rank.second.stopped_since == Instant::Infinite();
   });
   if (is_quiet && !stuck_since_.has_value()) return news;
-  const std::vector<RankFacts> facts = Facts(now);
-  const bool lasts = absl::c_any_of(facts, [](const RankFacts& rank) {
-    return rank.stopped >= kStuckAfter ||
-           absl::c_any_of(rank.waits, [](const RankWait& wait) {
-             return wait.waited >= kStuckAfter;
-           });
-  });
+  const std::vector<RankFacts> own = Facts(now);
+  const bool lasts = HasWaited(own, kStuckAfter) ||
+                     absl::c_any_of(own, [](const RankFacts& rank) {
+                       return rank.stopped >= kStuckAfter;
+                     });
   if (!lasts) {
     if (!stuck_since_.has_value()) return news;
     news.is_over = true;
@@ -176,17 +224,15 @@ StuckWatch::News StuckWatch::Check(Instant now) {
     is_only_busy_ = true;
     return news;
   }
-  news.held_up_by = HeldUpBy(facts, now);
+  news.held_up_by = HeldUpBy(own, now);
+  const std::vector<RankFacts> facts = Facts(now, elsewhere);
+  const bool may_hear_more = asks && !HasWaited(own, kStuckAfter + kToHear);
   const absl::Duration patience = std::max(kStuckAfter, 2 * slow_);
   for (StuckCause& cause : FindStuck(facts, kStuckAfter)) {
+    if (!IsOfThisNode(cause, facts)) continue;
+    if (cause.why == StuckClass::kUnknown && may_hear_more) continue;
     const bool is_busy = cause.why == StuckClass::kBusy;
-    if (is_busy && absl::c_none_of(facts, [&](const RankFacts& rank) {
-          return absl::c_any_of(rank.waits, [&](const RankWait& wait) {
-            return wait.waited >= patience;
-          });
-        })) {
-      continue;
-    }
+    if (is_busy && !HasWaited(own, patience)) continue;
     const auto it =
         told_.try_emplace({cause.why, cause.ranks}, Told{now, kFirstPause})
             .first;

@@ -15,12 +15,14 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "weft/base/clock.h"
 #include "weft/launch/stuck/process_look.h"
 #include "weft/launch/stuck/stuck.h"
@@ -29,6 +31,9 @@ namespace weft::launch {
 
 inline constexpr absl::Duration kStuckAfter = absl::Seconds(4);
 inline constexpr absl::Duration kToJoin = absl::Minutes(5);
+// How long more it waits for what the launcher of another node says, before it
+// says that nothing is known of a rank there.
+inline constexpr absl::Duration kToHear = absl::Milliseconds(1500);
 // A rank that is still to take part, and runs but does not answer, may hold the
 // others up for so long.
 inline constexpr absl::Duration kHoldsUp = absl::Seconds(30);
@@ -59,11 +64,21 @@ class StuckWatch {
     // kHoldsUp, each once: nothing is lost with them.
     std::vector<std::string> held_up_by;
   };
-  // To be called after each line and look.
-  News Check(Instant now);
+  // To be called after each line and look. `elsewhere`: what is known of ranks
+  // of other nodes; `asks`: their launchers were asked. Said is what keeps
+  // ranks of this node from going on, or what one of them keeps from it.
+  News Check(Instant now, absl::Span<const RankFacts> elsewhere = {},
+             bool asks = false);
 
-  // The facts that are known now, for StuckText.
-  std::vector<RankFacts> Facts(Instant now) const;
+  // The ranks that are none of this node and for which its own wait, directly
+  // or through others of `elsewhere`.
+  std::set<std::string> AwaitedElsewhere(
+      absl::Span<const RankFacts> elsewhere) const;
+
+  // What is known now of the ranks of this node; with `elsewhere`, what causes
+  // are found in, for StuckText.
+  std::vector<RankFacts> Facts(
+      Instant now, absl::Span<const RankFacts> elsewhere = {}) const;
 
  private:
   struct Said {
@@ -89,6 +104,12 @@ class StuckWatch {
   void EndWait(Rank& rank, const RankWait& over, bool has_failed);
   std::vector<std::string> HeldUpBy(const std::vector<RankFacts>& facts,
                                     Instant now);
+  // Whether a rank of this node has waited for others for so long.
+  bool HasWaited(const std::vector<RankFacts>& facts,
+                 absl::Duration time) const;
+  // Whether a rank of this node is part of it, or waits for it.
+  bool IsOfThisNode(const StuckCause& cause,
+                    const std::vector<RankFacts>& facts) const;
 
   std::map<std::string, Rank> ranks_;
   std::map<Key, Told> told_;

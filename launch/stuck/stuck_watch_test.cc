@@ -1,12 +1,14 @@
 #include "weft/launch/stuck/stuck_watch.h"
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/launch/stuck/stuck_text.h"
 
 namespace weft::launch {
 namespace {
@@ -223,6 +225,144 @@ TEST_F(StuckWatchTest, WaitForServersThatIsNotReportedAgainIsOver) {
   EXPECT_EQ(over_, 0);
   RunUntil(14);
   EXPECT_EQ(over_, 1);
+}
+
+constexpr char kForAKey[] =
+    "Wait for key users/0 of the store still waits after 2s: nobody has set it";
+
+TEST_F(StuckWatchTest, RankThatWaitsForAKeyIsNamedWithItWhereOthersWaitForIt) {
+  watch_.Line("trainer1", kForAKey, At(2));
+  EXPECT_THAT(RunUntil(3), IsEmpty());
+  const auto said = Wait(4, 4);
+  ASSERT_THAT(said, SizeIs(1));
+  EXPECT_EQ(said[0].why, StuckClass::kStoreKey);
+  EXPECT_THAT(said[0].ranks, ElementsAre("trainer1"));
+  EXPECT_THAT(
+      StuckText(said[0], watch_.Facts(At(4)), "node0", "job"),
+      ::testing::HasSubstr("trainer0 waits in AllReduce #7 of group g (4.0 s) "
+                           "for trainer1 (pid 11 on node0), which is in Wait "
+                           "for key users/0 of the store (4.0 s), which nobody "
+                           "sets"));
+  watch_.Line("trainer1",
+              "Wait for key users/0 of the store no longer waits, after 5s",
+              At(5));
+  EXPECT_EQ(Wait(8, 8)[0].why, StuckClass::kBusy);
+}
+
+// It may be what it is there for, as where a rank waits for orders.
+TEST_F(StuckWatchTest, RankThatWaitsForAKeyAndKeepsNobodyIsNotNamed) {
+  watch_.Line("trainer1", kForAKey, At(2));
+  EXPECT_THAT(RunUntil(100), IsEmpty());
+  EXPECT_EQ(over_, 0);
+}
+
+TEST_F(StuckWatchTest, CoordinatorThatDoesNotAnswerIsNamed) {
+  watch_.Line("trainer1",
+              "Wait for key users/0 of the store still waits after 2s: the "
+              "coordinator does not answer",
+              At(2));
+  const auto said = RunUntil(5);
+  ASSERT_THAT(said, SizeIs(1));
+  EXPECT_EQ(said[0].why, StuckClass::kUnknown);
+  EXPECT_THAT(said[0].ranks, ElementsAre("the coordinator"));
+  EXPECT_THAT(StuckText(said[0], watch_.Facts(At(5)), "node0", "job"),
+              ::testing::HasSubstr("trainer1 waits in Wait for key users/0 of "
+                                   "the store (5.0 s) for the coordinator"));
+}
+
+// A launcher that has trainer0 alone, and what another one sees of its ranks.
+class StuckElsewhereTest : public StuckWatchTest {
+ protected:
+  StuckElsewhereTest() { watch_ = StuckWatch(); }
+
+  static RankFacts Elsewhere(const std::string& name,
+                             RankFacts::Process process) {
+    RankFacts rank;
+    rank.name = name;
+    rank.host = "node1";
+    rank.process = process;
+    rank.pid = 4711;
+    rank.is_heard = true;
+    return rank;
+  }
+  static RankFacts Waiting(const std::string& name, const std::string& group,
+                           const std::string& for_whom) {
+    RankFacts rank = Elsewhere(name, RankFacts::Process::kRuns);
+    RankWait wait;
+    wait.operation = "AllReduce #3";
+    wait.group = group;
+    wait.waited = absl::Seconds(6);
+    wait.awaited = {{for_whom}};
+    rank.waits = {wait};
+    return rank;
+  }
+  // trainer0 waits for trainer1, for so long, and says so now.
+  std::vector<StuckCause> Hear(double waited,
+                               const std::vector<RankFacts>& elsewhere,
+                               bool asks = true) {
+    Start("trainer0", 10, 0);
+    watch_.Line("trainer0",
+                absl::StrCat("AllReduce #7 at x.cc:1: rank 0 of group g still "
+                             "waits after ",
+                             waited, "s: rank 1 (trainer1) has not called it"),
+                At(waited));
+    return watch_.Check(At(waited), elsewhere, asks).causes;
+  }
+};
+
+TEST_F(StuckElsewhereTest, RankOfAnotherNodeIsNamedWithItsClass) {
+  using Process = RankFacts::Process;
+  for (const auto& [process, why] :
+       {std::pair(Process::kRuns, StuckClass::kBusy),
+        std::pair(Process::kStopped, StuckClass::kStopped),
+        std::pair(Process::kGone, StuckClass::kGone)}) {
+    watch_ = StuckWatch();
+    const auto causes = Hear(4, {Elsewhere("trainer1", process)});
+    ASSERT_THAT(causes, SizeIs(1));
+    EXPECT_EQ(causes[0].why, why);
+    EXPECT_THAT(causes[0].ranks, ElementsAre("trainer1"));
+  }
+}
+
+TEST_F(StuckElsewhereTest, WaitsAreFollowedFromNodeToNode) {
+  const RankFacts victim = Waiting("trainer1", "g", "trainer2");
+  EXPECT_THAT(watch_.AwaitedElsewhere({victim}), IsEmpty());
+  const auto causes =
+      Hear(4, {victim, Elsewhere("trainer2", RankFacts::Process::kStopped)});
+  EXPECT_THAT(watch_.AwaitedElsewhere({}), ElementsAre("trainer1"));
+  EXPECT_THAT(watch_.AwaitedElsewhere({victim}),
+              ElementsAre("trainer1", "trainer2"));
+  ASSERT_THAT(causes, SizeIs(1));
+  EXPECT_EQ(causes[0].why, StuckClass::kStopped);
+  EXPECT_THAT(causes[0].ranks, ElementsAre("trainer2"));
+}
+
+TEST_F(StuckElsewhereTest, RanksOfTwoNodesThatCalledDifferentThingsAreNamed) {
+  const auto causes = Hear(4, {Waiting("trainer1", "other", "trainer0")});
+  ASSERT_THAT(causes, SizeIs(1));
+  EXPECT_EQ(causes[0].why, StuckClass::kDifferentCalls);
+  EXPECT_THAT(causes[0].ranks, ElementsAre("trainer0", "trainer1"));
+}
+
+// What keeps others only is theirs to say.
+TEST_F(StuckElsewhereTest, WhatKeepsNoRankOfThisNodeIsNotSaid) {
+  const auto causes =
+      Hear(4, {Elsewhere("trainer1", RankFacts::Process::kStopped),
+               Waiting("trainer2", "other", "trainer3"),
+               Elsewhere("trainer3", RankFacts::Process::kStopped)});
+  ASSERT_THAT(causes, SizeIs(1));
+  EXPECT_THAT(causes[0].ranks, ElementsAre("trainer1"));
+}
+
+TEST_F(StuckElsewhereTest, ThatNothingIsKnownIsSaidOnceTheOthersHadTime) {
+  EXPECT_THAT(Hear(4, {}), IsEmpty());
+  EXPECT_THAT(Hear(5, {}), IsEmpty());
+  const auto causes = Hear(5.5, {});
+  ASSERT_THAT(causes, SizeIs(1));
+  EXPECT_EQ(causes[0].why, StuckClass::kUnknown);
+  // At once where nobody can be asked.
+  watch_ = StuckWatch();
+  EXPECT_THAT(Hear(4, {}, /*asks=*/false), SizeIs(1));
 }
 
 TEST_F(StuckWatchTest, UnknownRanksAreIgnored) {

@@ -143,6 +143,18 @@ std::vector<AwaitedRank> AwaitedOfServers(absl::string_view text) {
   return awaited;
 }
 
+// "Wait for key KEY of the store".
+bool ReadKey(absl::string_view head, RankWait* wait) {
+  constexpr absl::string_view kKey = "Wait for key ";
+  if (!absl::ConsumeSuffix(&head, " of the store")) return false;
+  const size_t key = head.rfind(kKey);
+  if (key == absl::string_view::npos) return false;
+  wait->of = RankWait::Of::kStore;
+  wait->operation = "Wait";
+  wait->group = std::string(head.substr(key + kKey.size()));
+  return !wait->group.empty() && !absl::StrContains(wait->group, ' ');
+}
+
 // Reads what comes before the mark. False: it is of no wait.
 bool ReadHead(absl::string_view head, RankWait* wait) {
   // "...: rank 0 of group NAME", of which the name may have spaces.
@@ -163,6 +175,7 @@ bool ReadHead(absl::string_view head, RankWait* wait) {
     wait->operation = OperationIn(head.substr(0, rank));
     return !wait->operation.empty();
   }
+  if (ReadKey(head, wait)) return true;
   const size_t table = head.rfind(kTable);
   if (table == absl::string_view::npos) return false;
   wait->of = RankWait::Of::kTable;
@@ -201,9 +214,20 @@ std::optional<WaitLine> WaitLineIn(absl::string_view line) {
     return found;
   }
   if (!absl::ConsumePrefix(&rest, ": ")) return std::nullopt;
-  found.wait.awaited = found.wait.of == RankWait::Of::kTable
-                           ? AwaitedOfServers(rest)
-                           : AwaitedIn(rest);
+  switch (found.wait.of) {
+    case RankWait::Of::kGroup:
+    case RankWait::Of::kTransfer:
+      found.wait.awaited = AwaitedIn(rest);
+      break;
+    case RankWait::Of::kTable:
+      found.wait.awaited = AwaitedOfServers(rest);
+      break;
+    case RankWait::Of::kStore:
+      if (absl::StartsWith(rest, "the coordinator does not answer")) {
+        found.wait.awaited = {{"the coordinator", false, false}};
+      }
+      break;
+  }
   return found;
 }
 

@@ -49,6 +49,34 @@ TEST(WaitLine, IsReadInLogsOfJsonToo) {
   EXPECT_TRUE(line->wait.awaited[0].has_called);
 }
 
+TEST(WaitLine, WaitForAKeyIsForNobodyOrForTheCoordinator) {
+  const auto line = WaitLineIn(
+      "20:12:01.123456 trainer0 Wait for key users/0 of the store still waits "
+      "after 4s: nobody has set it (membership.cc:527)");
+  ASSERT_TRUE(line.has_value());
+  EXPECT_EQ(TextOf(line->wait), "Wait for key users/0 of the store");
+  EXPECT_EQ(line->wait.waited, absl::Seconds(4));
+  EXPECT_TRUE(IsForAKey(line->wait));
+  const auto unanswered = WaitLineIn(
+      R"({"ts":"x","message":"Wait for key a of the store still waits after )"
+      R"(8.1s: the coordinator does not answer","site":"x.cc:1"})");
+  ASSERT_TRUE(unanswered.has_value());
+  ASSERT_THAT(unanswered->wait.awaited, SizeIs(1));
+  EXPECT_EQ(unanswered->wait.awaited[0].name, "the coordinator");
+  EXPECT_FALSE(unanswered->wait.awaited[0].has_answered);
+  const auto over = WaitLineIn(
+      "x Wait for key a of the store no longer waits, after 9s (CANCELLED)");
+  ASSERT_TRUE(over.has_value());
+  EXPECT_TRUE(over->is_over);
+  EXPECT_TRUE(over->has_failed);
+  for (const char* other :
+       {"Wait for key  of the store still waits after 4s: nobody has set it",
+        "Wait for key a b of the store still waits after 4s: nobody",
+        "key a of the store still waits after 4s: nobody has set it"}) {
+    EXPECT_FALSE(WaitLineIn(other).has_value()) << other;
+  }
+}
+
 TEST(WaitLine, EndOfAWaitSaysWhetherItFailed) {
   const std::string head =
       "20:12:01.123456 trainer0 AllReduce #12 at train.cc:31: rank 0 of group "

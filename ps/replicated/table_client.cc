@@ -511,6 +511,8 @@ void ReplicatedTableClient::OnMap(const PartitionMap& map) {
 
 void ReplicatedTableClient::OnTick(Instant now) {
   Work work;
+  absl::Status late;
+  WorkerKey late_at;  // who is to answer
   {
     MutexLock lock(mu_);
     std::vector<uint64_t> over;
@@ -524,7 +526,6 @@ void ReplicatedTableClient::OnTick(Instant now) {
       if (!is_newest && window.window.IsStable()) over.push_back(id);
     }
     for (uint64_t id : over) windows_.erase(id);
-    absl::Status late;
     for (auto& [id, window] : windows_) {
       for (auto& [piece, operation] : window.operations) {
         if (window.window.IsLost(piece.first)) {
@@ -533,6 +534,7 @@ void ReplicatedTableClient::OnTick(Instant now) {
           late = absl::DeadlineExceededError(
               absl::StrCat("table '", options_.spec.name(),
                            "': ", window.window.DescribeWait(piece.first)));
+          late_at = map_.entry(map_.EntryOf(piece.first)).primary;
         } else {
           continue;
         }
@@ -546,6 +548,13 @@ void ReplicatedTableClient::OnTick(Instant now) {
       }
       if (!late.ok()) break;
     }
+  }
+  if (!IsNone(late_at)) {
+    late = absl::Status(late.code(), absl::StrCat(late.message(), "; that is ",
+                                                  session_->NameOf(late_at)));
+  }
+  {
+    MutexLock lock(mu_);
     if (!late.ok()) Fail(late, work);
     std::vector<uint64_t> ids;
     for (const auto& [id, pull] : pulls_) ids.push_back(id);
@@ -609,6 +618,25 @@ bool ReplicatedTableClient::AwaitStable(absl::Duration timeout) {
     stable_seen_ = now;
     return false;
   }
+}
+
+std::string ReplicatedTableClient::DescribeUnstable() const {
+  std::string text;
+  WorkerKey server;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [id, window] : windows_) {
+      for (int p = 0; p < options_.spec.partitions() && text.empty(); ++p) {
+        if (window.window.outstanding(p) == 0) continue;
+        text = window.window.DescribeWait(p);
+        server = map_.entry(map_.EntryOf(p)).primary;
+      }
+    }
+  }
+  if (!IsNone(server)) {
+    absl::StrAppend(&text, "; that is ", session_->NameOf(server));
+  }
+  return text;
 }
 
 ServerWaits::Wait ReplicatedTableClient::BeginWait(const char* what,

@@ -104,6 +104,9 @@ class ReplicatedTableClient final
 
   // Ok, or why the table must be opened again.
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_);
+  // What of it is not, of one partition, and which server is to answer: for
+  // errors of waits. Empty: all of it is.
+  std::string DescribeUnstable() const ABSL_LOCKS_EXCLUDED(mu_);
   // Waits until all that was pushed is stable, or status() is an error; false:
   // not within `timeout`.
   bool AwaitStable(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);

@@ -125,6 +125,18 @@ TEST_F(Stuck, RanksThatCallTheGroupsInAnotherOrderAreNamedWithTheirCalls) {
                                       R"("ranks":"[^"]*trainer1)"));
 }
 
+TEST_F(Stuck, RankThatWaitsForAKeyOfTheStoreIsNamedWithIt) {
+  Start("key");
+  ExpectToSay(
+      "no progress: (trainer0 and trainer2 wait|trainer[02] waits) in Barrier "
+      "#10 of group trainer/world#[^ ]* .[0-9.]+ s. for trainer1 .pid [0-9]+ "
+      "on "
+      "[^ ]*, which is in Wait for key orders of the store .[0-9.]+ s., which "
+      "nobody sets");
+  EXPECT_THAT(events(), ContainsRegex(R"("class":"store-key",)"
+                                      R"("ranks":"trainer1")"));
+}
+
 TEST_F(Stuck, MessageThatNobodySendsIsNamedWithItsTag) {
   Start("message");
   ExpectToSay(

@@ -8,6 +8,7 @@
 //   stuck_worker message FILE  sleeps, and sends nothing meanwhile to trainer0,
 //                              which receives
 //   stuck_worker receive FILE  receives from trainer0, which receives from it
+//   stuck_worker key FILE      waits for a key of the store
 //   stuck_worker run FILE      goes on
 //
 // until FILE is there (of `order` and `receive`: for good); then all go on and
@@ -25,6 +26,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -33,6 +35,8 @@
 #include "weft/collectives/process_group.h"
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/client.h"
+#include "weft/rendezvous/membership.h"
+#include "weft/rendezvous/store.h"
 #include "weft/tensor/tensor.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/join_group.h"
@@ -104,6 +108,18 @@ absl::Status RunWithServers(Worker& worker, const std::string& how,
   return how == "clock" ? table->LeaveClock().Wait(kLong) : absl::OkStatus();
 }
 
+// Once `file` is there another thread sets the key.
+absl::Status AwaitOrders(Worker& worker, const std::string& file) {
+  rendezvous::Store& store = worker.membership().store();
+  std::thread setter([&] {
+    SleepIn(file);
+    store.Set("orders", "go", kLong).IgnoreError();
+  });
+  const absl::Status set = store.Wait("orders", 0, kLong).status();
+  setter.join();
+  return set;
+}
+
 absl::Status Run(Worker& worker, const std::string& how,
                  const std::string& file) {
   if (worker.options().servers > 0) return RunWithServers(worker, how, file);
@@ -117,6 +133,7 @@ absl::Status Run(Worker& worker, const std::string& how,
   const bool is_it = worker.options().rank == 1;
   if (how == "sleep" && is_it) SleepIn(file);
   if (how == "spin" && is_it) SpinUntil(file);
+  if (how == "key" && is_it) WEFT_RETURN_IF_ERROR(AwaitOrders(worker, file));
   if (how == "order") {
     WEFT_RETURN_IF_ERROR((is_it ? second : world)->AllReduce(numbers));
     return (is_it ? world : second)->AllReduce(numbers);
