@@ -207,6 +207,11 @@ absl::StatusOr<int64_t> Client::JoinClocks(const TableLayout& layout,
   return request.at();
 }
 
+void Client::GiveUpOnGoneServers() {
+  if (by_map_ == nullptr || by_map_->open_session() == nullptr) return;
+  by_map_->open_session()->session()->GiveUpOnGoneServers();
+}
+
 absl::StatusOr<std::unique_ptr<DenseTable>> Client::Dense(v1::TableSpec spec) {
   if (spec.kind() != v1::TableSpec::DENSE) {
     return absl::InvalidArgumentError(absl::StrCat(

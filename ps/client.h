@@ -20,7 +20,9 @@
 // takes the servers as they are.
 //
 // With two replicas the death of a server ends no operation. A table that is
-// destroyed waits, 2 s at most, until what it has pushed is on two servers.
+// destroyed waits, 2 s at most, until what it has pushed is on two servers; of
+// several that are destroyed one after another the first waits for all. What is
+// under way when a client and all of its tables are gone ends with kCancelled.
 //
 // After a failed push it is unknown which servers have applied it, so the table
 // refuses further pushes (kFailedPrecondition with the first error); open it
@@ -131,6 +133,8 @@ struct LateParts {
 class DenseTable {
  public:
   ~DenseTable();
+  DenseTable(const DenseTable&) = delete;
+  DenseTable& operator=(const DenseTable&) = delete;
 
   int64_t elements() const;
 
@@ -236,6 +240,8 @@ class DenseTable {
 class SparseTable {
  public:
   ~SparseTable();
+  SparseTable(const SparseTable&) = delete;
+  SparseTable& operator=(const SparseTable&) = delete;
 
   int64_t dim() const;
   // As it was opened, defaults filled in.
@@ -289,7 +295,7 @@ class SparseTable {
                                     const Tensor* gradients,
                                     const Tensor* pull_keys);
 
-  std::shared_ptr<internal::TableClient> table_;
+  const std::shared_ptr<internal::TableClient> table_;
 };
 
 // Operations on all servers wait, within the timeout, for servers that have
@@ -301,6 +307,13 @@ class Client {
   // REQUIRES: options.agent, at least one server.
   explicit Client(ClientOptions options);
   ~Client();
+
+  // With two replicas, for a worker that is to end: 2 s from now on operations
+  // of its tables end with kCancelled, as a table that is closed, if they wait
+  // for a server that is gone and that no other has taken the place of by then.
+  // Those that wait for workers, or for a server that lives, go on. With one
+  // replica none waits for a server that is gone.
+  void GiveUpOnGoneServers();
 
   // Makes the table on every server, or finds it there.
   //   kInvalidArgument     as CheckedSpec, or of the other kind

@@ -22,6 +22,7 @@ using internal::Unfit;
 using internal::WatchPush;
 using Replies = std::vector<ExchangeReply>;
 using Pieces = std::vector<ReplicatedTableClient::Piece>;
+constexpr auto kPushes = ReplicatedTableClient::Awaited::kPushes;
 
 absl::Status CheckFlat(const TableLayout& layout, absl::string_view what,
                        const Tensor& t) {
@@ -184,7 +185,10 @@ DenseTable::DenseTable(std::unique_ptr<TableClient> table)
     : table_(std::move(table)),
       cut_(std::make_shared<const std::vector<DensePart>>(
           CutDense(table_->layout(), table_->placement()))) {}
-DenseTable::~DenseTable() { (void)LeaveClock(); }
+DenseTable::~DenseTable() {
+  (void)LeaveClock();
+  table_->Close();
+}
 
 LateParts DenseTable::late_parts() const { return table_->late_parts(); }
 Future<void> DenseTable::Tick() { return internal::Tick(table_); }
@@ -296,9 +300,10 @@ Future<void> DenseTable::PushShard(const RoundPart& part, Tensor gradient) {
   if (fit.ok()) fit = CheckGradient(gradient);
   if (!fit.ok()) return MakeReady<void>(fit);
   if (table_->replicated() != nullptr) {
-    return table_->PushPieces(
-        GradientPieces(*table_, part, (*cut_)[0], gradient.Contiguous()), part,
-        /*closes=*/false);
+    return table_->replicated()->Watch(
+        kPushes, table_->PushPieces(GradientPieces(*table_, part, (*cut_)[0],
+                                                   gradient.Contiguous()),
+                                    part, /*closes=*/false));
   }
   return table_
       ->Watch("PushShard",
@@ -330,7 +335,11 @@ Future<Tensor> DenseTable::ExchangeReplicated(std::optional<Tensor> gradient,
     table_->EndRound();
     if (pull) table_->EndStep();
   }
-  if (!pull) return pushed->Then([] { return Tensor(); });
+  if (!pull) {
+    return table_->replicated()->Watch(kPushes, *std::move(pushed)).Then([] {
+      return Tensor();
+    });
+  }
   return table_->PullPieces(pushed, DenseKeys((*cut_)[0]))
       .Then([cut = cut_, table = table_](const std::vector<Bytes>& values) {
         return AssembleDense((*cut)[0], table->layout(), values);

@@ -571,6 +571,7 @@ class LateFollower : public MapFollower {
   LateFollower(std::shared_ptr<ReplicaSession> session, Future<void> may_call)
       : session_(std::move(session)), may_call_(std::move(may_call)) {}
   void OnMap(const PartitionMap& /*map*/) override {}
+  void OnClose(const absl::Status& /*why*/) override {}
   void OnTick(Instant /*now*/) override {
     if (!begun.Set(absl::OkStatus())) return;
     EXPECT_THAT(may_call_.Wait(kTimeout), IsOk());

@@ -21,6 +21,7 @@
 #include "weft/tensor/tensor.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
 
 namespace weft::ps {
 namespace {
@@ -66,7 +67,10 @@ Future<Tensor> Step(SparseTable& table) {
 struct OpenJob {
   OpenJob(int servers, int trainers, const v1::TableSpec& spec,
           absl::Duration timeout = kTimeout)
-      : job(servers, trainers, nullptr, "", /*replicas=*/2) {
+      : job(servers, trainers, nullptr, "", /*replicas=*/2, 0, kSilence,
+            RebalanceMode::kOff,
+            spec.durability() == v1::TableSpec::LOGGED ? logs.Path("logs")
+                                                       : std::string()) {
     EXPECT_TRUE(job.BecomesReplicated());
     for (int i = 0; i < trainers; ++i) {
       clients.push_back(job.MakeClient(i, timeout));
@@ -88,6 +92,7 @@ struct OpenJob {
     }
   }
 
+  const testing::TempDir logs;
   TestJob job;
   std::vector<std::unique_ptr<Client>> clients;
   std::vector<std::unique_ptr<SparseTable>> tables;
@@ -285,13 +290,13 @@ TEST(ReplicatedStaleness, QuorumsAndDurabilityNoneAreRefused) {
 
 // Each worker adds 1 to a row of its own in each step. What it reads at clock c
 // has all steps before c - s of everybody, and no worker is more than s + 1
-// steps ahead, while servers die and come back; at the end all is counted,
-// once.
+// steps ahead, while servers die and come back, at LOGGED all of them at once;
+// at the end all is counted, once.
 TEST(ReplicatedStaleness, BoundHoldsAndNothingIsLostWhileServersDie) {
   constexpr int kWorkers = 3;
   constexpr int kSteps = 60;
   for (const auto durability :
-       {v1::TableSpec::APPLIED, v1::TableSpec::STABLE}) {
+       {v1::TableSpec::APPLIED, v1::TableSpec::STABLE, v1::TableSpec::LOGGED}) {
     constexpr int kStaleness = 1;
     OpenJob open(3, kWorkers, StaleSpec(kStaleness, durability));
     std::atomic<int> steps{0};
@@ -299,8 +304,10 @@ TEST(ReplicatedStaleness, BoundHoldsAndNothingIsLostWhileServersDie) {
       for (int server = 0; server < 2; ++server) {
         const int wanted = (server + 1) * kSteps * kWorkers / 4;
         ASSERT_TRUE(Becomes([&] { return steps >= wanted; }));
-        open.job.KillServer(server);
-        open.job.StartServer(server);
+        std::vector<int> victims = {server};
+        if (durability == v1::TableSpec::LOGGED) victims = {0, 1, 2};
+        open.job.KillServers(victims);
+        for (const int victim : victims) open.job.StartServer(victim);
         ASSERT_TRUE(open.job.BecomesReplicated());
       }
     });
@@ -333,6 +340,28 @@ TEST(ReplicatedStaleness, BoundHoldsAndNothingIsLostWhileServersDie) {
     ASSERT_THAT(rows, IsOk());
     EXPECT_THAT(rows->ToVector<float>(), Each(-kSteps));
   }
+}
+
+// A worker dies, one leaves, and all servers with them: those that come back
+// have the clocks of their logs, and hear of the death.
+TEST(ReplicatedStaleness, ServersThatComeBackWithTheirLogsWaitForTheLiving) {
+  OpenJob open(2, 3, StaleSpec(0, v1::TableSpec::LOGGED));
+  std::vector<Future<Tensor>> steps;
+  for (const auto& table : open.tables) steps.push_back(Step(*table));
+  for (const auto& step : steps) ASSERT_THAT(step.Wait(kTimeout), IsOk());
+  ASSERT_THAT(open.tables[1]->LeaveClock().Wait(kTimeout), IsOk());
+  open.job.KillServers({0, 1});
+  for (const int i : {0, 1}) open.job.StartServer(i);
+  ASSERT_TRUE(open.job.BecomesReplicated());
+  // Rank 2 has a clock, and is behind.
+  const Future<Tensor> waits = Step(*open.tables[0]);
+  ASSERT_TRUE(open.Waits(0, 1));
+  ASSERT_TRUE(open.Waits(1, 1));
+  EXPECT_FALSE(waits.IsReady());
+  open.Forget(2);
+  const auto rows = waits.Wait(kTimeout);
+  ASSERT_THAT(rows, IsOk());
+  EXPECT_THAT(rows->ToVector<float>(), Each(-4));
 }
 
 }  // namespace

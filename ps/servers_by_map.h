@@ -58,7 +58,7 @@ class ServersByMap {
   absl::Status Restore(const std::string& path, const std::string& name);
   absl::StatusOr<std::vector<v1::ServerStats>> Describe();
 
-  // REQUIRES: one of the above has been OK.
+  // Null until one of the above has been OK.
   const std::shared_ptr<const OpenSession>& open_session() const {
     return open_;
   }

@@ -23,6 +23,7 @@ using internal::Unfit;
 using internal::WatchPush;
 using Replies = std::vector<ExchangeReply>;
 using Pieces = std::vector<ReplicatedTableClient::Piece>;
+constexpr auto kPushes = ReplicatedTableClient::Awaited::kPushes;
 
 absl::Status CheckKeys(const TableLayout& layout, const Tensor& keys) {
   if (keys.defined() && keys.dtype() == DType::kI64 && keys.dim() == 1) {
@@ -361,7 +362,8 @@ Pieces SparseKeys(const SparseCut& cut) {
 SparseTable::SparseTable(std::unique_ptr<TableClient> table)
     : table_(std::move(table)) {}
 SparseTable::~SparseTable() {
-  if (table_ != nullptr) (void)LeaveClock();  // it was not moved from
+  (void)LeaveClock();
+  table_->Close();
 }
 
 LateParts SparseTable::late_parts() const { return table_->late_parts(); }
@@ -405,7 +407,11 @@ Future<Tensor> SparseTable::ExchangeReplicated(const Tensor* push_keys,
     table_->EndRound();
     if (pull_keys != nullptr) table_->EndStep();
   }
-  if (pull_keys == nullptr) return pushed->Then([] { return Tensor(); });
+  if (pull_keys == nullptr) {
+    return table_->replicated()->Watch(kPushes, *std::move(pushed)).Then([] {
+      return Tensor();
+    });
+  }
   const auto cut = table_->Cut(*pull_keys);
   return table_->PullPieces(pushed, SparseKeys(*cut))
       .Then([cut, table = table_, n = pull_keys->numel()](
@@ -504,10 +510,10 @@ Future<void> SparseTable::PushShard(const RoundPart& part, const Tensor& keys,
   if (fit.ok()) fit = CheckPush(keys, gradients);
   if (!fit.ok()) return MakeReady<void>(fit);
   if (table_->replicated() != nullptr) {
-    return table_->PushPieces(
-        SparsePieces(*table_, *table_->Cut(keys), gradients.Contiguous(), part,
-                     /*all=*/true),
-        part, /*closes=*/false);
+    Pieces pieces = SparsePieces(*table_, *table_->Cut(keys),
+                                 gradients.Contiguous(), part, /*all=*/true);
+    return table_->replicated()->Watch(
+        kPushes, table_->PushPieces(std::move(pieces), part, /*closes=*/false));
   }
   std::vector<Future<ExchangeReply>> replies;
   for (Message& message : MessagesOf(*table_, table_->Cut(keys).get(),

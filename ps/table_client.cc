@@ -12,26 +12,21 @@
 #include "weft/rpc/call.h"
 
 namespace weft::ps::internal {
-namespace {
 
-// How long the end of a table waits until what it pushed is on two servers.
-constexpr absl::Duration kStableBy = absl::Seconds(2);
-
-}  // namespace
-
-TableClient::~TableClient() {
+void TableClient::Close() {
+  if (open_session_ == nullptr) return;
+  ReplicaSession& session = *open_session_->session();
   // What is answered may still be on one copy only.
-  if (replicated_ != nullptr) (void)replicated_->AwaitStable(kStableBy);
+  if (!replicated_->AwaitStable(session.StableWithin())) session.NoteUnstable();
+  open_session_.reset();
 }
 
 Future<void> TableClient::PushPieces(
     std::vector<ReplicatedTableClient::Piece> pieces, const RoundPart& part,
     bool closes) const {
-  return replicated_->Watch(
-      ReplicatedTableClient::Awaited::kPushes,
-      is_sync() ? replicated_->PushPart(part.shard, part.round, part.take_over,
-                                        closes, std::move(pieces))
-                : replicated_->Push(std::move(pieces)));
+  if (!is_sync()) return replicated_->Push(std::move(pieces));
+  return replicated_->PushPart(part.shard, part.round, part.take_over, closes,
+                               std::move(pieces));
 }
 
 void TableClient::AddTicks(
@@ -66,10 +61,11 @@ absl::Status TableClient::JoinClocks() {
 Future<std::vector<Bytes>> TableClient::PullPieces(
     const std::optional<Future<void>>& pushed,
     std::vector<ReplicatedTableClient::Piece> pieces) const {
-  constexpr auto kPulls = ReplicatedTableClient::Awaited::kPulls;
+  using Awaited = ReplicatedTableClient::Awaited;
+  const auto what = pushed.has_value() ? Awaited::kBoth : Awaited::kPulls;
   if (!pushed.has_value() || is_sync()) {
     return replicated_->Watch(
-        kPulls, replicated_->Pull(round(), std::move(pieces), clock_));
+        what, replicated_->Pull(round(), std::move(pieces), clock_));
   }
   // It is to see the push.
   auto [promise, future] = MakePromise<std::vector<Bytes>>();
@@ -86,7 +82,7 @@ Future<std::vector<Bytes>> TableClient::PullPieces(
           promise.Set(values);
         });
   });
-  return replicated_->Watch(kPulls, std::move(future));
+  return replicated_->Watch(what, std::move(future));
 }
 
 v1::Request TableClient::NewRequest(bool push, bool pull, const RoundPart& part,

@@ -76,12 +76,15 @@ class TableClient {
         identity_(identity),
         round_(version) {}
 
-  ~TableClient();
+  // With two replicas: the table that was opened has ended. What is under way
+  // may keep this longer.
+  void Close();
 
   // Null unless there are two replicas.
   ReplicatedTableClient* replicated() const { return replicated_.get(); }
 
-  // The pushed rows, as one part of the open round, or at once.
+  // The pushed rows, as one part of the open round, or at once. Its waits are
+  // not reported (ReplicatedTableClient::Watch).
   Future<void> PushPieces(std::vector<ReplicatedTableClient::Piece> pieces,
                           const RoundPart& part, bool closes) const;
   // With a clock: what ends this step, to go with the last of its pushes.
@@ -223,8 +226,8 @@ class TableClient {
  private:
   const ClientOptions options_;
   const std::shared_ptr<ServerWaits> waits_;
-  const std::shared_ptr<PinnedServers> servers_;  // null with two replicas
-  const std::shared_ptr<const OpenSession> open_session_;  // or these
+  const std::shared_ptr<PinnedServers> servers_;     // null with two replicas
+  std::shared_ptr<const OpenSession> open_session_;  // or these
   const std::shared_ptr<ReplicatedTableClient> replicated_;
   const std::unique_ptr<TableLayout> layout_;
   const Placement placement_;

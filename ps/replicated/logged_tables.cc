@@ -142,6 +142,12 @@ absl::Status LoggedTables::AddCopy(const v1::TableLogRecord::Copy& copy) {
   for (const v1::ClientMark& mark : copy.marks()) {
     found->marks[mark.client()] = SequenceWindow::Of(mark.high(), mark.mask());
   }
+  for (const auto& opening : copy.openings()) {
+    found->openings.push_back(
+        {{opening.worker().id(), opening.worker().epoch()},
+         opening.client(),
+         opening.opened_at()});
+  }
   return absl::OkStatus();
 }
 

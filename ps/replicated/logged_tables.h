@@ -22,6 +22,7 @@
 #include "weft/base/bytes.h"
 #include "weft/proto/ps.pb.h"
 #include "weft/proto/ps_log.pb.h"
+#include "weft/ps/core/replication/open_clients.h"
 #include "weft/ps/core/replication/replication.h"
 #include "weft/rendezvous/worker_key.h"
 
@@ -32,6 +33,7 @@ struct LoggedPartition {
   std::vector<Bytes> pieces;  // of the copy, Aligned; none: it was empty
   uint64_t n = 0;             // its position
   Marks marks;                // its
+  std::vector<OpenClients::Opening> openings;  // with a staleness: its
   std::vector<LogEntry> entries;
 
   // Of one whose rows are elsewhere now; is_void stays.

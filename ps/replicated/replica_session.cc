@@ -17,6 +17,8 @@ namespace {
 
 constexpr absl::Duration kTick = absl::Milliseconds(20);
 constexpr absl::Duration kAskTimeout = absl::Seconds(1);
+constexpr absl::Duration kStableWithin = absl::Seconds(2);
+constexpr absl::Duration kOneAfterAnother = absl::Milliseconds(100);
 
 }  // namespace
 
@@ -25,15 +27,15 @@ ReplicaSession::ReplicaSession(Options options)
       agent_(std::make_shared<rpc::extension::WeakAgent>(*options_.agent)),
       waits_(ServerWaits::Of(*options_.agent)) {
   WEFT_CHECK(!options_.servers.empty());
-  // An operation that never ends keeps its table, and that the session, beyond
-  // the agent's end.
-  waits_->EndWithAgent(agent_);
 }
 
 absl::StatusOr<std::shared_ptr<ReplicaSession>> ReplicaSession::Begin(
     Options options, absl::Duration timeout) {
   std::shared_ptr<ReplicaSession> session(
       new ReplicaSession(std::move(options)));
+  // What is under way may keep its table, and that the session, beyond the
+  // agent's end.
+  session->waits_->EndWithAgent(session);
   const Instant give_up = SteadyClock().Now() + timeout;
   for (;;) {
     const absl::StatusOr<v1::MapReply> reply = rpc::Call(
@@ -70,6 +72,34 @@ ReplicaSession::~ReplicaSession() {
   } else {
     thread_.join();
   }
+}
+
+void ReplicaSession::Close() {
+  agent_->End();
+  const absl::Status why = absl::CancelledError("the client has been closed");
+  for (const auto& follower : Followers()) follower->OnClose(why);
+}
+
+void ReplicaSession::GiveUpOnGoneServers() {
+  MutexLock lock(mu_);
+  gives_up_at_ = std::min(gives_up_at_, SteadyClock().Now() + kGiveUpAfter);
+}
+
+bool ReplicaSession::gives_up(Instant now) const {
+  MutexLock lock(mu_);
+  return now >= gives_up_at_;
+}
+
+absl::Duration ReplicaSession::StableWithin() const {
+  MutexLock lock(mu_);
+  const bool is_next = unstable_at_.has_value() &&
+                       SteadyClock().Now() - *unstable_at_ < kOneAfterAnother;
+  return is_next ? kTick : kStableWithin;
+}
+
+void ReplicaSession::NoteUnstable() {
+  MutexLock lock(mu_);
+  unstable_at_ = SteadyClock().Now();
 }
 
 PartitionMap ReplicaSession::map() const {

@@ -5,7 +5,7 @@
 // session, or to a table, after the client has dropped both and has destroyed
 // its agent. So a client and its tables hold the session by an OpenSession:
 // once the last of these is gone, or the agent has ended, the session calls
-// nobody.
+// nobody, and what its tables have under way ends with kCancelled.
 //
 // Thread-safety: thread-safe.
 
@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -41,9 +42,12 @@ class MapFollower {
   virtual ~MapFollower() = default;
   virtual void OnMap(const PartitionMap& map) = 0;
   virtual void OnTick(Instant now) = 0;  // about every 20 ms
+  // The session is closed, and calls nobody any more: `why`.
+  virtual void OnClose(const absl::Status& why) = 0;
 };
 
-class ReplicaSession : public std::enable_shared_from_this<ReplicaSession> {
+class ReplicaSession : public EndsWithAgent,
+                       public std::enable_shared_from_this<ReplicaSession> {
  public:
   struct Options {
     rpc::Agent* agent = nullptr;
@@ -54,7 +58,7 @@ class ReplicaSession : public std::enable_shared_from_this<ReplicaSession> {
   // kResourceExhausted: the system has no thread for it.
   static absl::StatusOr<std::shared_ptr<ReplicaSession>> Begin(
       Options options, absl::Duration timeout);
-  ~ReplicaSession();
+  ~ReplicaSession() override;
 
   // What reports the waits of the agent's threads.
   const std::shared_ptr<ServerWaits>& waits() const { return waits_; }
@@ -72,9 +76,22 @@ class ReplicaSession : public std::enable_shared_from_this<ReplicaSession> {
     return agent_->CallOnce(server, timeout, function, arguments...);
   }
 
-  // Calls no server from now on; waits for the calls that are being begun. The
-  // agent may end after it.
-  void Close() { agent_->End(); }
+  // Calls no server from now on; waits for the calls that are being begun, and
+  // tells all followers. The agent may end after it.
+  void Close() ABSL_LOCKS_EXCLUDED(mu_);
+  void OnAgentEnd() override { Close(); }
+
+  // From kGiveUpAfter on no operation waits for a server that is gone and that
+  // no other has taken the place of: see gives_up.
+  void GiveUpOnGoneServers() ABSL_LOCKS_EXCLUDED(mu_);
+  bool gives_up(Instant now) const ABSL_LOCKS_EXCLUDED(mu_);
+  static constexpr absl::Duration kGiveUpAfter = absl::Seconds(2);
+
+  // How long the end of a table waits until what it has pushed is stable: a
+  // moment, where that of another has just waited in vain (NoteUnstable), for
+  // this one has had the same time.
+  absl::Duration StableWithin() const ABSL_LOCKS_EXCLUDED(mu_);
+  void NoteUnstable() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Asks a server for a newer map, and tells all followers; one question at a
   // time. Returns at once.
@@ -104,6 +121,8 @@ class ReplicaSession : public std::enable_shared_from_this<ReplicaSession> {
   bool is_asking_ ABSL_GUARDED_BY(mu_) = false;
   size_t next_ ABSL_GUARDED_BY(mu_) = 0;  // which server is asked next
   std::vector<std::weak_ptr<MapFollower>> followers_ ABSL_GUARDED_BY(mu_);
+  Instant gives_up_at_ ABSL_GUARDED_BY(mu_) = Instant::Infinite();
+  std::optional<Instant> unstable_at_ ABSL_GUARDED_BY(mu_);
   // Shared with the thread, which may hold the last reference to this.
   struct End {
     Mutex mu;

@@ -52,15 +52,6 @@ absl::StatusOr<std::unique_ptr<ReplicatedTable>> ReplicatedTable::Create(
         "wait for ticks that a server's death has lost; wanted APPLIED or "
         "STABLE"));
   }
-  // A server that begins from its log knows of no client until each has opened
-  // the table again, and would drop their clocks.
-  if (layout->spec().has_staleness() &&
-      layout->spec().durability() == v1::TableSpec::LOGGED) {
-    return absl::UnimplementedError(absl::StrCat(
-        "table '", layout->spec().name(),
-        "': no log keeps the clocks of a table with a staleness: wanted "
-        "durability STABLE or APPLIED, or no staleness"));
-  }
   options.replica.level = LevelOf(layout->spec());
   if (options.replica.level == Durability::kD3 && options.log == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(

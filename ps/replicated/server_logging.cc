@@ -63,6 +63,8 @@ absl::Status ReplicatedServer::RecoverTables(const PartitionMap& map) {
     if (!made.ok()) return made.status();
     const std::shared_ptr<ReplicatedTable> table = *std::move(made);
     for (int rank : dead_) table->DeclareDead(rank);
+    // The log may have clocks of workers whose end was heard of already.
+    for (const auto& [id, epoch] : gone_) table->Forget({id, epoch});
     for (int p = 0; p < logged.spec.partitions(); ++p) {
       if (table->HasRowsIn(p) && logged.IsVoid(p)) {
         unlogged_.insert(map.EntryOf(p));

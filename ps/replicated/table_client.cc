@@ -14,6 +14,7 @@
 #include "weft/ps/replicated/replicated_server.h"
 #include "weft/ps/replicated/table_client_calls.h"
 #include "weft/rpc/call.h"
+#include "weft/rpc/session/failure.h"
 
 namespace weft::ps {
 
@@ -26,9 +27,8 @@ using replicated_calls::StatusOf;
 namespace {
 
 constexpr absl::Duration kPushTimeout = absl::Seconds(5);
-// How often a thread that waits for room, or for stable pushes, looks up.
+// How often a thread that waits for room looks up.
 constexpr absl::Duration kLookEvery = absl::Milliseconds(200);
-constexpr absl::Duration kPieces = absl::Seconds(1);
 
 }  // namespace
 
@@ -419,6 +419,7 @@ void ReplicatedTableClient::OnPushed(
                reply.status(), work);
       }
     }
+    NoteEnd(call.to, reply.status());
     // Also where all that it was asked is what is stable: the window asks on,
     // and learns nothing by itself from a server that is gone.
     work.learns_map = !reply.ok();
@@ -487,6 +488,12 @@ void ReplicatedTableClient::OnMap(const PartitionMap& map) {
     MutexLock lock(mu_);
     if (map.epoch() <= map_.epoch()) return;
     map_ = map;
+    for (auto it = gone_.begin(); it != gone_.end();) {
+      const bool is_of_map = std::any_of(
+          map.servers().begin(), map.servers().end(),
+          [&](const PartitionMap::Server& one) { return one.key == *it; });
+      it = is_of_map ? std::next(it) : gone_.erase(it);
+    }
     if (map.generation() > options_.generation && failure_.ok()) {
       Fail(absl::FailedPreconditionError(absl::StrCat(
                "table '", options_.spec.name(),
@@ -556,6 +563,7 @@ void ReplicatedTableClient::OnTick(Instant now) {
   {
     MutexLock lock(mu_);
     if (!late.ok()) Fail(late, work);
+    if (session_->gives_up(now)) GiveUpOnGoneServers(work);
     std::vector<uint64_t> ids;
     for (const auto& [id, pull] : pulls_) ids.push_back(id);
     for (uint64_t id : ids) {
@@ -580,104 +588,6 @@ void ReplicatedTableClient::OnTick(Instant now) {
 absl::Status ReplicatedTableClient::status() const {
   MutexLock lock(mu_);
   return failure_;
-}
-
-bool ReplicatedTableClient::AwaitStable(absl::Duration timeout) {
-  const Instant began = SteadyClock().Now();
-  const Instant give_up = began + timeout;
-  std::optional<ServerWaits::Wait> wait;
-  {
-    MutexLock lock(mu_);
-    if (began - stable_seen_ < kPieces) wait = std::move(stable_wait_);
-    stable_wait_.reset();
-  }
-  if (!wait.has_value()) wait = BeginWait("AwaitStable", Awaited::kStable);
-  for (Instant now = began;;) {
-    bool is_stable = false;
-    {
-      MutexLock lock(mu_);
-      const auto until = SteadyDeadline(std::min(give_up - now, kLookEvery));
-      for (bool is_late = false; !is_late;) {
-        is_stable = std::all_of(
-            windows_.begin(), windows_.end(),
-            [](const auto& window) { return window.second.window.IsStable(); });
-        if (is_stable) break;
-        const BlockingScope blocking;
-        is_late = !moved_.WaitUntil(mu_, until);
-      }
-    }
-    now = SteadyClock().Now();
-    if (is_stable) {
-      wait->End(now);
-      return true;
-    }
-    wait->OnTime(now);
-    if (now < give_up) continue;
-    MutexLock lock(mu_);
-    stable_wait_ = std::move(wait);
-    stable_seen_ = now;
-    return false;
-  }
-}
-
-std::string ReplicatedTableClient::DescribeUnstable() const {
-  std::string text;
-  WorkerKey server;
-  {
-    MutexLock lock(mu_);
-    for (const auto& [id, window] : windows_) {
-      for (int p = 0; p < options_.spec.partitions() && text.empty(); ++p) {
-        if (window.window.outstanding(p) == 0) continue;
-        text = window.window.DescribeWait(p);
-        server = map_.entry(map_.EntryOf(p)).primary;
-      }
-    }
-  }
-  if (!IsNone(server)) {
-    absl::StrAppend(&text, "; that is ", session_->NameOf(server));
-  }
-  return text;
-}
-
-ServerWaits::Wait ReplicatedTableClient::BeginWait(const char* what,
-                                                   Awaited awaited) {
-  ServerWaits::Operation operation;
-  operation.table = options_.spec.name();
-  operation.what = what;
-  operation.servers = [this, awaited] { return ServersAwaited(awaited); };
-  return {*session_->waits(), std::move(operation), SteadyClock().Now()};
-}
-
-std::vector<std::string> ReplicatedTableClient::ServersAwaited(
-    Awaited what) const {
-  std::set<WorkerKey> keys;
-  const auto add = [&](int partition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    const PartitionMap::Entry& entry = map_.entry(map_.EntryOf(partition));
-    if (!IsNone(entry.primary)) keys.insert(entry.primary);
-  };
-  {
-    MutexLock lock(mu_);
-    for (const auto& [id, pull] : pulls_) {
-      if (what != Awaited::kPulls) break;
-      for (const PullOperation::Item& item : pull.items) {
-        if (!item.is_done) add(item.piece.partition);
-      }
-    }
-    for (const auto& [id, window] : windows_) {
-      if (what == Awaited::kPushes) {
-        for (const auto& [piece, operation] : window.operations) {
-          add(piece.first);
-        }
-      }
-      for (int p = 0; p < options_.spec.partitions(); ++p) {
-        if (what != Awaited::kStable) break;
-        if (window.window.outstanding(p) > 0) add(p);
-      }
-    }
-  }
-  std::vector<std::string> names;
-  for (const WorkerKey& key : keys) names.push_back(session_->NameOf(key));
-  return names;
 }
 
 }  // namespace weft::ps

@@ -10,6 +10,8 @@
 //   kDataLoss            all copies of a partition are lost: restore a
 //                        checkpoint, and open the table again
 //   kFailedPrecondition  a checkpoint was restored since
+//   kCancelled           the session was closed, or was told to give up on
+//                        servers that are gone
 //   others               as a server refuses it, ReplicatedTable
 //
 // Thread-safety: thread-safe, but one thread at a time pushes.
@@ -23,6 +25,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -94,6 +97,7 @@ class ReplicatedTableClient final
   enum class Awaited {
     kPulls,   // those that are to answer pulls
     kPushes,  // those that are to answer pushes
+    kBoth,    // those that are to answer a push and the pull after it
     kStable,  // those of which what was pushed is to be stable
   };
   std::vector<std::string> ServersAwaited(Awaited what) const
@@ -113,6 +117,7 @@ class ReplicatedTableClient final
 
   void OnMap(const PartitionMap& map) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnTick(Instant now) override ABSL_LOCKS_EXCLUDED(mu_);
+  void OnClose(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   // An operation of which one or more pieces are under way.
@@ -221,6 +226,14 @@ class ReplicatedTableClient final
                 const absl::StatusOr<PullSpansReply>& reply)
       ABSL_LOCKS_EXCLUDED(mu_);
   void Finish(Work work) ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends what waits for servers that are gone.
+  void GiveUpOnGoneServers(Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Ok, or that no server which is there has the partition.
+  absl::Status CheckIsServed(int partition) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // How a call of `server` ended.
+  void NoteEnd(WorkerKey server, const absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool is_sync() const { return options_.spec.mode() == v1::TableSpec::SYNC; }
   absl::Status Lost(int partition) const;
 
@@ -237,6 +250,7 @@ class ReplicatedTableClient final
   uint64_t last_push_ ABSL_GUARDED_BY(mu_);  // ASYNC: the highest number
   std::map<uint64_t, PullOperation> pulls_ ABSL_GUARDED_BY(mu_);  // by id
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
+  std::set<WorkerKey> gone_ ABSL_GUARDED_BY(mu_);  // servers of map_
   // Of AwaitStable: whoever waits in short pieces goes on with the same wait.
   std::optional<ServerWaits::Wait> stable_wait_ ABSL_GUARDED_BY(mu_);
   Instant stable_seen_ ABSL_GUARDED_BY(mu_);
@@ -246,7 +260,9 @@ template <typename T>
 Future<T> ReplicatedTableClient::Watch(Awaited what, Future<T> result) {
   ServerWaits::Operation operation;
   operation.table = options_.spec.name();
-  operation.what = what == Awaited::kPulls ? "Pull" : "Push";
+  operation.what = what == Awaited::kPulls  ? "Pull"
+                   : what == Awaited::kBoth ? "PushPull"
+                                            : "Push";
   operation.servers = [weak = weak_from_this(), what] {
     const auto self = weak.lock();
     return self == nullptr ? std::vector<std::string>()

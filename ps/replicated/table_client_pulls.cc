@@ -126,6 +126,7 @@ void ReplicatedTableClient::OnPulled(
     const auto it = pulls_.find(call.pull);
     if (it == pulls_.end()) return;
     PullOperation& pull = it->second;
+    NoteEnd(call.to, reply.status());
     const v1::PullReply* const answered =
         reply.ok() ? &std::get<0>(*reply) : nullptr;
     const std::vector<Bytes> values =

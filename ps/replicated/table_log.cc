@@ -330,11 +330,13 @@ void TableLog::AppendEntry(const Place& place, const LogEntry& entry) {
 }
 
 void TableLog::AppendCopy(const Place& place, Marks marks,
+                          std::vector<OpenClients::Opening> openings,
                           std::shared_ptr<const CopyInPieces> rows) {
   Item item;
   item.has_place = true;
   item.place = place;
   item.marks = std::move(marks);
+  item.openings = std::move(openings);
   item.rows = std::move(rows);
   Add(std::move(item), place.table);
 }
@@ -438,6 +440,13 @@ absl::Status TableLog::WriteCopy(const Item& item, v1::TableLogBatch& batch) {
       mark->set_client(client);
       mark->set_high(window.high());
       mark->set_mask(window.mask());
+    }
+    for (const OpenClients::Opening& opening : item.openings) {
+      auto* const to = copy->add_openings();
+      to->mutable_worker()->set_id(opening.worker.id);
+      to->mutable_worker()->set_epoch(opening.worker.epoch);
+      to->set_client(opening.client);
+      to->set_opened_at(opening.opened_at);
     }
   }
   return absl::OkStatus();

@@ -41,6 +41,7 @@
 #include "weft/base/mutex.h"
 #include "weft/checkpoint/file_system.h"
 #include "weft/proto/ps_log.pb.h"
+#include "weft/ps/core/replication/open_clients.h"
 #include "weft/ps/core/replication/replication.h"
 #include "weft/ps/replicated/frame.h"
 #include "weft/ps/replicated/logged_tables.h"
@@ -106,8 +107,10 @@ class TableLog {
   void DropTable(uint32_t table) ABSL_LOCKS_EXCLUDED(mu_);
   void AppendEntry(const Place& place, const LogEntry& entry)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // All of the partition.
+  // All of the partition. `openings`: with a staleness, the clients that have
+  // the table open.
   void AppendCopy(const Place& place, Marks marks,
+                  std::vector<OpenClients::Opening> openings,
                   std::shared_ptr<const CopyInPieces> rows)
       ABSL_LOCKS_EXCLUDED(mu_);
   void AppendDrop(const Place& place) ABSL_LOCKS_EXCLUDED(mu_);
@@ -127,6 +130,7 @@ class TableLog {
     Place place;
     // A copy.
     Marks marks;
+    std::vector<OpenClients::Opening> openings;
     std::shared_ptr<const CopyInPieces> rows;
     // A new segment, which begins with these.
     bool begins_segment = false;

@@ -161,7 +161,7 @@ TEST(TableLog, IsReadInPiecesHoweverLargeItIs) {
     uint64_t n = 0;
     for (uint64_t copy = 0; copy < kCopies; ++copy) {
       (*log)->AppendCopy(
-          {table, 0, 1, n}, Marks(),
+          {table, 0, 1, n}, Marks(), {},
           std::make_shared<const CopyInPieces>(
               **layout, PartitionImage{{}, {}, {}, {}}, RateChanges(), 1024));
       for (uint64_t i = 0; i < kEntries; ++i) {
@@ -309,7 +309,7 @@ TEST_F(TableLogOnDisk, IsWrittenAnewWhenItHasGrown) {
       Marks marks;
       marks[9].SkipTo(n);
       (*log)->AppendCopy(
-          {table, 0, 1, n}, marks,
+          {table, 0, 1, n}, marks, {},
           std::make_shared<const CopyInPieces>(
               **layout, PartitionImage{{}, {}, {}, {}}, RateChanges(), 1024));
       return true;

@@ -26,8 +26,15 @@ absl::Status ReplicatedTable::Recover(LoggedTable& logged) {
           DecodeCopy(found.pieces[i], *layout_, placement_, cell->partition);
       if (!copy.ok()) return absl::DataLossError(copy.status().message());
       i == 0 ? cell->rows.Load(copy->image) : cell->rows.Add(copy->image);
+      if (i == 0) cell->clocks.Load(copy->clocks);
       cell->rates = copy->rates;
       found.pieces[i] = Bytes();
+    }
+    for (const OpenClients::Opening& opening : found.openings) {
+      // Else its clock would be dropped. One whose worker is gone is closed by
+      // what this server hears of that, as of each that was here before.
+      MutexLock table_lock(mu_);
+      OpenLocked(opening);
     }
     cell->rounds = RoundsOf(found.marks);
     for (const LogEntry& entry : found.entries) {
@@ -51,10 +58,16 @@ TableLog::Place ReplicatedTable::PlaceOf(const Cell& cell, uint64_t n) const
 void ReplicatedTable::LogCopy(Cell& cell, uint64_t n,
                               Marks marks) ABSL_NO_THREAD_SAFETY_ANALYSIS {
   if (!is_logged()) return;
+  std::vector<OpenClients::Opening> openings;
+  if (has_clocks()) {
+    MutexLock lock(mu_);
+    openings = clients_.All();
+  }
   options_.log->AppendCopy(
-      PlaceOf(cell, n), std::move(marks),
+      PlaceOf(cell, n), std::move(marks), std::move(openings),
       std::make_shared<const CopyInPieces>(*layout_, cell.rows.Image(),
-                                           cell.rates, options_.piece_bytes));
+                                           cell.rates, options_.piece_bytes,
+                                           cell.clocks.Save()));
 }
 
 void ReplicatedTable::LogDrop(Cell& cell) ABSL_NO_THREAD_SAFETY_ANALYSIS {

@@ -143,24 +143,23 @@ std::shared_ptr<ServerWaits> ServerWaits::Of(rpc::Agent& agent) {
   return made;
 }
 
-void ServerWaits::EndWithAgent(
-    const std::shared_ptr<rpc::extension::WeakAgent>& weak) {
+void ServerWaits::EndWithAgent(const std::weak_ptr<EndsWithAgent>& one) {
   MutexLock lock(mu_);
   end_with_agent_.erase(
       std::remove_if(end_with_agent_.begin(), end_with_agent_.end(),
-                     [](const auto& one) { return one.expired(); }),
+                     [](const auto& other) { return other.expired(); }),
       end_with_agent_.end());
-  end_with_agent_.push_back(weak);
+  end_with_agent_.push_back(one);
 }
 
 void ServerWaits::OnAgentEnd() {
-  std::vector<std::weak_ptr<rpc::extension::WeakAgent>> ending;
+  std::vector<std::weak_ptr<EndsWithAgent>> ending;
   {
     MutexLock lock(mu_);
     ending.swap(end_with_agent_);
   }
   for (const auto& weak : ending) {
-    if (const auto live = weak.lock()) live->End();
+    if (const auto live = weak.lock()) live->OnAgentEnd();
   }
 }
 

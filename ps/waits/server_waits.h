@@ -25,11 +25,18 @@
 #include "weft/ps/waits/wait_text.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/extension/library.h"
-#include "weft/rpc/extension/weak_agent.h"
 
 namespace weft::ps {
 
 class TableDriver;
+
+// What ends with an agent.
+class EndsWithAgent {
+ public:
+  virtual ~EndsWithAgent() = default;
+  // The agent ends. Called once, and not after the agent's end.
+  virtual void OnAgentEnd() = 0;
+};
 
 // Thread-safety: thread-safe.
 class ServerWaits final : public rpc::extension::Library,
@@ -39,8 +46,8 @@ class ServerWaits final : public rpc::extension::Library,
   static std::shared_ptr<ServerWaits> Of(rpc::Agent& agent);
   ~ServerWaits() override;
 
-  // Ends `weak`, of the same agent, when the agent ends.
-  void EndWithAgent(const std::shared_ptr<rpc::extension::WeakAgent>& weak)
+  // Tells `one`, while it lives, of the end of the agent.
+  void EndWithAgent(const std::weak_ptr<EndsWithAgent>& one)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Those that have not answered an operation yet; must not call this back.
@@ -104,7 +111,7 @@ class ServerWaits final : public rpc::extension::Library,
   void Say(const std::string& text) const;
 
   mutable Mutex mu_;
-  std::vector<std::weak_ptr<rpc::extension::WeakAgent>> end_with_agent_
+  std::vector<std::weak_ptr<EndsWithAgent>> end_with_agent_
       ABSL_GUARDED_BY(mu_);
   uint64_t last_id_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<uint64_t, Operation> under_way_ ABSL_GUARDED_BY(mu_);

@@ -69,6 +69,7 @@ struct DiskRecord {
   uint64_t n = 0;
   Marks marks;
   ModelRows rows;
+  PartitionClocks::State clocks;
 };
 
 class ServerModel {
@@ -318,12 +319,11 @@ class ServerModel {
     for (size_t i = 0; i < cells.size(); ++i) {
       if (is_void[i]) continue;
       cells[i].rows = copies[i].rows;
+      cells[i].clocks.Load(copies[i].clocks);
       cells[i].replica.Recover(copies[i].n, copies[i].marks, entries[i]);
-      // Its clocks come with the next copy: with a staleness not all die.
       for (const Replica::Action& action : cells[i].replica.TakeActions()) {
-        const absl::string_view payload = action.log_entry.payload.view();
-        if (ModelClock::Of(payload).has_value()) continue;
-        cells[i].rows.emplace_back(payload);
+        if (ApplyClock(cells[i], action.log_entry)) continue;
+        cells[i].rows.emplace_back(action.log_entry.payload.view());
       }
       cells[i].written = cells[i].replica.end();
     }
@@ -354,7 +354,7 @@ class ServerModel {
           break;
         case Kind::kApply:
           Write(cell,
-                {DiskRecord::Kind::kEntry, 0, action.log_entry, 0, {}, {}});
+                {DiskRecord::Kind::kEntry, 0, action.log_entry, 0, {}, {}, {}});
           if (ApplyClock(cell, action.log_entry)) break;
           cell.rows.emplace_back(action.log_entry.payload.view());
           break;
@@ -366,7 +366,7 @@ class ServerModel {
           }
           cell.rows.insert(cell.rows.end(), came_with.begin(), came_with.end());
           if (action.message.piece == 0) {
-            Write(cell, {DiskRecord::Kind::kDrop, 0, {}, 0, {}, {}});
+            Write(cell, {DiskRecord::Kind::kDrop, 0, {}, 0, {}, {}, {}});
           }
           if (action.message.piece + 1 == action.message.pieces) {
             Write(cell, {DiskRecord::Kind::kCopy,
@@ -374,7 +374,8 @@ class ServerModel {
                          {},
                          action.message.n,
                          action.message.marks,
-                         cell.rows});
+                         cell.rows,
+                         cell.clocks.Save()});
           }
           ++cell.generation;
           cell.written = ~uint64_t{0};
@@ -389,7 +390,7 @@ class ServerModel {
           cell.rows.clear();
           cell.reads.clear();
           cell.clocks = PartitionClocks(options_.staleness.value_or(0));
-          Write(cell, {DiskRecord::Kind::kDrop, 0, {}, 0, {}, {}});
+          Write(cell, {DiskRecord::Kind::kDrop, 0, {}, 0, {}, {}, {}});
           ++cell.generation;
           break;
         case Kind::kSend: {

@@ -71,9 +71,8 @@ struct SimulatedJob {
     job.client_dies =
         !job.is_sync && job.level >= Durability::kD2 && random.Chance(0.5);
     job.drains = random.Chance(0.6);
-    // No table has a staleness at D0 or D3.
-    const bool may_have_clocks = !job.is_sync && job.level != Durability::kD0 &&
-                                 job.level != Durability::kD3;
+    // No table has a staleness at D0.
+    const bool may_have_clocks = !job.is_sync && job.level != Durability::kD0;
     const bool has_clocks = may_have_clocks && random.Chance(0.5);
     if (has_clocks) job.staleness = random.Below(3);
     return job;

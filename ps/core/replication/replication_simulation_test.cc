@@ -398,8 +398,8 @@ TEST(ReplicationSimulation, NoPushIsLostOrDoubledWhateverServersDieAtD3) {
   for (const char* what :
        {"all servers died at once", "lost all copies of partitions",
         "two heirs", "revived", "began with a log", "records lost by a disk",
-        "client died with a server", "copies sent", "promoted itself",
-        "reads"}) {
+        "client died with a server", "copies sent", "promoted itself", "ticks",
+        "reads at a clock", "reads that waited for clocks", "reads"}) {
     EXPECT_GT(hits[what], 0) << what;
   }
 }
