@@ -3,6 +3,7 @@
 #include "weft/rendezvous/journal/coordinator_log.h"
 
 #include <atomic>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <thread>
@@ -45,6 +46,31 @@ TEST(CoordinatorLog, KeepsRecordsAndDropsATornEnd) {
   ASSERT_THAT(log, IsOk());
   EXPECT_EQ((*log)->history().size(), 2u);
   EXPECT_EQ(LastTermOf((*log)->history()), 10u);
+}
+
+TEST(CoordinatorLog, FileThatIsRemovedIsMadeAgainWithTheNextRecord) {
+  testing::TempDir dir;
+  const std::string path = dir.Path("sub/log");
+  std::filesystem::create_directory(dir.Path("sub"));
+  {
+    auto log = CoordinatorLog::Open(path);
+    ASSERT_THAT(log, IsOk());
+    EXPECT_THAT((*log)->Append({Opened(1, "a")}), IsOk());
+    std::filesystem::remove(path);
+    EXPECT_THAT((*log)->Append({Opened(2, "a")}), IsOk());
+    EXPECT_THAT((*log)->Append({Opened(3, "a")}), IsOk());
+    EXPECT_THAT(CoordinatorLog::Open(path),
+                StatusIs(absl::StatusCode::kFailedPrecondition, "has it open"));
+    // Where it cannot be made again the records are those of this process.
+    std::filesystem::remove_all(dir.Path("sub"));
+    EXPECT_THAT((*log)->Append({Opened(4, "a")}), IsOk());
+    std::filesystem::create_directory(dir.Path("sub"));
+    EXPECT_THAT((*log)->Append({Opened(5, "a")}), IsOk());
+  }
+  auto log = CoordinatorLog::Open(path);
+  ASSERT_THAT(log, IsOk());
+  EXPECT_EQ((*log)->history().size(), 5u);
+  EXPECT_EQ(LastTermOf((*log)->history()), 5u);
 }
 
 // A power loss may leave the new size of a file without what was written there.

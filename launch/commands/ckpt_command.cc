@@ -73,6 +73,13 @@ absl::StatusOr<std::vector<std::string>> Words(worker::Flags& flags, int argc,
   return Usage(verb, wanted);
 }
 
+absl::Status Removed(const std::string& directory, const std::string& what) {
+  return Failed(absl::NotFoundError(absl::StrCat(
+      directory, ": ", what,
+      " was removed while it was read, by a job that saves there; try again, "
+      "or raise its --keep")));
+}
+
 absl::StatusOr<std::shared_ptr<const SavedCheckpoint>> OpenNamed(
     const std::string& directory, const std::string& name,
     const SavedCheckpoint::Options& options = SavedCheckpoint::Options()) {
@@ -80,6 +87,9 @@ absl::StatusOr<std::shared_ptr<const SavedCheckpoint>> OpenNamed(
   if (!resolved.ok()) return Failed(resolved.status());
   auto opened = SavedCheckpoint::Open(directory, *resolved, options);
   if (opened.ok()) return opened;
+  if (SavedCheckpoint::IsRemoved(directory, *resolved)) {
+    return Removed(directory, *resolved);
+  }
   return worker::WithExitCode(opened.status(),
                               worker::ExitCode::kBadCheckpoint);
 }
@@ -201,8 +211,8 @@ void PrintJson(const json& value) {
       value.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
 }
 
-// Each of the checkpoints, examined as far as `options` say; as text each is
-// printed once it has been examined.
+// Each of the checkpoints, examined as far as `options` say, but for those that
+// are removed meanwhile; as text each is printed once it has been examined.
 json Show(const std::string& directory, const std::vector<std::string>& names,
           SavedCheckpoint::Options options, bool as_json) {
   json all = json::array();
@@ -212,6 +222,9 @@ json Show(const std::string& directory, const std::vector<std::string>& names,
     std::vector<absl::Status> problems;
     const auto saved =
         SavedCheckpoint::Examine(directory, name, options, problems);
+    if (!problems.empty() && SavedCheckpoint::IsRemoved(directory, name)) {
+      continue;
+    }
     if (saved->manifest().links == 0) opened = {{name, saved}};
     all.push_back(CheckpointJson(*saved, problems));
     if (!as_json) PrintCheckpoint(all.back());
@@ -273,6 +286,7 @@ absl::StatusOr<int> Verify(int argc, char** argv) {
     }
   }
   json all = Show(words[0], names, {}, as_json);
+  if (all.empty()) return Removed(words[0], absl::StrJoin(names, ", "));
   std::vector<std::string> whole;
   std::vector<std::string> damaged;
   for (const json& saved : all) {

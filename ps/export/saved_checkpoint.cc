@@ -59,6 +59,13 @@ absl::StatusOr<std::vector<std::string>> SavedCheckpoint::List(
   return opened->List();
 }
 
+bool SavedCheckpoint::IsRemoved(const std::string& directory,
+                                const std::string& name) {
+  const auto names = List(directory);
+  return names.ok() &&
+         std::find(names->begin(), names->end(), name) == names->end();
+}
+
 absl::StatusOr<std::string> SavedCheckpoint::Resolve(
     const std::string& directory, const std::string& name) {
   WEFT_ASSIGN_OR_RETURN(const auto opened, OpenDirectory(directory));

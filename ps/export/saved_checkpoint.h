@@ -95,6 +95,11 @@ class SavedCheckpoint {
   static absl::StatusOr<std::string> Resolve(const std::string& directory,
                                              const std::string& name);
 
+  // Whether the directory has it no longer. Of one that was found there and is
+  // removed, by a job that saves meanwhile, what could not be read is no
+  // damage.
+  static bool IsRemoved(const std::string& directory, const std::string& name);
+
   // Opens all that can be opened. `problems` gets what is wrong, each with the
   // path: of the manifest, then of each file, then of each table.
   static std::shared_ptr<const SavedCheckpoint> Examine(

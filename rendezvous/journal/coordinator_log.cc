@@ -34,6 +34,11 @@ bool IsAt(int fd, const std::string& path) {
          opened.st_dev == found.st_dev && opened.st_ino == found.st_ino;
 }
 
+bool IsRemoved(const std::string& path) {
+  struct stat found;
+  return stat(path.c_str(), &found) != 0 && errno == ENOENT;
+}
+
 // So that a file made or renamed in it is there after a crash.
 absl::Status SyncDirectoryOf(const std::string& path) {
   const size_t slash = path.rfind('/');
@@ -126,6 +131,9 @@ absl::Status CoordinatorLog::Append(const std::vector<v1::LogRecord>& records) {
     return absl::FailedPreconditionError(
         absl::StrCat("coordinator log ", path_, ": an earlier write failed"));
   }
+  // A cleaner of old files, say. What is open is right as before, but nobody
+  // would find it after this process.
+  if (IsRemoved(path_)) Restore().IgnoreError();
   const std::string frames = FrameRecords(records);
   absl::Status status = Write(fd_, frames);
   if (status.ok()) status = Sync(fd_);
@@ -135,13 +143,26 @@ absl::Status CoordinatorLog::Append(const std::vector<v1::LogRecord>& records) {
   return status;
 }
 
+absl::Status CoordinatorLog::Restore() {
+  std::string contents(bytes_, '\0');
+  for (int64_t done = 0; done < bytes_;) {
+    const ssize_t n = pread(fd_, &contents[done], bytes_ - done, done);
+    if (n <= 0) return Failed("read");
+    done += n;
+  }
+  return Replace(contents);
+}
+
 absl::Status CoordinatorLog::Rewrite(
     const std::vector<v1::LogRecord>& records) {
+  return Replace(absl::StrCat(kMagic, FrameRecords(records)));
+}
+
+absl::Status CoordinatorLog::Replace(const std::string& contents) {
   const std::string path = path_ + ".new";
   const int fd = open(
       path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return Failed("open the new file of");
-  const std::string contents = absl::StrCat(kMagic, FrameRecords(records));
   absl::Status status = Write(fd, contents);
   if (status.ok()) status = Sync(fd);
   if (status.ok() && flock(fd, LOCK_EX | LOCK_NB) != 0) status = Failed("lock");

@@ -41,7 +41,8 @@ class CoordinatorLog final : public Journal {
   const std::vector<v1::LogRecord>& history() const override {
     return history_;
   }
-  // kResourceExhausted: the disk is full.
+  // kResourceExhausted: the disk is full. A file that somebody has removed is
+  // made again first, with all that it had.
   absl::Status Append(const std::vector<v1::LogRecord>& records) override;
   absl::Status Rewrite(const std::vector<v1::LogRecord>& records) override;
   int64_t bytes() const override { return bytes_; }
@@ -53,6 +54,10 @@ class CoordinatorLog final : public Journal {
   CoordinatorLog(std::string path, int fd, Survives survives)
       : path_(std::move(path)), survives_(survives), fd_(fd) {}
   absl::Status Read();
+  // The file at the path again, of what is in the one that is open.
+  absl::Status Restore();
+  // Another file in place of the one that is open.
+  absl::Status Replace(const std::string& contents);
   absl::Status Write(int fd, absl::string_view bytes) const;
   // Waits for the disk where a record survives the host.
   absl::Status Sync(int fd) const;

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
@@ -13,6 +14,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -141,6 +143,37 @@ TEST_F(Ckpt, DirectoriesThatHoldNoneAreSaidAndNothingIsMade) {
   }
   EXPECT_FALSE(fs::exists(dir_.Path("none")));
   EXPECT_EQ(fs::exists(dir_.Path("empty/LATEST")), false);
+}
+
+// "exit code 0 if all are whole, 1 if not": what a job that saves meanwhile has
+// removed, as --keep says, is no damaged one; nor does it make another out of
+// `latest`.
+TEST_F(Ckpt, CheckpointsThatAreRemovedMeanwhileAreNotDamaged) {
+  std::atomic<bool> ends{false};
+  const auto directory = checkpoint::CheckpointDirectory::Open({saved_, 1});
+  ASSERT_THAT(directory, IsOk());
+  const checkpoint::NamedTensors tensors = {{"w", Tensor::Ones({8})}};
+  const auto save = [&] {
+    EXPECT_THAT((*directory)->Save(++step_, tensors, {}), IsOk());
+  };
+  save();
+  std::thread saves([&] {
+    while (!ends) save();
+  });
+  for (int i = 0; i < 20; ++i) {
+    for (const Words_& words :
+         {Words_{"verify", saved_}, Words_{"verify", saved_, "latest"},
+          Words_{"list", saved_}, Words_{"diff", saved_, "latest", "latest"}}) {
+      const Ended ended = Run(words);
+      EXPECT_THAT(ended.code, AnyOf(0, kConfig)) << words[0] << ended.output;
+      EXPECT_THAT(ended.output, Not(HasSubstr("DAMAGED"))) << words[0];
+      if (ended.code == kConfig) {
+        EXPECT_THAT(ended.output, HasSubstr("removed")) << words[0];
+      }
+    }
+  }
+  ends = true;
+  saves.join();
 }
 
 // saved_checkpoint.h: "kNotFound". What a user types is shown without what

@@ -271,6 +271,29 @@ TEST_F(OwnCoordinator, KilledOnceAtItsStartIsNoFailureThreeTimesIs) {
   EXPECT_THAT(ended.output, HasSubstr("coordinator0 failed first"));
 }
 
+// "the coordinator's records are kept in FILE when `weft run` ends", "If it
+// ends before the ranks it is started again from its log", also where somebody
+// has removed the file meanwhile.
+TEST_F(OwnCoordinator, GoesOnFromALogThatWasRemoved) {
+  const auto run = Run({"--job=logged", "--coordinator-log=" + Path("log")},
+                       {"barrier:a", "await:" + Path("go"), "barrier:b",
+                        "await:" + Path("end"), "barrier:c"});
+  AwaitOutput(*run, "[trainer0] done barrier:a");
+  AwaitOutput(*run, "[trainer1] done barrier:a");
+  std::filesystem::remove(Path("log"));
+  Touch("go");
+  AwaitOutput(*run, "[trainer0] done barrier:b");
+  AwaitOutput(*run, "[trainer1] done barrier:b");
+  EXPECT_TRUE(IsThere("log"));
+  const pid_t first = CoordinatorOf(*run);
+  Kill(first);
+  EXPECT_NE(CoordinatorOf(*run, first), 0);
+  Touch("end");
+  const Ended ended = Finish(*run);
+  EXPECT_EQ(ended.code, 0) << ended.output;
+  EXPECT_TRUE(IsThere("log"));
+}
+
 // ---- Ranks that end one by one.
 
 // "ends it after all workers of the job have left".
