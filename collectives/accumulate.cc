@@ -6,6 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "weft/collectives/reduce_functions.h"
 #include "weft/tensor/vectorize.h"
 
 namespace weft::collectives {
@@ -15,80 +16,6 @@ namespace {
 // them would soon stop growing.
 template <typename T>
 using AccumulatorOf = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
-
-// A sum that does not fit wraps; of signed integers that is undefined.
-template <typename A, typename Op>
-inline A Wrapping(A a, A b, Op op) {
-  if constexpr (std::is_same_v<A, bool> || std::is_floating_point_v<A>) {
-    return op(a, b);
-  } else {
-    using U = std::make_unsigned_t<A>;
-    // 8-bit operands would be promoted to int, in which 16 of them overflow.
-    using Wide = std::conditional_t<sizeof(U) < sizeof(unsigned), unsigned, U>;
-    return static_cast<A>(op(static_cast<Wide>(static_cast<U>(a)),
-                             static_cast<Wide>(static_cast<U>(b))));
-  }
-}
-
-struct Add {
-  template <typename A>
-  A operator()(A a, A b) const {
-    if constexpr (std::is_same_v<A, bool>) {
-      return a || b;
-    } else {
-      return Wrapping(a, b, [](auto x, auto y) { return x + y; });
-    }
-  }
-};
-struct Multiply {
-  template <typename A>
-  A operator()(A a, A b) const {
-    if constexpr (std::is_same_v<A, bool>) {
-      return a && b;
-    } else {
-      return Wrapping(a, b, [](auto x, auto y) { return x * y; });
-    }
-  }
-};
-// The comparison is false for a NaN on either side.
-struct Least {
-  template <typename A>
-  A operator()(A a, A b) const {
-    if constexpr (std::is_floating_point_v<A>) {
-      return a != a ? a : (a < b ? a : b);
-    } else {
-      return a < b ? a : b;
-    }
-  }
-};
-struct Greatest {
-  template <typename A>
-  A operator()(A a, A b) const {
-    if constexpr (std::is_floating_point_v<A>) {
-      return a != a ? a : (a > b ? a : b);
-    } else {
-      return a > b ? a : b;
-    }
-  }
-};
-struct BitAnd {
-  template <typename A>
-  A operator()(A a, A b) const {
-    return static_cast<A>(a & b);
-  }
-};
-struct BitOr {
-  template <typename A>
-  A operator()(A a, A b) const {
-    return static_cast<A>(a | b);
-  }
-};
-struct BitXor {
-  template <typename A>
-  A operator()(A a, A b) const {
-    return static_cast<A>(a ^ b);
-  }
-};
 
 template <typename A, typename T>
 WEFT_VECTORIZE void LoadRun(const T* in, A* acc, int64_t count) {
@@ -158,33 +85,9 @@ WEFT_VECTORIZE void StoreAverageRun(const A* acc, A ranks, T* out,
 template <typename A>
 struct AverageOfTwo {
   A operator()(A a, A b) const {
-    return static_cast<A>(Add()(a, b) / static_cast<A>(2));
+    return static_cast<A>(internal::Add()(a, b) / static_cast<A>(2));
   }
 };
-
-// Calls run(op) with the function of `op` on accumulators of type A. What
-// CheckReduction refuses does not come here.
-template <typename A, typename Run>
-void WithOp(ReduceOp op, Run run) {
-  switch (op) {
-    case ReduceOp::kSum:
-    case ReduceOp::kAverage:
-      return run(Add());
-    case ReduceOp::kProduct:
-      return run(Multiply());
-    case ReduceOp::kMin:
-      return run(Least());
-    case ReduceOp::kMax:
-      return run(Greatest());
-    default:
-      break;
-  }
-  if constexpr (std::is_integral_v<A>) {
-    if (op == ReduceOp::kAnd) return run(BitAnd());
-    if (op == ReduceOp::kOr) return run(BitOr());
-    if (op == ReduceOp::kXor) return run(BitXor());
-  }
-}
 
 // Calls run(element type, accumulator type).
 template <typename Run>
@@ -232,7 +135,7 @@ void AddElements(DType dtype, const Reduction& reduction, const void* elements,
     using A = typename decltype(accumulator)::Type;
     const T* in = static_cast<const T*>(elements);
     A* acc = static_cast<A*>(accumulators);
-    WithOp<A>(reduction.op, [&](auto op) {
+    internal::WithFunction<A>(reduction.op, [&](auto op) {
       if constexpr (std::is_floating_point_v<A>) {
         if (reduction.factor != 1) {
           return AddScaledRun(in, static_cast<A>(reduction.factor), acc, count,
@@ -248,7 +151,7 @@ void AddAccumulators(DType dtype, ReduceOp op, const void* others,
                      void* accumulators, int64_t count) {
   WithTypes(dtype, [&](auto, auto accumulator) {
     using A = typename decltype(accumulator)::Type;
-    WithOp<A>(op, [&](auto function) {
+    internal::WithFunction<A>(op, [&](auto function) {
       AddRun(static_cast<const A*>(others), static_cast<A*>(accumulators),
              count, function);
     });
@@ -293,7 +196,7 @@ void ReduceTwo(DType dtype, ReduceOp op, const void* a, const void* b,
         return CombineRun(first, second, outputs, count, AverageOfTwo<A>());
       }
     }
-    WithOp<A>(op, [&](auto function) {
+    internal::WithFunction<A>(op, [&](auto function) {
       CombineRun(first, second, outputs, count, function);
     });
   });

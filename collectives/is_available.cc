@@ -23,6 +23,8 @@ absl::Status IsAvailable(absl::string_view backend) {
       {"mpi", WeftCollectivesHasMpi != nullptr,
        "link //:collectives_mpi (Debian's libopenmpi-dev)"},
       {"nccl", WeftCollectivesHasNccl != nullptr, "link //:collectives_nccl"},
+      {"same_device", WeftCollectivesHasSameDevice != nullptr,
+       "link //:collectives_same_device"},
   };
   std::string found = "local, host, stream";
   absl::string_view wants = "no such backend is known";

@@ -8,6 +8,7 @@ extern "C" {
 __attribute__((weak)) void WeftCollectivesHasGloo();
 __attribute__((weak)) void WeftCollectivesHasMpi();
 __attribute__((weak)) void WeftCollectivesHasNccl();
+__attribute__((weak)) void WeftCollectivesHasSameDevice();
 }
 
 #endif  // WEFT_COLLECTIVES_LINKED_BACKENDS_H_

@@ -16,6 +16,7 @@
 #include "weft/autograd/variable.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/backends/nccl/nccl_world.h"
+#include "weft/collectives/backends/same_device/same_device_world.h"
 #include "weft/collectives/process_group.h"
 #include "weft/ddp/distributed_data_parallel.h"
 #include "weft/ddp/hooks/bf16_compression.h"
@@ -52,39 +53,45 @@ struct Rank {
 };
 
 // How ranks are connected, and by which seed their devices run.
+enum class By { kHost, kNccl, kSameDevice };
 struct Way {
   int seed = 0;
-  bool over_nccl = false;
+  By by = By::kHost;
 };
 
 void PrintTo(const Way& way, std::ostream* out) {
-  *out << "seed " << way.seed << (way.over_nccl ? " over NCCL" : "");
+  *out << "seed " << way.seed
+       << (way.by == By::kNccl         ? " over NCCL"
+           : way.by == By::kSameDevice ? " on one device"
+                                       : "");
 }
 
 std::vector<Way> AllWays() {
   std::vector<Way> ways;
   for (int seed = 0; seed < 20; ++seed) {
-    ways.push_back({seed, false});
-    ways.push_back({seed, true});
+    for (const By by : {By::kHost, By::kNccl, By::kSameDevice}) {
+      ways.push_back({seed, by});
+    }
   }
   return ways;
 }
 
 std::vector<absl::Status> RunGroups(
     int size, Way way, const std::function<absl::Status(const Rank&)>& body) {
-  collectives::NcclWorld world(size, way.seed);
+  collectives::NcclWorld apart(size, way.seed);
+  collectives::SameDeviceWorld together(size, way.seed);
   return RunRanks(size, [&](int rank) -> absl::Status {
-    SimulatedDevices& devices = world.devices(rank);
+    SimulatedDevices& devices =
+        way.by == By::kSameDevice ? together.devices() : apart.devices(rank);
     collectives::GroupOptions options;
     options.timeout = absl::Seconds(30);
-    std::unique_ptr<collectives::Backend> backend;
-    if (way.over_nccl) {
-      WEFT_ASSIGN_OR_RETURN(backend, world.Connect(rank));
-    } else {
-      backend = world.host().Connect(rank);
-    }
+    absl::StatusOr<std::unique_ptr<collectives::Backend>> backend =
+        way.by == By::kSameDevice ? together.Connect(rank)
+        : way.by == By::kNccl     ? apart.Connect(rank)
+                                  : apart.host().Connect(rank);
+    WEFT_RETURN_IF_ERROR(backend.status());
     const auto group =
-        collectives::ProcessGroup::Create(std::move(backend), options);
+        collectives::ProcessGroup::Create(*std::move(backend), options);
     WEFT_ASSIGN_OR_RETURN(
         const device::Stream side,
         devices.runtime().CreateStream(devices.context().device(0)));

@@ -146,6 +146,11 @@ absl::Status CheckBackend(const weft::worker::Options& worker,
   if (!weft::worker::CheckBackendName(backend).ok()) {
     return refuse("host, nccl or auto");
   }
+  if (backend == "same_device") {
+    return refuse(
+        "host, nccl or auto: the trainers of a job are processes, and only "
+        "ranks of one process can share a device so (worker::JoinGroup)");
+  }
   if (backend != "nccl") return absl::OkStatus();
   if (training.strategy != kDdp) return refuse("--strategy=ddp");
   if (worker.device == "cpu") {

@@ -193,6 +193,7 @@ TEST_F(TrainerProgramTest, ValuesOutOfRangeAreUsageErrors) {
       {{"--precision=f16"}, "--precision=f16: wanted --strategy=ddp"},
       {{"--device=cuda"}, "--device=cuda: wanted --strategy=ddp; with"},
       {{"--backend=mpi"}, "--backend=mpi: wanted host, nccl or auto"},
+      {{"--backend=same_device"}, "--backend=same_device: wanted host, nccl"},
       {{"--backend=nccl"}, "--backend=nccl: wanted --strategy=ddp"},
       {{"--device=tpu"}, "device \"tpu\": wanted cpu, cuda"},
       {{"--epochs=many"}, "--epochs=many: wanted an integer"},

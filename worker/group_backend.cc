@@ -14,6 +14,7 @@ namespace {
 
 constexpr char kHost[] = "host";
 constexpr char kNccl[] = "nccl";
+constexpr char kSameDevice[] = "same_device";
 constexpr char kAuto[] = "auto";
 constexpr char kCpu[] = "cpu";  // in place of a GPU
 // A card of a barrier is small.
@@ -70,18 +71,39 @@ std::string WhyNotNccl(const std::vector<BackendOffer>& offers,
   return "";
 }
 
+// Why the ranks are not threads that share a device; empty if they are.
+std::string WhyNotSameDevice(const std::vector<BackendOffer>& offers,
+                             const std::vector<std::string>& names) {
+  for (size_t i = 0; i < offers.size(); ++i) {
+    if (offers[i].shared.empty()) {
+      return absl::StrCat(names[i],
+                          " has no device that it shares with other "
+                          "ranks of its process (GroupBackend::shared)");
+    }
+    if (offers[i].shared == offers[0].shared) continue;
+    return absl::StrCat(names[0], " and ", names[i],
+                        " do not share a device as threads of one process; "
+                        "ranks of several processes cannot yet");
+  }
+  return "";
+}
+
 }  // namespace
 
 absl::Status CheckBackendName(absl::string_view name) {
-  if (name == kHost || name == kNccl || name == kAuto) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("backend \"", name, "\": wanted host, nccl or auto"));
+  if (name == kHost || name == kNccl || name == kSameDevice || name == kAuto) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "backend \"", name, "\": wanted host, nccl, same_device or auto"));
 }
 
 BackendOffer OfferOf(const GroupBackend& backend, absl::string_view host) {
   BackendOffer offer;
   offer.wanted = backend.name;
   if (offer.wanted == kHost) return offer;
+  if (backend.shared != nullptr) offer.shared = backend.shared->token();
+  if (offer.wanted == kSameDevice) return offer;
   offer.host = host.empty() ? rendezvous::BootId() : std::string(host);
   if (backend.device.is_cpu()) offer.gpu = kCpu;
   const absl::StatusOr<std::string> gpu = OwnGpu(backend);
@@ -100,16 +122,18 @@ std::string Encode(const BackendOffer& offer) {
                         : absl::StrReplaceAll(text, {{" ", "_"}, {"\n", "_"}});
   };
   return absl::StrCat(offer.wanted, " ", word(offer.host), " ", word(offer.gpu),
-                      " ", absl::StrReplaceAll(offer.why_not, {{"\n", " "}}));
+                      " ", word(offer.shared), " ",
+                      absl::StrReplaceAll(offer.why_not, {{"\n", " "}}));
 }
 
 absl::StatusOr<BackendOffer> DecodeOffer(absl::string_view text) {
   const std::vector<std::string> parts =
-      absl::StrSplit(text, absl::MaxSplits(' ', 3));
-  if (parts.size() != 4 || !CheckBackendName(parts[0]).ok()) {
+      absl::StrSplit(text, absl::MaxSplits(' ', 4));
+  if (parts.size() != 5 || !CheckBackendName(parts[0]).ok()) {
     return absl::InvalidArgumentError("what it has brought is no backend");
   }
-  return BackendOffer{parts[0], parts[1], parts[2], parts[3]};
+  return BackendOffer{parts[0], parts[1], parts[2], parts[4],
+                      parts[3] == "-" ? "" : parts[3]};
 }
 
 absl::StatusOr<BackendChoice> ChooseBackend(
@@ -123,6 +147,16 @@ absl::StatusOr<BackendChoice> ChooseBackend(
                      " ", offers[i].wanted, ": give all the same (--backend)"));
   }
   if (wanted == kHost) return BackendChoice{kHost, ""};
+  const std::string why_not_same = WhyNotSameDevice(offers, names);
+  if (wanted == kSameDevice && !why_not_same.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("backend same_device: ", why_not_same,
+                     "; or take the backend host, or auto"));
+  }
+  if (wanted != kNccl && why_not_same.empty()) {
+    return BackendChoice{
+        kSameDevice, absl::StrCat(offers.size(), " ranks share one device")};
+  }
   const std::string why_not = WhyNotNccl(offers, names, is_insecure);
   if (why_not.empty()) {
     return BackendChoice{kNccl,

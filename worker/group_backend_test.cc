@@ -30,7 +30,7 @@ constexpr auto kNotSo = absl::StatusCode::kFailedPrecondition;
 
 BackendOffer Gpu(std::string host, std::string gpu,
                  std::string wanted = "auto") {
-  return {std::move(wanted), std::move(host), std::move(gpu), ""};
+  return {std::move(wanted), std::move(host), std::move(gpu), "", ""};
 }
 const std::vector<std::string>& Names() {
   static const auto* const names =
@@ -93,16 +93,52 @@ TEST(ChooseBackend, WhatIsWantedAndCannotBeIsNamed) {
   EXPECT_THAT(CheckBackendName("gloo"), StatusIs(kInvalid, "host, nccl"));
 }
 
+TEST(ChooseBackend, TakesTheDeviceThatAllRanksShare) {
+  const auto sharing = [](std::string token, std::string wanted) {
+    BackendOffer offer = Gpu("a", "0", std::move(wanted));
+    offer.shared = std::move(token);
+    return offer;
+  };
+  for (const char* wanted : {"auto", "same_device"}) {
+    const auto choice = ChooseBackend(
+        {sharing("x", wanted), sharing("x", wanted)}, Names(), false);
+    ASSERT_THAT(choice, IsOk());
+    EXPECT_EQ(choice->name, "same_device");
+    EXPECT_THAT(choice->why, HasSubstr("2 ranks share one device"));
+  }
+  // Who wants NCCL gets no other.
+  EXPECT_THAT(ChooseBackend({sharing("x", "nccl"), sharing("x", "nccl")},
+                            Names(), false),
+              StatusIs(kNotSo, "share the GPU 0"));
+  EXPECT_EQ(ChooseBackend({sharing("x", "auto"), sharing("y", "auto")}, Names(),
+                          false)
+                ->name,
+            "host");
+  EXPECT_THAT(
+      ChooseBackend({sharing("x", "same_device"), sharing("y", "same_device")},
+                    Names(), false),
+      StatusIs(kNotSo, "trainer0 and trainer1 do not share a device"));
+  EXPECT_THAT(
+      ChooseBackend({sharing("x", "same_device"), sharing("", "same_device")},
+                    Names(), false),
+      StatusIs(kNotSo, "trainer1 has no device that it shares"));
+}
+
 TEST(BackendOffer, ReadsWhatItWrites) {
   BackendOffer offer = Gpu("a b", "0000:1b:00.0", "nccl");
   offer.why_not = "two\nlines of it";
+  offer.shared = "0123abcd";
   const auto read = DecodeOffer(Encode(offer));
   ASSERT_THAT(read, IsOk());
   EXPECT_EQ(read->wanted, "nccl");
   EXPECT_EQ(read->host, "a_b");
   EXPECT_EQ(read->gpu, "0000:1b:00.0");
   EXPECT_EQ(read->why_not, "two lines of it");
-  for (const char* text : {"", "nccl", "tpu a b c"}) {
+  EXPECT_EQ(read->shared, "0123abcd");
+  const auto unshared = DecodeOffer(Encode(Gpu("a", "0")));
+  ASSERT_THAT(unshared, IsOk());
+  EXPECT_EQ(unshared->shared, "");
+  for (const char* text : {"", "nccl", "nccl a b c", "tpu a b c d"}) {
     EXPECT_THAT(DecodeOffer(text), StatusIs(kInvalid, "")) << text;
   }
 }
@@ -122,6 +158,10 @@ class JoinNcclTest : public ::testing::Test {
     for (int r = 0; r < size; ++r) {
       devices.push_back(std::make_unique<SimulatedDevices>(r, 2));
     }
+    auto shared = collectives::SharedDevice::Create(
+        devices[0]->context().shared_from_this(), 1);
+    if (!shared.ok()) return {shared.status()};
+    shared_ = *shared;
     collectives::SimulatedNccl nccl(7);
     auto statuses = testing::RunRanks(size, [&](int rank) -> absl::Status {
       JoinGroupOptions join;
@@ -148,6 +188,15 @@ class JoinNcclTest : public ::testing::Test {
     (*workers)->Shutdown().IgnoreError();
     return statuses;
   }
+  // Has the rank share the first rank's device with those for which this is
+  // called.
+  void Share(JoinGroupOptions& join) const {
+    join.backend.shared = shared_;
+    join.backend.devices = shared_->context();
+    join.backend.device = Device(*shared_->context(), 1);
+  }
+
+  std::shared_ptr<collectives::SharedDevice> shared_;
 };
 
 TEST_F(JoinNcclTest, AutoTakesNccl) {
@@ -183,6 +232,38 @@ TEST_F(JoinNcclTest, RankWithoutTheLibraryTakesAllToTheHost) {
                   },
                   "nccl"),
               Each(StatusIs(kNotSo, "trainer1: simulated:1 is no CUDA")));
+}
+
+TEST_F(JoinNcclTest, RanksThatShareADeviceKeepTheirTensorsThere) {
+  for (const char* name : {"auto", "same_device"}) {
+    EXPECT_THAT(Join(
+                    3,
+                    [&](int, JoinGroupOptions& join) {
+                      join.backend.name = name;
+                      Share(join);
+                    },
+                    "same_device"),
+                Each(IsOk()));
+  }
+}
+
+TEST_F(JoinNcclTest, RankThatSharesNoDeviceIsNamedOnAll) {
+  const auto one_apart = [&](int rank, JoinGroupOptions& join) {
+    join.backend.name = "same_device";
+    if (rank == 0) Share(join);
+  };
+  EXPECT_THAT(Join(2, one_apart, "same_device"),
+              Each(StatusIs(kNotSo, "trainer1 has no device that it shares")));
+}
+
+TEST_F(JoinNcclTest, SharedDeviceOfAnotherDeviceIsRefused) {
+  const auto other = [&](int, JoinGroupOptions& join) {
+    join.backend.name = "same_device";
+    join.backend.shared = shared_;
+    join.backend.device = Device(*join.backend.devices, 0);
+  };
+  EXPECT_THAT(Join(2, other, ""),
+              Each(StatusIs(kInvalid, "wanted the shared device")));
 }
 
 TEST_F(JoinNcclTest, HostsWithoutTrustTakeTheHostBackend) {

@@ -18,6 +18,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/collectives/backends/host/host_backend.h"
 #include "weft/collectives/backends/nccl/nccl_backend.h"
+#include "weft/collectives/backends/same_device/same_device_backend.h"
 #include "weft/net/edge/socket_directory.h"
 #include "weft/rendezvous/membership.h"
 #include "weft/rendezvous/roll_call.h"
@@ -160,10 +161,19 @@ absl::Status CheckBackend(const Worker& worker,
                           const JoinGroupOptions& options) {
   const GroupBackend& backend = options.backend;
   absl::Status wrong = CheckBackendName(backend.name);
-  if (wrong.ok() && backend.name == "nccl" && worker.options().is_elastic()) {
+  const bool is_of_devices =
+      backend.name == "nccl" || backend.name == "same_device";
+  if (wrong.ok() && is_of_devices && worker.options().is_elastic()) {
+    wrong = absl::InvalidArgumentError(absl::StrCat(
+        "backend ", backend.name,
+        ": the members of an elastic job change, and take the backend host; "
+        "wanted host or auto"));
+  }
+  if (wrong.ok() && backend.shared != nullptr &&
+      (backend.shared->context() != backend.devices ||
+       backend.shared->index() != backend.device.index())) {
     wrong = absl::InvalidArgumentError(
-        "backend nccl: the members of an elastic job change, and take the "
-        "backend host; wanted host or auto");
+        "GroupBackend: wanted the shared device of its device in `shared`");
   }
   if (wrong.ok() && !backend.device.is_cpu() &&
       backend.devices.get() != backend.device.context()) {
@@ -190,7 +200,8 @@ std::function<absl::Status(int)> CheckMembers(
   };
 }
 
-// `host` with NCCL before it, if that is the choice of all.
+// `host` with what moves tensors of devices before it, if that is the choice of
+// all.
 absl::StatusOr<std::unique_ptr<collectives::Backend>> WithChosen(
     Worker& worker, const JoinGroupOptions& options, const Ranks& ranks,
     const collectives::GroupEndpoint& endpoint, const std::string& name,
@@ -205,6 +216,12 @@ absl::StatusOr<std::unique_ptr<collectives::Backend>> WithChosen(
                           choice->why));
   }
   if (choice->name == "host") return host;
+  if (choice->name == "same_device") {
+    collectives::SameDeviceOptions same;
+    static_cast<collectives::GroupTerms&>(same) = endpoint;
+    same.device = options.backend.shared;
+    return collectives::ConnectSameDevice(std::move(same), std::move(host));
+  }
   collectives::NcclOptions nccl;
   static_cast<collectives::GroupEndpoint&>(nccl) = endpoint;
   nccl.context = options.backend.devices;

@@ -77,8 +77,8 @@ struct JoinGroupOptions {
   absl::Duration timeout = absl::Minutes(5);
   // In place of the worker's Options::host_id.
   std::string host_id;
-  // What moves its tensors. In an elastic job host, also for auto; nccl is
-  // kInvalidArgument there.
+  // What moves its tensors. In an elastic job host, also for auto; nccl and
+  // same_device are kInvalidArgument there.
   GroupBackend backend;
   // In an elastic job: ends the wait for the others, within half a second, with
   // its reason. Workers that have a group with this one by then find it gone
@@ -124,8 +124,8 @@ struct JoinGroupOptions {
 //                        with `elastic`; in `elastic` a min below 1 or above
 //                        max, a max above rendezvous::kMostOnARoll, a negative
 //                        last_call, or a selector that is none or is of others
-// those of ChooseBackend (group_backend.h), of collectives::ConnectHost, and of
-// collectives::ConnectNccl.
+// those of ChooseBackend (group_backend.h), of collectives::ConnectHost,
+// collectives::ConnectNccl and collectives::ConnectSameDevice.
 absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
     Worker& worker, const JoinGroupOptions& options = {});
 

@@ -13,7 +13,7 @@ PARSERS = {
     "checkpoint/manifest.cc": "Parse|Read|Check|Take",
     "checkpoint/safetensors_header.cc": "",
     "collectives/core/frame.cc": "",
-    "collectives/backends/nccl/nccl_handshake.cc": "Decode|OnNotice",
+    "collectives/backends/device/transfer_handshake.cc": "Decode|OnNotice",
     "collectives/backends/nccl/nccl_meeting.cc": "Decode|Encode",
     "collectives/core/group_core.cc": "Receive|4TakeE|TakeAnnouncement|TakeLeave|TakeAck|Record",
     "collectives/core/inbox.cc": "Add",

@@ -4,32 +4,32 @@
 
 #include <cstdint>
 
-#include "weft/collectives/backends/nccl/nccl_handshake.h"
+#include "weft/collectives/backends/device/transfer_handshake.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 
 namespace weft::testing {
 namespace {
 
-using collectives::kNcclHeaderBytes;
-using collectives::kNcclNoticeBytes;
-using collectives::NcclHandshake;
-using collectives::NcclHeader;
-using collectives::NcclNotice;
+using collectives::kTransferHeaderBytes;
+using collectives::kTransferNoticeBytes;
+using collectives::TransferHandshake;
+using collectives::TransferHeader;
+using collectives::TransferNotice;
 
-std::string Said(NcclNotice::Kind kind, uint64_t id) {
-  NcclNotice notice;
+std::string Said(TransferNotice::Kind kind, uint64_t id) {
+  TransferNotice notice;
   notice.kind = kind;
   notice.id = id;
   return collectives::Encode(notice);
 }
 
 std::vector<std::string> Seeds() {
-  NcclHeader offer;
+  TransferHeader offer;
   offer.is_offer = true;
   offer.elements = 12;
-  NcclHeader plain;
+  TransferHeader plain;
   plain.dtype = DType::kBF16;
-  using Kind = NcclNotice::Kind;
+  using Kind = TransferNotice::Kind;
   return {collectives::Encode(offer) + Said(Kind::kAccept, 0) +
               Said(Kind::kConnect, 0) + Said(Kind::kGo, 5),
           collectives::Encode(plain) + Said(Kind::kRefuse, 1) +
@@ -40,31 +40,31 @@ std::vector<std::string> Seeds() {
 // accepted one.
 void Run(absl::string_view bytes) {
   const auto header =
-      collectives::DecodeNcclHeader(bytes.substr(0, kNcclHeaderBytes));
+      collectives::DecodeTransferHeader(bytes.substr(0, kTransferHeaderBytes));
   if (header.ok()) {
-    Hold(collectives::Encode(*header) == bytes.substr(0, kNcclHeaderBytes));
+    Hold(collectives::Encode(*header) == bytes.substr(0, kTransferHeaderBytes));
     Hold(header->elements >= 0);
-    bytes.remove_prefix(kNcclHeaderBytes);
+    bytes.remove_prefix(kTransferHeaderBytes);
   }
-  NcclHandshake handshake;
+  TransferHandshake handshake;
   handshake.Offer();
   handshake.Offer();
   handshake.Accept(5);
   while (!bytes.empty()) {
-    const auto notice =
-        collectives::DecodeNcclNotice(bytes.substr(0, kNcclNoticeBytes));
+    const auto notice = collectives::DecodeTransferNotice(
+        bytes.substr(0, kTransferNoticeBytes));
     if (!notice.ok()) return;
-    Hold(collectives::Encode(*notice) == bytes.substr(0, kNcclNoticeBytes));
+    Hold(collectives::Encode(*notice) == bytes.substr(0, kTransferNoticeBytes));
     if (!handshake.OnNotice(*notice).ok()) return;
     for (const bool is_send : {true, false}) {
       for (const uint64_t id : {0, 1, 5}) {
         const bool is_next = handshake.IsNext(is_send, id);
-        Hold(!is_next ||
-             handshake.StageOf(is_send, id) == NcclHandshake::Stage::kAgreed);
+        Hold(!is_next || handshake.StageOf(is_send, id) ==
+                             TransferHandshake::Stage::kAgreed);
       }
     }
     Hold(handshake.outbox().size() <= 3);  // the answer to each
-    bytes.remove_prefix(kNcclNoticeBytes);
+    bytes.remove_prefix(kTransferNoticeBytes);
   }
 }
 

@@ -11,15 +11,15 @@
 #include <climits>
 #include <cstddef>
 
+#include "weft/collectives/backends/device/communicator_id.h"
+
 namespace weft::collectives::nccl {
 
 struct Communicator;         // opaque: what ncclComm_t points to
 using Comm = Communicator*;  // ncclComm_t
 using NativeStream = void*;  // cudaStream_t
 
-struct UniqueId {
-  char bytes[128];
-};
+using UniqueId = CommunicatorId;
 
 enum class Result : int {
   kSuccess = 0,

@@ -1,7 +1,6 @@
 #include "weft/collectives/backends/nccl/nccl_backend.h"
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -13,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/status_macros.h"
+#include "weft/collectives/backends/device/device_calls.h"
 #include "weft/collectives/backends/nccl/nccl_world.h"
 #include "weft/collectives/process_group.h"
 #include "weft/collectives/testing/conformance.h"
@@ -66,148 +66,6 @@ INSTANTIATE_TEST_SUITE_P(OverTheHost, ProcessGroupConformance,
                          [](const auto& info) { return info.param.name; });
 
 // ----- each operation on tensors of devices, as on the CPU
-
-using PlaceFn = std::function<Tensor(const Tensor&)>;
-
-std::vector<Tensor> PlaceAll(const PlaceFn& place,
-                             const std::vector<Tensor>& all) {
-  std::vector<Tensor> placed;
-  for (const Tensor& x : all) placed.push_back(place(x));
-  return placed;
-}
-
-// What is begun, and what it writes.
-class Calls {
- public:
-  explicit Calls(bool is_async) : is_async_(is_async) {}
-
-  void Add(Future<void> future, const std::vector<Tensor>& written) {
-    if (!is_async_) future.Wait(kPatience).IgnoreError();
-    futures_.push_back(std::move(future));
-    written_.insert(written_.end(), written.begin(), written.end());
-  }
-  absl::StatusOr<std::vector<std::string>> Results() const {
-    for (const Future<void>& future : futures_) {
-      WEFT_RETURN_IF_ERROR(future.Wait(kPatience));
-    }
-    std::vector<std::string> all;
-    for (const Tensor& x : written_) {
-      all.push_back(BytesOf(x.To(Device::Cpu())));
-    }
-    return all;
-  }
-
- private:
-  const bool is_async_;
-  std::vector<Future<void>> futures_;
-  std::vector<Tensor> written_;
-};
-
-// Calls each operation with the same count on each rank.
-void CallEven(ProcessGroup& group, const PlaceFn& place, int64_t count,
-              Calls& calls) {
-  const int n = group.size(), rank = group.rank(), root = n - 1;
-  const auto input = [&](int64_t k) { return place(Numbers(rank, k)); };
-  const auto output = [&](int64_t k) { return place(Tensor::Zeros({k})); };
-  const Tensor x = input(count);
-  calls.Add(group.AllReduceAsync(x), {x});
-  const Tensor y = output(count);
-  calls.Add(group.AllReduceIntoAsync(input(count), y,
-                                     Reduction(ReduceOp::kSum, rank + 1)),
-            {y});
-  const Tensor b = rank == root ? input(count) : output(count);
-  calls.Add(group.BroadcastAsync(b, root), {b});
-  const Tensor r = input(count);
-  calls.Add(group.ReduceAsync(r, root), {r});
-  const Tensor all = output(count * n);
-  calls.Add(group.AllGatherAsync(input(count), all), {all});
-  const Tensor own = output(count * n);
-  const Tensor mine = own.Slice(0, rank * count, (rank + 1) * count);
-  mine.CopyFrom(input(count));
-  calls.Add(group.AllGatherAsync(mine, own), {own});
-  const Tensor part = output(count);
-  calls.Add(group.ReduceScatterAsync(input(count * n), part), {part});
-  const Tensor to = output(count * n);
-  calls.Add(group.AllToAllAsync(input(count * n), to), {to});
-  const Tensor whole = place(Numbers(rank, count, DType::kI64));
-  calls.Add(group.AllReduceAsync(whole, ReduceOp::kMax), {whole});
-  // Lists whose parts do not lie side by side.
-  std::vector<Tensor> parts, sums;
-  for (int k = 0; k < n; ++k) {
-    parts.push_back(output(count));
-    sums.push_back(input(count));
-  }
-  calls.Add(group.AllGatherListAsync(input(count), parts), parts);
-  const Tensor sum = output(count);
-  calls.Add(group.ReduceScatterListAsync(sums, sum), {sum});
-}
-
-// Calls each operation with counts that differ; some ranks have none.
-void CallUneven(ProcessGroup& group, const PlaceFn& place, Calls& calls) {
-  const int n = group.size(), rank = group.rank(), root = n - 1;
-  const auto count = [](int r) { return int64_t{(r + 1) % 3}; };
-  const auto own = [&] { return place(Numbers(rank, count(rank))); };
-  const auto outputs = [&] {
-    std::vector<Tensor> parts;
-    for (int r = 0; r < n; ++r) parts.push_back(Tensor::Zeros({count(r)}));
-    return PlaceAll(place, parts);
-  };
-  const auto inputs = [&] {
-    std::vector<Tensor> parts;
-    for (int r = 0; r < n; ++r) {
-      parts.push_back(Numbers(rank * n + r, count(r)));
-    }
-    return PlaceAll(place, parts);
-  };
-  const std::vector<Tensor> gathered = outputs();
-  calls.Add(group.AllGatherListAsync(own(), gathered), gathered);
-  const std::vector<Tensor> at_root =
-      rank == root ? outputs() : std::vector<Tensor>();
-  calls.Add(group.GatherAsync(own(), at_root, root), at_root);
-  const Tensor scattered = place(Tensor::Zeros({count(rank)}));
-  calls.Add(group.ScatterAsync(rank == root ? inputs() : std::vector<Tensor>(),
-                               scattered, root),
-            {scattered});
-  const Tensor sum = place(Tensor::Zeros({count(rank)}));
-  calls.Add(group.ReduceScatterListAsync(inputs(), sum), {sum});
-  std::vector<Tensor> received;
-  for (int r = 0; r < n; ++r) received.push_back(Tensor::Zeros({count(rank)}));
-  received = PlaceAll(place, received);
-  calls.Add(group.AllToAllListAsync(inputs(), received), received);
-  // Elements that do not lie side by side, and several tensors at once.
-  const Tensor matrix = place(Numbers(rank, 12).View({4, 3}));
-  calls.Add(group.AllReduceAsync(matrix.Select(1, 1)), {matrix});
-  const Tensor a = place(Numbers(rank, 5)), b = place(Numbers(rank, 7));
-  calls.Add(group.AllReduceCoalescedAsync({a, b}), {a, b});
-}
-
-absl::StatusOr<std::vector<std::string>> CallAll(ProcessGroup& group,
-                                                 const PlaceFn& place,
-                                                 bool is_async) {
-  Calls calls(is_async);
-  for (const int64_t count : {0, 1, 64, 1001}) {
-    CallEven(group, place, count, calls);
-  }
-  CallUneven(group, place, calls);
-  return calls.Results();
-}
-
-std::vector<std::vector<std::string>> WantedOf(int size) {
-  LocalWorld world(size);
-  std::vector<std::vector<std::string>> wanted(size);
-  for (const absl::Status& status :
-       testing::RunRanks(size, [&](int rank) -> absl::Status {
-         const auto group = ProcessGroup::Create(world.Connect(rank));
-         WEFT_ASSIGN_OR_RETURN(wanted[rank],
-                               CallAll(
-                                   *group, [](const Tensor& x) { return x; },
-                                   /*is_async=*/false));
-         return absl::OkStatus();
-       })) {
-    WEFT_EXPECT_OK(status);
-  }
-  return wanted;
-}
 
 // By seed, and ranks.
 class NcclTensors : public ::testing::TestWithParam<std::tuple<int, int>> {};

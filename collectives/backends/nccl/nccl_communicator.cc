@@ -70,7 +70,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Begin(
 }
 
 absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
-    Options options, const NcclWait& wait) {
+    Options options, const DeviceWait& wait) {
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<NcclCommunicator> made,
                         Begin(std::move(options)));
   const absl::Status status = made->Await(kInit, wait);
@@ -92,7 +92,7 @@ NcclCommunicator::~NcclCommunicator() {
         }).ok();
   }
   const Instant until = SteadyClock().Now() + kLeaveTimeout;
-  const NcclWait wait = {SteadyClock(), until, nullptr};
+  const DeviceWait wait = {SteadyClock(), until, nullptr};
   is_final = is_final && Await("ncclCommFinalize", wait).ok();
   if (!is_final) {
     Abort();
@@ -125,7 +125,7 @@ absl::StatusOr<Result> NcclCommunicator::Progress() {
 }
 
 absl::Status NcclCommunicator::Await(absl::string_view name,
-                                     const NcclWait& wait) {
+                                     const DeviceWait& wait) {
   for (absl::Duration pause = kLeastPause;;
        pause = std::min(pause * 2, kMostPause)) {
     WEFT_ASSIGN_OR_RETURN(const Result progress, Progress());
@@ -142,7 +142,8 @@ absl::Status NcclCommunicator::Await(absl::string_view name,
 }
 
 absl::Status NcclCommunicator::Launch(const Operation& operation,
-                                      bool with_factors, NcclScratch& scratch) {
+                                      bool with_factors,
+                                      DeviceScratch& scratch) {
   MutexLock lock(mu_);
   if (comm_ == nullptr) return Ended();
   const NcclPlace place = {*options_.functions, comm_,
@@ -159,12 +160,13 @@ absl::StatusOr<bool> NcclCommunicator::IsReady() {
 }
 
 absl::Status NcclCommunicator::Enqueue(const Operation& operation,
-                                       bool with_factors, NcclScratch& scratch,
-                                       const NcclWait& wait) {
+                                       bool with_factors,
+                                       DeviceScratch& scratch,
+                                       const DeviceWait& wait) {
   WEFT_RETURN_IF_ERROR(Launch(operation, with_factors, scratch));
   WEFT_RETURN_IF_ERROR(Await(Name(operation.verb), wait));
   device::Runtime& runtime = options_.stream.runtime();
-  for (const NcclScratch::Copy& copy : scratch.copies) {
+  for (const DeviceScratch::Copy& copy : scratch.copies) {
     WEFT_RETURN_IF_ERROR(
         runtime.CopyAsync(copy.to, copy.from, copy.bytes, options_.stream));
   }

@@ -15,6 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
+#include "weft/collectives/backends/device/device_mover.h"
 #include "weft/collectives/backends/nccl/nccl_functions.h"
 #include "weft/collectives/backends/nccl/nccl_launch.h"
 #include "weft/collectives/operation.h"
@@ -23,16 +24,8 @@
 
 namespace weft::collectives {
 
-// How long a call waits for NCCL.
-struct NcclWait {
-  Clock& clock;
-  Instant deadline;
-  // An error ends it, and is its result.
-  std::function<absl::Status()> check;
-};
-
 // Thread-safety: thread-safe; Enqueue, one thread at a time.
-class NcclCommunicator {
+class NcclCommunicator final : public DeviceCommunicator {
  public:
   struct Options {
     std::shared_ptr<const NcclFunctions> functions;
@@ -45,32 +38,27 @@ class NcclCommunicator {
 
   // Waits until all ranks have come. kDeadlineExceeded; errors of NCCL.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(
-      Options options, const NcclWait& wait);
+      Options options, const DeviceWait& wait);
   // The same, and does not wait: it is to be used once IsReady says so.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Begin(
       Options options);
   // Leaves: waits at most 2 s for what NCCL still has to send, then aborts. An
   // abort has 10 s; one that has not ended then goes on alone.
-  ~NcclCommunicator();
+  ~NcclCommunicator() override;
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
   // LaunchOnNccl, and waits until NCCL has put it on the stream.
   absl::Status Enqueue(const Operation& operation, bool with_factors,
-                       NcclScratch& scratch, const NcclWait& wait)
+                       DeviceScratch& scratch, const DeviceWait& wait) override
       ABSL_LOCKS_EXCLUDED(mu_);
-  // LaunchOnNccl alone: it is on the stream once IsReady says so, and nothing
-  // else is to be launched before.
   absl::Status Launch(const Operation& operation, bool with_factors,
-                      NcclScratch& scratch) ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether the call that was begun last is over, or the error it ended with.
-  absl::StatusOr<bool> IsReady() ABSL_LOCKS_EXCLUDED(mu_);
-  // The first error of what was enqueued, as far as NCCL knows by now.
-  absl::Status AsyncError() ABSL_LOCKS_EXCLUDED(mu_);
-  // Ends the kernels that run, on this rank: what they leave is undefined. NCCL
-  // may take long to end them, so a thread of its own waits for that, and no
-  // other call does.
-  void Abort() ABSL_LOCKS_EXCLUDED(mu_);
+                      DeviceScratch& scratch) override ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<bool> IsReady() override ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status AsyncError() override ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends the kernels that run. NCCL may take long to end them, so a thread of
+  // its own waits for that, and no other call does.
+  void Abort() override ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   // An abort that is under way.
@@ -88,7 +76,7 @@ class NcclCommunicator {
       absl::FunctionRef<absl::Status(nccl::NativeStream)> call) const;
   void AwaitAbort() ABSL_LOCKS_EXCLUDED(mu_);
   // Waits until the call `name` that has begun is over.
-  absl::Status Await(absl::string_view name, const NcclWait& wait)
+  absl::Status Await(absl::string_view name, const DeviceWait& wait)
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<nccl::Result> Progress() ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -358,8 +358,8 @@ TEST(NcclCommunicator, AbortThatTakesLongHoldsUpNoOtherCall) {
   options.stream =
       *options.context->runtime().CreateStream(options.context->device(0));
   ASSERT_EQ(slow->GetUniqueId(&options.id), nccl::Result::kSuccess);
-  const NcclWait wait = {SteadyClock(),
-                         SteadyClock().Now() + testing::kPatience, nullptr};
+  const DeviceWait wait = {SteadyClock(),
+                           SteadyClock().Now() + testing::kPatience, nullptr};
   auto communicator = NcclCommunicator::Create(options, wait);
   ASSERT_THAT(communicator, IsOk());
   (*communicator)->Abort();

@@ -95,7 +95,7 @@ Factor FactorOf(DType dtype, double factor) {
 class Launch {
  public:
   Launch(const NcclPlace& place, const Operation& operation,
-         nccl::NativeStream native, NcclScratch& scratch)
+         nccl::NativeStream native, DeviceScratch& scratch)
       : f_(place.functions),
         place_(place),
         operation_(operation),
@@ -135,7 +135,7 @@ class Launch {
   const NcclPlace& place_;
   const Operation& operation_;
   const nccl::NativeStream native_;
-  NcclScratch& scratch_;
+  DeviceScratch& scratch_;
   const DataType type_;
 };
 
@@ -399,23 +399,9 @@ bool IsOfNccl(const Operation& operation) {
   }
 }
 
-bool HasPairCounts(Verb verb) {
-  return verb == Verb::kGather || verb == Verb::kScatter ||
-         verb == Verb::kAllToAll;
-}
-
-bool MovesNothing(const Operation& operation) {
-  const Blocks& known =
-      operation.verb == Verb::kBroadcast || operation.verb == Verb::kAllGather
-          ? operation.outputs
-          : operation.inputs;
-  return std::all_of(known.begin(), known.end(),
-                     [](const Block& block) { return block.elements == 0; });
-}
-
 absl::Status LaunchOnNccl(const NcclPlace& place, const Operation& operation,
                           bool with_factors, nccl::NativeStream native,
-                          NcclScratch& scratch) {
+                          DeviceScratch& scratch) {
   return Launch(place, operation, native, scratch).Run(with_factors);
 }
 

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "weft/collectives/backends/device/device_mover.h"
 #include "weft/collectives/backends/nccl/nccl_functions.h"
 #include "weft/collectives/operation.h"
 #include "weft/device/context.h"
@@ -35,12 +36,6 @@ namespace weft::collectives {
 // same find the same.
 bool IsOfNccl(const Operation& operation);
 
-// Whether only pairs of ranks know the counts of its blocks.
-bool HasPairCounts(Verb verb);
-
-// Whether it moves no element on any rank. REQUIRES: !HasPairCounts.
-bool MovesNothing(const Operation& operation);
-
 // The stream on which an operation runs, and the communicator and rank it uses.
 struct NcclPlace {
   const NcclFunctions& functions;
@@ -51,18 +46,6 @@ struct NcclPlace {
   device::Stream stream;
 };
 
-// What a launched operation uses besides its blocks, kept until it has run.
-struct NcclScratch {
-  std::vector<std::shared_ptr<device::Block>> memory;
-  // To be put on the stream behind it, which NCCL may not have put there yet.
-  struct Copy {
-    const std::byte* from;
-    std::byte* to;
-    int64_t bytes;
-  };
-  std::vector<Copy> copies;
-};
-
 // Has NCCL put `operation`, whose blocks are memory of the stream's device, on
 // place.stream, which is `native` for NCCL; `with_factors`: some rank has a
 // factor other than 1. Does not wait: the communicator says when it is there.
@@ -70,7 +53,7 @@ struct NcclScratch {
 // or a Send or Receive.
 absl::Status LaunchOnNccl(const NcclPlace& place, const Operation& operation,
                           bool with_factors, nccl::NativeStream native,
-                          NcclScratch& scratch);
+                          DeviceScratch& scratch);
 
 }  // namespace weft::collectives
 

@@ -1,35 +1,30 @@
 // Send and Receive between tensors of devices: by NCCL where host_bytes is 0,
 // as the point-to-point part of the conformance suite has them on the CPU.
 
-#include "weft/collectives/backends/nccl/nccl_transfers.h"
-
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <functional>
-#include <map>
 #include <memory>
-#include <random>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/status_macros.h"
+#include "weft/collectives/backends/device/device_transfer_calls.h"
+#include "weft/collectives/backends/device/device_transfers.h"
+#include "weft/collectives/backends/device/transfer_handshake.h"
 #include "weft/collectives/backends/nccl/nccl_communicator.h"
-#include "weft/collectives/backends/nccl/nccl_handshake.h"
 #include "weft/collectives/backends/nccl/nccl_meeting.h"
 #include "weft/collectives/backends/nccl/nccl_world.h"
 #include "weft/collectives/process_group.h"
 #include "weft/collectives/testing/conformance_values.h"
 #include "weft/device/runtime.h"
 #include "weft/device/simulated/runtime.h"
-#include "weft/tensor/ops/elementwise.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
@@ -84,32 +79,8 @@ INSTANTIATE_TEST_SUITE_P(Seeds, NcclTransfersTest,
 
 TEST_P(NcclTransfersTest, AreMatchedByTagAndKeepTheirOrder) {
   ByNccl world(2, seed());
-  const auto statuses = world.Run([](const NcclRank& rank) -> absl::Status {
-    ProcessGroup& group = rank.group;
-    const Tensor large = Numbers(0, 30'001);
-    if (group.rank() == 0) {
-      std::vector<Future<void>> sent;
-      for (const int i : {1, 2, 3}) {
-        sent.push_back(
-            group.SendAsync(rank.Place(Tensor::Full({4}, i)), 1, i % 2));
-      }
-      sent.push_back(group.SendAsync(rank.Place(large), 1, 9));
-      sent.push_back(group.SendAsync(Zeros(rank, 0), 1));
-      return WaitAll(std::move(sent), kPatience);
-    }
-    const Tensor tensor = Zeros(rank, 4);
-    const auto receive = [&](uint64_t tag) -> absl::StatusOr<float> {
-      WEFT_RETURN_IF_ERROR(group.Receive(tensor, 0, tag));
-      return tensor.To(Device::Cpu()).data<float>()[3];
-    };
-    WANT_EQ(receive(0).value(), 2.0f);
-    WANT_EQ(receive(1).value(), 1.0f);
-    WANT_EQ(receive(1).value(), 3.0f);
-    const Tensor found = Zeros(rank, 30'001);
-    WEFT_RETURN_IF_ERROR(group.Receive(found, 0, 9));
-    WANT_EQ(OnHost(found), BytesOf(large));
-    return group.Receive(Zeros(rank, 0), 0);
-  });
+  const auto statuses = world.Run(
+      [](const NcclRank& rank) { return MatchByTagAndKeepTheOrder(rank); });
   EXPECT_THAT(statuses, Each(IsOk()));
   EXPECT_EQ(world.nccl().launches(), 8);  // of one element or more
 }
@@ -118,103 +89,23 @@ TEST_P(NcclTransfersTest, AreMatchedByTagAndKeepTheirOrder) {
 // of its own; collective operations go on meanwhile.
 TEST_P(NcclTransfersTest, OfAllPairsGoOnAtOnceInAnyOrder) {
   ByNccl world(size(), seed());
-  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
-    ProcessGroup& group = rank.group;
-    const int n = group.size();
-    std::mt19937_64 random(seed() * 31 + group.rank());
-    struct Part {
-      bool is_send;
-      int peer;
-      uint64_t tag;
-    };
-    std::vector<Part> parts;
-    for (int peer = 0; peer < n; ++peer) {
-      for (uint64_t tag = 0; peer != group.rank() && tag < 2; ++tag) {
-        parts.push_back({true, peer, tag});
-        parts.push_back({false, peer, tag});
-      }
-    }
-    std::shuffle(parts.begin(), parts.end(), random);
-    const auto count = [&](int from, int to, uint64_t tag) {
-      return int64_t{1 + from * 10 + to + static_cast<int>(tag) * 100};
-    };
-    std::vector<Future<void>> all;
-    std::vector<std::pair<Part, Tensor>> received;
-    for (const Part& part : parts) {
-      const int64_t k = part.is_send ? count(group.rank(), part.peer, part.tag)
-                                     : count(part.peer, group.rank(), part.tag);
-      if (part.is_send) {
-        all.push_back(group.SendAsync(rank.Place(Numbers(group.rank(), k)),
-                                      part.peer, part.tag));
-      } else {
-        received.emplace_back(part, Zeros(rank, k));
-        all.push_back(
-            group.ReceiveAsync(received.back().second, part.peer, part.tag));
-      }
-      if (all.size() == parts.size() / 2) {
-        const Tensor sum = rank.Place(Tensor::Ones({5}));
-        WEFT_RETURN_IF_ERROR(group.AllReduce(sum));
-        WANT_EQ(sum.To(Device::Cpu()).ToVector<float>(),
-                std::vector<float>(5, static_cast<float>(n)));
-      }
-    }
-    WEFT_RETURN_IF_ERROR(WaitAll(std::move(all), kPatience));
-    for (const auto& [part, tensor] : received) {
-      WANT_EQ(OnHost(tensor), BytesOf(Numbers(part.peer, tensor.numel())));
-    }
-    return group.Barrier();
+  const auto statuses = world.Run([&](const NcclRank& rank) {
+    return SendBetweenAllPairsAtOnce(rank, seed());
   });
   EXPECT_THAT(statuses, Each(IsOk()));
 }
 
 TEST_P(NcclTransfersTest, ExchangeAndReceiveAny) {
   ByNccl world(size(), seed());
-  const auto statuses = world.Run([](const NcclRank& rank) -> absl::Status {
-    ProcessGroup& group = rank.group;
-    const int n = group.size(), right = (group.rank() + 1) % n,
-              left = (group.rank() + n - 1) % n;
-    const Tensor out = rank.Place(Numbers(group.rank(), 1000));
-    const Tensor in = Zeros(rank, 1000);
-    WEFT_RETURN_IF_ERROR(
-        group.Exchange({{PointToPoint::kReceive, in, left, 5},
-                        {PointToPoint::kSend, out, right, 5}}));
-    WANT_EQ(OnHost(in), BytesOf(Numbers(left, 1000)));
-    if (group.rank() != 0) return group.Send(out, 0, 4);
-    std::map<int, std::string> found;
-    for (int i = 1; i < n; ++i) {
-      WEFT_ASSIGN_OR_RETURN(const int from, group.ReceiveAny(in, 4));
-      found[from] = OnHost(in);
-    }
-    WANT_EQ(found.size(), static_cast<size_t>(n - 1));
-    for (const auto& [from, bytes] : found) {
-      WANT_EQ(bytes, BytesOf(Numbers(from, 1000)));
-    }
-    return absl::OkStatus();
-  });
+  const auto statuses = world.Run(
+      [](const NcclRank& rank) { return ExchangeAndReceiveFromAny(rank); });
   EXPECT_THAT(statuses, Each(IsOk()));
 }
 
 TEST_P(NcclTransfersTest, TensorOfAnotherKindIsAnErrorAndIsDropped) {
   ByNccl world(2, seed());
-  const auto statuses = world.Run([](const NcclRank& rank) -> absl::Status {
-    ProcessGroup& group = rank.group;
-    if (group.rank() == 0) {
-      WEFT_RETURN_IF_ERROR(group.Send(Zeros(rank, 3), 1));
-      WEFT_RETURN_IF_ERROR(group.Send(Zeros(rank, 4, DType::kI32), 1));
-      return group.Send(rank.Place(Tensor::Ones({4})), 1);
-    }
-    const Tensor tensor = Zeros(rank, 4);
-    for (const std::string sent : {"f32[3]", "i32[4]"}) {
-      const absl::Status wrong = group.Receive(tensor, 0);
-      WANT_EQ(wrong.code(), kInvalid);
-      WANT_EQ(absl::StrContains(wrong.message(),
-                                "wants f32[4], rank 0 sent " + sent),
-              true);
-    }
-    WEFT_RETURN_IF_ERROR(group.Receive(tensor, 0));
-    WANT_EQ(OnHost(tensor), BytesOf(Tensor::Ones({4})));
-    return group.health();
-  });
+  const auto statuses = world.Run(
+      [](const NcclRank& rank) { return RefuseTensorsOfAnotherKind(rank); });
   EXPECT_THAT(statuses, Each(IsOk()));
   EXPECT_EQ(world.nccl().launches(), 2);
 }
@@ -224,27 +115,8 @@ TEST_P(NcclTransfersTest, TensorOfAnotherKindIsAnErrorAndIsDropped) {
 TEST_P(NcclTransfersTest, BetweenTheCpuAndDevices) {
   NcclWorld world(2, seed());
   world.host_bytes = seed() % 2 == 0 ? 0 : 100;
-  const auto statuses = world.Run([](const NcclRank& rank) -> absl::Status {
-    ProcessGroup& group = rank.group;
-    const int other = 1 - group.rank();
-    for (int64_t count : {1, 25, 26, 500}) {
-      // 0: the CPU; else that device.
-      for (int from = 0; from < 3; ++from) {
-        for (int to = 0; to < 3; ++to) {
-          const auto place = [&](const Tensor& x, int where) {
-            return where == 0 ? x.Clone() : rank.Place(x, where - 1);
-          };
-          const Tensor in = place(Tensor::Zeros({count}), to);
-          Future<void> received = group.ReceiveAsync(in, other);
-          const Tensor out = place(Numbers(group.rank(), count), from);
-          WEFT_RETURN_IF_ERROR(group.Send(out, other));
-          WEFT_RETURN_IF_ERROR(received.Wait(kPatience));
-          WANT_EQ(OnHost(in), BytesOf(Numbers(other, count)));
-        }
-      }
-    }
-    return absl::OkStatus();
-  });
+  const auto statuses = world.Run(
+      [](const NcclRank& rank) { return SendBetweenTheCpuAndDevices(rank); });
   EXPECT_THAT(statuses, Each(IsOk()));
 }
 
@@ -270,31 +142,8 @@ TEST(NcclTransfers, FewBytesAreKeptByTheHostUntilTheyAreAskedFor) {
 
 TEST_P(NcclTransfersTest, AreOrderedByEventsAndKeptUntilThem) {
   ByNccl world(2, seed());
-  const auto statuses = world.Run([](const NcclRank& rank) -> absl::Status {
-    ProcessGroup& group = rank.group;
-    std::vector<Future<void>> all;
-    std::vector<Tensor> received;
-    for (int round = 0; round < 5; ++round) {
-      if (group.rank() == 0) {
-        const Tensor x = rank.Place(Numbers(0, 100));
-        Mul_(x, 2);
-        all.push_back(group.SendAsync(x, 1));
-        // The caller drops it at once, and others take its place.
-        const Tensor other = Zeros(rank, 100);
-        Mul_(other, 3);
-      } else {
-        received.push_back(Zeros(rank, 100));
-        Future<void> one = group.ReceiveAsync(received.back(), 0);
-        WEFT_RETURN_IF_ERROR(one.Wait(kPatience));
-        Mul_(received.back(), 3);
-      }
-    }
-    WEFT_RETURN_IF_ERROR(WaitAll(std::move(all), kPatience));
-    const Tensor wanted = Numbers(0, 100);
-    Mul_(wanted, 6);
-    for (const Tensor& x : received) WANT_EQ(OnHost(x), BytesOf(wanted));
-    return absl::OkStatus();
-  });
+  const auto statuses = world.Run(
+      [](const NcclRank& rank) { return SendWhatIsNotComputedYet(rank); });
   EXPECT_THAT(statuses, Each(IsOk()));
 }
 
@@ -303,27 +152,8 @@ TEST_P(NcclTransfersTest, AreOrderedByEventsAndKeptUntilThem) {
 TEST_P(NcclTransfersTest, PeerThatDoesNotCallIsNamedAndTheGroupGoesOn) {
   ByNccl world(2, seed());
   std::atomic<bool> is_late{false};
-  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
-    ProcessGroup& group = rank.group;
-    const Tensor x = Zeros(rank, 4);
-    if (group.rank() == 0) {
-      const absl::Status late = group.Send(rank.Place(Tensor::Full({4}, 7)), 1,
-                                           3, Within(absl::Milliseconds(50)));
-      WANT_EQ(late.code(), kLate);
-      WANT_EQ(absl::StrContains(late.message(), "to rank 1, tag 3"), true);
-      is_late = true;
-      WEFT_RETURN_IF_ERROR(group.health());
-      // What was given up is not what the other receives.
-      return group.Send(rank.Place(Tensor::Full({4}, 8)), 1, 3);
-    }
-    const absl::Status late =
-        group.Receive(x, 0, 4, Within(absl::Milliseconds(50)));
-    WANT_EQ(late.code(), kLate);
-    WANT_EQ(absl::StrContains(late.message(), "from rank 0, tag 4"), true);
-    WANT_EQ(bool(Becomes([&] { return is_late.load(); })), true);
-    WEFT_RETURN_IF_ERROR(group.Receive(x, 0, 3));
-    WANT_EQ(OnHost(x), BytesOf(Tensor::Full({4}, 8)));
-    return group.health();
+  const auto statuses = world.Run([&](const NcclRank& rank) {
+    return GiveUpWhatIsNotReceived(rank, is_late);
   });
   EXPECT_THAT(statuses, Each(IsOk()));
   EXPECT_EQ(world.nccl().launches(), 2);
@@ -511,7 +341,7 @@ TEST(NcclTransfers, MessageWithoutAHeaderBreaksTheGroupAndIsNamed) {
   const auto statuses = RunBesideRaw(
       [](ProcessGroup& group) { return group.Receive(Tensor::Zeros({4}), 1); },
       [](const RawRank& raw) -> absl::Status {
-        WEFT_RETURN_IF_ERROR(raw.Send(std::string(kNcclHeaderBytes, 'x')));
+        WEFT_RETURN_IF_ERROR(raw.Send(std::string(kTransferHeaderBytes, 'x')));
         Becomes([&] { return !raw.host->health().ok(); });
         return raw.host->health();
       });
@@ -534,7 +364,7 @@ TEST(NcclTransfers, ReceiveThatEndsBetweenHeaderAndElementsLosesNothing) {
         return group.health();
       },
       [&](const RawRank& raw) -> absl::Status {
-        NcclHeader header;
+        TransferHeader header;
         header.dtype = DType::kF32;
         header.elements = 4;
         WEFT_RETURN_IF_ERROR(raw.Send(Encode(header)));
@@ -583,7 +413,7 @@ TEST(NcclTransfers, TagOfTheBackendIsRefused) {
   NcclWorld world(2, 1);
   const auto statuses = world.Run([](const NcclRank& rank) {
     return rank.group.Send(Tensor::Zeros({4}), 1 - rank.group.rank(),
-                           NcclTransfers::kNoticeTag);
+                           DeviceTransfers::kNoticeTag);
   });
   EXPECT_THAT(statuses, Each(StatusIs(kInvalid, "the nccl backend's own")));
 }

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "weft/base/status_macros.h"
+#include "weft/collectives/backends/device/device_calls.h"
 #include "weft/collectives/backends/local/local_world.h"
 #include "weft/collectives/backends/nccl/nccl_backend.h"
 #include "weft/collectives/backends/nccl/simulated_nccl.h"
@@ -27,32 +28,7 @@
 
 namespace weft::collectives {
 
-// What the tests call the codes.
-inline constexpr auto kCancelled = absl::StatusCode::kCancelled;
-inline constexpr auto kDifferent = absl::StatusCode::kFailedPrecondition;
-inline constexpr auto kExhausted = absl::StatusCode::kResourceExhausted;
-inline constexpr auto kFailed = absl::StatusCode::kInternal;
-inline constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-inline constexpr auto kLate = absl::StatusCode::kDeadlineExceeded;
-inline constexpr auto kLost = absl::StatusCode::kUnavailable;
-
-inline CallOptions Within(absl::Duration timeout) {
-  CallOptions options;
-  options.timeout = timeout;
-  return options;
-}
-
-// One rank of a group.
-struct NcclRank {
-  ProcessGroup& group;
-  device::testing::SimulatedDevices& devices;
-
-  // The first is NCCL's.
-  Device device(int index = 0) const { return {devices.context(), index}; }
-  Tensor Place(const Tensor& x, int index = 0) const {
-    return x.To(device(index)).Clone();
-  }
-};
+using NcclRank = DeviceRank;  // the first device is NCCL's
 
 class NcclWorld : public TestWorld {
  public:

@@ -1,23 +1,24 @@
-// NcclTransfers: Send and Receive of a group of the nccl backend.
+// DeviceTransfers: Send and Receive of a group whose tensors a DeviceMover
+// moves.
 //
-// What a rank sends from its device, more than `host_bytes` of it, NCCL moves:
-// the two ranks agree on it over the group of the host (nccl_handshake.h), so
-// that a receive that does not come, or wants another tensor, is told there.
+// What a rank sends from its device, more than `host_bytes` of it, goes by it:
+// the two ranks agree on it over the group of the host (transfer_handshake.h),
+// so that a receive that does not come, or wants another tensor, is told there.
 // All else is a message of the host's group, behind a header.
 //
 //   the tensors                                 move
-//   device, and the receiver's is on its own    ncclSend, ncclRecv
+//   device, and the receiver's is on its own    from device to device
 //   device, and the receiver's is elsewhere     the same, into device memory of
 //                                               the receiver, and to the host
 //   host or few bytes                           over the host, and to the
 //                                               receiver's device
 //
-// A Send that NCCL moves is over once it was received. Each rank has a
+// A Send from device to device is over once it was received. Each rank has a
 // communicator of two ranks, and a stream, for each rank that it sends such
 // tensors to, and for each that it receives them from, made by the first.
 
-#ifndef WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_TRANSFERS_H_
-#define WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_TRANSFERS_H_
+#ifndef WEFT_COLLECTIVES_BACKENDS_DEVICE_DEVICE_TRANSFERS_H_
+#define WEFT_COLLECTIVES_BACKENDS_DEVICE_DEVICE_TRANSFERS_H_
 
 #include <atomic>
 #include <cstddef>
@@ -36,32 +37,26 @@
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
 #include "weft/collectives/backend.h"
-#include "weft/collectives/backends/nccl/nccl_communicator.h"
-#include "weft/collectives/backends/nccl/nccl_functions.h"
-#include "weft/collectives/backends/nccl/nccl_handshake.h"
-#include "weft/collectives/backends/nccl/nccl_streams.h"
+#include "weft/collectives/backends/device/device_mover.h"
+#include "weft/collectives/backends/device/device_streams.h"
+#include "weft/collectives/backends/device/transfer_handshake.h"
 #include "weft/device/context.h"
 #include "weft/device/runtime.h"
 
 namespace weft::collectives {
 
 // Thread-safety: thread-safe; nobody else calls Advance of `host`.
-class NcclTransfers {
+class DeviceTransfers {
  public:
   // The tag of what the ranks say besides: no Send or Receive has it.
   static constexpr uint64_t kNoticeTag = std::numeric_limits<uint64_t>::max();
 
-  struct Options {
-    std::shared_ptr<const NcclFunctions> functions;
-    std::shared_ptr<device::Context> context;
-    std::shared_ptr<NcclStreams> streams;
-    int64_t host_bytes = 0;
-  };
   // `host` must outlive it, and it the transfers.
-  NcclTransfers(Backend& host, Options options);
-  // Waits as ~NcclCommunicator does, and at most 10 s for copies to the device
-  // whose Receive was given up.
-  ~NcclTransfers();
+  DeviceTransfers(Backend& host, std::shared_ptr<DeviceMover> mover,
+                  std::shared_ptr<DeviceStreams> streams);
+  // Waits as the ends of its communicators do, and at most 10 s for copies to
+  // the device whose Receive was given up.
+  ~DeviceTransfers();
 
   absl::Status Start();
 
@@ -70,7 +65,8 @@ class NcclTransfers {
   bool Takes(const Operation& operation) const;
   device::Stream stream() const { return after_all_; }
 
-  // As Backend::Advance. An error of NCCL or of the device breaks the group.
+  // As Backend::Advance. An error of the mover or of the device breaks the
+  // group.
   absl::StatusOr<bool> Advance(Transfer& transfer) ABSL_LOCKS_EXCLUDED(mu_);
   // Whether some transfer waits for the device, which wakes nobody.
   bool awaits_device() const { return on_device_.load() > 0; }
@@ -116,12 +112,16 @@ class NcclTransfers {
   // Breaks the group, and ends what runs; returns why.
   absl::Status Break(const absl::Status& why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What is on the lane's stream may still use blocks that were given up: they
+  // are not handed out before that has run.
+  void FollowLane(const Lane& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The transfer is over, or given up.
   void End(One& one) ABSL_LOCKS_EXCLUDED(mu_);
   void FreeGivenUp() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   Backend& host_;
-  const Options options_;
+  const std::shared_ptr<DeviceMover> mover_;
+  const std::shared_ptr<DeviceStreams> streams_;
   device::Stream after_all_;  // set by Start
   std::atomic<int> on_device_{0};
 
@@ -129,7 +129,7 @@ class NcclTransfers {
   std::map<int, std::unique_ptr<Peer>> peers_ ABSL_GUARDED_BY(mu_);
   // Headers, by sender and tag, whose Receive was given up before it took the
   // elements that follow: they are for the next Receive.
-  std::map<std::pair<int, uint64_t>, std::deque<NcclHeader>> untaken_
+  std::map<std::pair<int, uint64_t>, std::deque<TransferHeader>> untaken_
       ABSL_GUARDED_BY(mu_);
   device::Stream copies_ ABSL_GUARDED_BY(mu_);  // to the device
   std::vector<GivenUp> given_up_ ABSL_GUARDED_BY(mu_);
@@ -138,4 +138,4 @@ class NcclTransfers {
 
 }  // namespace weft::collectives
 
-#endif  // WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_TRANSFERS_H_
+#endif  // WEFT_COLLECTIVES_BACKENDS_DEVICE_DEVICE_TRANSFERS_H_

@@ -1,4 +1,4 @@
-#include "weft/collectives/backends/nccl/nccl_agreement.h"
+#include "weft/collectives/backends/device/device_agreement.h"
 
 #include <cstdint>
 #include <functional>
@@ -41,14 +41,14 @@ Operation OperationOf(Verb verb, std::vector<int64_t> in = {},
 // What three ranks find of the operation that each calls, `times` in a row.
 std::vector<absl::Status> Agree(
     const std::function<Operation(int rank)>& of, int times = 1,
-    const std::function<void(NcclAgreement)>& found = nullptr) {
+    const std::function<void(DeviceAgreement)>& found = nullptr) {
   LocalWorld world(kRanks);
   std::vector<std::unique_ptr<Backend>> hosts;
   for (int r = 0; r < kRanks; ++r) hosts.push_back(world.Connect(r));
   return RunRanks(kRanks, [&](int rank) -> absl::Status {
     const Operation operation = of(rank);
     for (int number = 0; number < times; ++number) {
-      const absl::StatusOr<NcclAgreement> agreed =
+      const absl::StatusOr<DeviceAgreement> agreed =
           AgreeOnOperation(*hosts[rank], operation, number);
       if (!agreed.ok()) return agreed.status();
       if (found != nullptr) found(*agreed);
@@ -57,7 +57,7 @@ std::vector<absl::Status> Agree(
   });
 }
 
-TEST(NcclAgreement, OperationsOfTheHostHaveNoFlags) {
+TEST(DeviceAgreement, OperationsOfTheHostHaveNoFlags) {
   for (const Verb verb :
        {Verb::kAllReduce, Verb::kBroadcast, Verb::kAllToAll}) {
     const bool is_pairs = verb == Verb::kAllToAll;
@@ -67,7 +67,7 @@ TEST(NcclAgreement, OperationsOfTheHostHaveNoFlags) {
                                       : OperationOf(verb, {4}, {4});
                     },
                     /*times=*/2,
-                    [](NcclAgreement agreed) {
+                    [](DeviceAgreement agreed) {
                       EXPECT_FALSE(agreed.any_on_device);
                       EXPECT_FALSE(agreed.any_factor);
                     }),
@@ -75,7 +75,7 @@ TEST(NcclAgreement, OperationsOfTheHostHaveNoFlags) {
   }
 }
 
-TEST(NcclAgreement, FlagsOfOneRankAreKnownToAll) {
+TEST(DeviceAgreement, FlagsOfOneRankAreKnownToAll) {
   const device::Event ready;
   for (const Verb verb : {Verb::kAllReduce, Verb::kAllToAll}) {
     const bool is_pairs = verb == Verb::kAllToAll;
@@ -89,7 +89,7 @@ TEST(NcclAgreement, FlagsOfOneRankAreKnownToAll) {
                       return operation;
                     },
                     /*times=*/2,
-                    [](NcclAgreement agreed) {
+                    [](DeviceAgreement agreed) {
                       EXPECT_TRUE(agreed.any_on_device);
                       EXPECT_TRUE(agreed.any_factor);
                     }),
@@ -97,7 +97,7 @@ TEST(NcclAgreement, FlagsOfOneRankAreKnownToAll) {
   }
 }
 
-TEST(NcclAgreement, CountsOfEachPairFit) {
+TEST(DeviceAgreement, CountsOfEachPairFit) {
   // Rank r sends r + s to rank s, nothing to itself.
   const auto of = [](int rank) {
     std::vector<int64_t> counts;
@@ -118,7 +118,7 @@ TEST(NcclAgreement, CountsOfEachPairFit) {
 }
 
 // Both ranks of a pair find it, and name who sends and who wants how much.
-TEST(NcclAgreement, CountsThatDifferAreNamedByBothRanksOfThePair) {
+TEST(DeviceAgreement, CountsThatDifferAreNamedByBothRanksOfThePair) {
   const std::vector<absl::Status> found = Agree([](int rank) {
     return rank == 1 ? OperationOf(Verb::kAllToAll, {4, 4, 4}, {4, 4, 9})
                      : OperationOf(Verb::kAllToAll, {4, 4, 4}, {4, 4, 4});
@@ -129,7 +129,7 @@ TEST(NcclAgreement, CountsThatDifferAreNamedByBothRanksOfThePair) {
   EXPECT_THAT(found, ElementsAre(_, differs, differs));
 }
 
-TEST(NcclAgreement, RootThatScattersAnotherCountIsNamed) {
+TEST(DeviceAgreement, RootThatScattersAnotherCountIsNamed) {
   const std::vector<absl::Status> found = Agree([](int rank) {
     return rank == 0 ? OperationOf(Verb::kScatter, {2, 2, 3}, {2})
                      : OperationOf(Verb::kScatter, {}, {2});
@@ -141,7 +141,7 @@ TEST(NcclAgreement, RootThatScattersAnotherCountIsNamed) {
   EXPECT_THAT(found[2], differs);
 }
 
-TEST(NcclAgreement, RanksThatCalledDifferentOperationsHearOfBoth) {
+TEST(DeviceAgreement, RanksThatCalledDifferentOperationsHearOfBoth) {
   const std::vector<absl::Status> found = Agree([](int rank) {
     return OperationOf(rank == 1 ? Verb::kReduce : Verb::kAllReduce, {4}, {4});
   });

@@ -1,8 +1,8 @@
-// NcclStreams: streams of one device for a group and those made from it: a
+// DeviceStreams: streams of one device for a group and those made from it: a
 // Runtime keeps each stream that was ever made, so they are used again.
 
-#ifndef WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_STREAMS_H_
-#define WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_STREAMS_H_
+#ifndef WEFT_COLLECTIVES_BACKENDS_DEVICE_DEVICE_STREAMS_H_
+#define WEFT_COLLECTIVES_BACKENDS_DEVICE_DEVICE_STREAMS_H_
 
 #include <memory>
 #include <utility>
@@ -17,9 +17,9 @@
 namespace weft::collectives {
 
 // Thread-safety: thread-safe.
-class NcclStreams {
+class DeviceStreams {
  public:
-  NcclStreams(std::shared_ptr<device::Context> context, int index)
+  DeviceStreams(std::shared_ptr<device::Context> context, int index)
       : context_(std::move(context)), index_(index) {}
 
   absl::StatusOr<device::Stream> Take() ABSL_LOCKS_EXCLUDED(mu_) {
@@ -49,4 +49,4 @@ class NcclStreams {
 
 }  // namespace weft::collectives
 
-#endif  // WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_STREAMS_H_
+#endif  // WEFT_COLLECTIVES_BACKENDS_DEVICE_DEVICE_STREAMS_H_

@@ -1,4 +1,4 @@
-#include "weft/collectives/backends/nccl/nccl_handshake.h"
+#include "weft/collectives/backends/device/transfer_handshake.h"
 
 #include <algorithm>
 #include <cstring>
@@ -26,13 +26,13 @@ T At(absl::string_view bytes, size_t at) {
 }
 
 absl::Status NotUnderstood(absl::string_view what) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("it sent what no rank of an nccl group sends: ", what));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "it sent what no rank of a group over devices sends: ", what));
 }
 
 }  // namespace
 
-std::string Encode(const NcclHeader& header) {
+std::string Encode(const TransferHeader& header) {
   std::string bytes;
   Append(bytes, kHeaderMagic);
   Append(bytes, header.id);
@@ -42,12 +42,12 @@ std::string Encode(const NcclHeader& header) {
   return bytes;
 }
 
-absl::StatusOr<NcclHeader> DecodeNcclHeader(absl::string_view bytes) {
-  if (bytes.size() != kNcclHeaderBytes ||
+absl::StatusOr<TransferHeader> DecodeTransferHeader(absl::string_view bytes) {
+  if (bytes.size() != kTransferHeaderBytes ||
       At<uint64_t>(bytes, 0) != kHeaderMagic) {
     return NotUnderstood("no header of a message");
   }
-  NcclHeader header;
+  TransferHeader header;
   header.id = At<uint64_t>(bytes, 8);
   header.elements = At<int64_t>(bytes, 16);
   const auto dtype = At<uint32_t>(bytes, 24);
@@ -63,7 +63,7 @@ absl::StatusOr<NcclHeader> DecodeNcclHeader(absl::string_view bytes) {
   return header;
 }
 
-std::string Encode(const NcclNotice& notice) {
+std::string Encode(const TransferNotice& notice) {
   std::string bytes;
   Append(bytes, static_cast<uint64_t>(notice.kind));
   Append(bytes, notice.id);
@@ -71,64 +71,65 @@ std::string Encode(const NcclNotice& notice) {
   return bytes;
 }
 
-absl::StatusOr<NcclNotice> DecodeNcclNotice(absl::string_view bytes) {
-  if (bytes.size() != kNcclNoticeBytes) return NotUnderstood("no notice");
+absl::StatusOr<TransferNotice> DecodeTransferNotice(absl::string_view bytes) {
+  if (bytes.size() != kTransferNoticeBytes) return NotUnderstood("no notice");
   const auto kind = At<uint64_t>(bytes, 0);
-  if (kind < static_cast<uint64_t>(NcclNotice::Kind::kAccept) ||
-      kind > static_cast<uint64_t>(NcclNotice::Kind::kConnect)) {
+  if (kind < static_cast<uint64_t>(TransferNotice::Kind::kAccept) ||
+      kind > static_cast<uint64_t>(TransferNotice::Kind::kConnect)) {
     return NotUnderstood(absl::StrCat("a notice of kind ", kind));
   }
-  NcclNotice notice;
-  notice.kind = static_cast<NcclNotice::Kind>(kind);
+  TransferNotice notice;
+  notice.kind = static_cast<TransferNotice::Kind>(kind);
   notice.id = At<uint64_t>(bytes, 8);
-  notice.unique = At<nccl::UniqueId>(bytes, 16);
+  notice.unique = At<CommunicatorId>(bytes, 16);
   return notice;
 }
 
-uint64_t NcclHandshake::Offer() {
+uint64_t TransferHandshake::Offer() {
   const uint64_t id = next_++;
   sent_.stages[id] = Stage::kOffered;
   return id;
 }
 
-bool NcclHandshake::Withdraw(uint64_t id) {
+bool TransferHandshake::Withdraw(uint64_t id) {
   if (StageOf(true, id) != Stage::kOffered) return false;
   sent_.stages.erase(id);
-  outbox_.push_back({NcclNotice::Kind::kWithdraw, id});
+  outbox_.push_back({TransferNotice::Kind::kWithdraw, id});
   return true;
 }
 
-void NcclHandshake::Accept(uint64_t id) {
+void TransferHandshake::Accept(uint64_t id) {
   if (withdrawn_.erase(id) > 0) return;
   received_.stages[id] = Stage::kAccepted;
-  outbox_.push_back({NcclNotice::Kind::kAccept, id});
+  outbox_.push_back({TransferNotice::Kind::kAccept, id});
 }
 
-void NcclHandshake::Refuse(uint64_t id) {
+void TransferHandshake::Refuse(uint64_t id) {
   if (withdrawn_.erase(id) > 0) return;
-  outbox_.push_back({NcclNotice::Kind::kRefuse, id});
+  outbox_.push_back({TransferNotice::Kind::kRefuse, id});
 }
 
-NcclHandshake::Stage NcclHandshake::StageOf(bool is_send, uint64_t id) const {
+TransferHandshake::Stage TransferHandshake::StageOf(bool is_send,
+                                                    uint64_t id) const {
   const auto found = side(is_send).stages.find(id);
   return found == side(is_send).stages.end() ? Stage::kWithdrawn
                                              : found->second;
 }
 
-bool NcclHandshake::IsNext(bool is_send, uint64_t id) const {
+bool TransferHandshake::IsNext(bool is_send, uint64_t id) const {
   const Side& one = side(is_send);
   return !one.order.empty() && one.order.front() == id;
 }
 
-void NcclHandshake::Forget(bool is_send, uint64_t id) {
+void TransferHandshake::Forget(bool is_send, uint64_t id) {
   Side& one = is_send ? sent_ : received_;
   one.stages.erase(id);
   one.order.erase(std::remove(one.order.begin(), one.order.end(), id),
                   one.order.end());
 }
 
-absl::Status NcclHandshake::OnNotice(const NcclNotice& notice) {
-  using Kind = NcclNotice::Kind;
+absl::Status TransferHandshake::OnNotice(const TransferNotice& notice) {
+  using Kind = TransferNotice::Kind;
   const uint64_t id = notice.id;
   switch (notice.kind) {
     case Kind::kAccept:

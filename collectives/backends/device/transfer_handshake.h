@@ -1,26 +1,27 @@
-// NcclHandshake: what two ranks say to each other before NCCL moves a tensor
-// from one to the other, so that neither hangs in a kernel that the other does
-// not run. A pure state machine: no threads, clocks or I/O.
+// TransferHandshake: what two ranks say to each other before a tensor is moved
+// from the device of one to that of the other, so that neither hangs in a
+// kernel that the other does not run. A pure state machine: no threads, clocks
+// or I/O.
 //
 //   sender                              receiver
-//   NcclHeader (dtype, count)  ------>  with the message's tag
+//   TransferHeader (dtype, count)  ------>  with the message's tag
 //                              <------  kAccept, or kRefuse: of another kind
-//   kGo, and ncclSend          ------>  ncclRecv
+//   kGo, and launches it       ------>  launches it
 //
 // Between kAccept and kGo nothing is launched, so a sender that gives up before
 // it is accepted says kWithdraw, and both go on. The transfers from one rank to
-// another are launched in the order of their kGo: by ncclSend there, by
-// ncclRecv here. They have a communicator and a stream of their own for each of
+// another are launched in the order of their kGo: as a Send there, as a
+// Receive here. They have a communicator and a stream of their own for each of
 // the two directions, which makes this order enough: no transfer waits for one
 // to, or from, another rank, nor for a collective operation.
 //
-// Guarantees, checked in nccl_handshake_test.cc for all orders of arrival:
+// Guarantees, checked in transfer_handshake_test.cc for all orders of arrival:
 //   H1  both ranks launch the same transfers in the same order
 //   H2  a transfer that was withdrawn is launched on neither
 //   H3  what no rank sends is kFailedPrecondition, and ends no process
 
-#ifndef WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_HANDSHAKE_H_
-#define WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_HANDSHAKE_H_
+#ifndef WEFT_COLLECTIVES_BACKENDS_DEVICE_TRANSFER_HANDSHAKE_H_
+#define WEFT_COLLECTIVES_BACKENDS_DEVICE_TRANSFER_HANDSHAKE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -34,40 +35,41 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
-#include "weft/collectives/backends/nccl/nccl_abi.h"
+#include "weft/collectives/backends/device/communicator_id.h"
 #include "weft/tensor/dtype.h"
 
 namespace weft::collectives {
 
 // The header that precedes each message of Send.
-struct NcclHeader {
-  // Whether NCCL is to move the elements; else they come behind the header.
+struct TransferHeader {
+  // Whether the elements go from device to device; else they come behind the
+  // header.
   bool is_offer = false;
   uint64_t id = 0;  // of the offer, among those of its sender
   DType dtype = DType::kU8;
   int64_t elements = 0;
 };
-inline constexpr size_t kNcclHeaderBytes = 32;
-std::string Encode(const NcclHeader& header);  // kNcclHeaderBytes
+inline constexpr size_t kTransferHeaderBytes = 32;
+std::string Encode(const TransferHeader& header);  // kTransferHeaderBytes
 // kFailedPrecondition for anything that Encode does not write.
-absl::StatusOr<NcclHeader> DecodeNcclHeader(absl::string_view bytes);
+absl::StatusOr<TransferHeader> DecodeTransferHeader(absl::string_view bytes);
 
 // The other messages of the two ranks, on a tag that no Send has.
-struct NcclNotice {
+struct TransferNotice {
   enum class Kind : uint8_t { kAccept = 1, kRefuse, kWithdraw, kGo, kConnect };
 
   Kind kind = Kind::kAccept;
   uint64_t id = 0;             // of the offer; kConnect: 0
-  nccl::UniqueId unique = {};  // kConnect: of the communicator to be made
+  CommunicatorId unique = {};  // kConnect: of the communicator to be made
 };
-inline constexpr size_t kNcclNoticeBytes = 16 + sizeof(nccl::UniqueId);
-std::string Encode(const NcclNotice& notice);  // kNcclNoticeBytes
-absl::StatusOr<NcclNotice> DecodeNcclNotice(absl::string_view bytes);
+inline constexpr size_t kTransferNoticeBytes = 16 + sizeof(CommunicatorId);
+std::string Encode(const TransferNotice& notice);  // kTransferNoticeBytes
+absl::StatusOr<TransferNotice> DecodeTransferNotice(absl::string_view bytes);
 
 // The agreement of one rank with one other about each transfer on devices.
 //
 // Thread-safety: one thread at a time.
-class NcclHandshake {
+class TransferHandshake {
  public:
   enum class Stage : uint8_t {
     kOffered,    // the receiver has not answered
@@ -94,12 +96,12 @@ class NcclHandshake {
   void Forget(bool is_send, uint64_t id);
 
   // kFailedPrecondition for a notice that no rank sends in this state.
-  absl::Status OnNotice(const NcclNotice& notice);
+  absl::Status OnNotice(const TransferNotice& notice);
   // The notices to send next, in this order; the caller removes them.
-  std::deque<NcclNotice>& outbox() { return outbox_; }
+  std::deque<TransferNotice>& outbox() { return outbox_; }
   // The identifier of the communicator for what the other rank sends, once it
   // has told it.
-  const absl::optional<nccl::UniqueId>& connect() const { return connect_; }
+  const absl::optional<CommunicatorId>& connect() const { return connect_; }
 
  private:
   struct Side {
@@ -111,10 +113,10 @@ class NcclHandshake {
   Side sent_, received_;
   uint64_t next_ = 0;             // offer
   std::set<uint64_t> withdrawn_;  // by the other, before this rank had asked
-  std::deque<NcclNotice> outbox_;
-  absl::optional<nccl::UniqueId> connect_;
+  std::deque<TransferNotice> outbox_;
+  absl::optional<CommunicatorId> connect_;
 };
 
 }  // namespace weft::collectives
 
-#endif  // WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_HANDSHAKE_H_
+#endif  // WEFT_COLLECTIVES_BACKENDS_DEVICE_TRANSFER_HANDSHAKE_H_

@@ -1,4 +1,4 @@
-#include "weft/collectives/backends/nccl/nccl_flights.h"
+#include "weft/collectives/backends/device/device_flights.h"
 
 #include <algorithm>
 #include <utility>
@@ -18,12 +18,10 @@ constexpr absl::Duration kLeastPause = absl::Microseconds(5);
 constexpr absl::Duration kMostPause = absl::Microseconds(200);
 // How often is looked whether all ranks live.
 constexpr absl::Duration kCheckRanksInterval = absl::Milliseconds(100);
-// How long the stream may take to end after its communicator was aborted.
-constexpr absl::Duration kLongestEnd = absl::Seconds(10);
 
 }  // namespace
 
-NcclFlights::~NcclFlights() {
+DeviceFlights::~DeviceFlights() {
   {
     MutexLock lock(mu_);
     stopping_ = true;
@@ -32,21 +30,21 @@ NcclFlights::~NcclFlights() {
   if (thread_.joinable()) thread_.join();
 }
 
-absl::Status NcclFlights::Start() {
-  WEFT_ASSIGN_OR_RETURN(thread_, StartThread("nccl", [this] { Run(); }));
+absl::Status DeviceFlights::Start() {
+  WEFT_ASSIGN_OR_RETURN(thread_, StartThread("flights", [this] { Run(); }));
   return absl::OkStatus();
 }
 
-void NcclFlights::Add(NcclFlight flight) {
+void DeviceFlights::Add(DeviceFlight flight) {
   MutexLock lock(mu_);
   flights_.push_back(std::move(flight));
   changed_.NotifyAll();
 }
 
-void NcclFlights::Run() {
+void DeviceFlights::Run() {
   absl::Duration pause = kLeastPause;
   while (true) {
-    NcclFlight* first = nullptr;
+    DeviceFlight* first = nullptr;
     {
       MutexLock lock(mu_);
       while (flights_.empty() && !stopping_) changed_.Wait(mu_);
@@ -60,19 +58,19 @@ void NcclFlights::Run() {
       continue;
     }
     pause = kLeastPause;
-    std::list<NcclFlight> ended;
+    std::list<DeviceFlight> ended;
     {
       MutexLock lock(mu_);
       ended.splice(ended.end(), flights_, flights_.begin());
     }
-    NcclFlight& flight = ended.front();
+    DeviceFlight& flight = ended.front();
     flight.passage = nullptr;
     flight.scratch = {};
     std::move(flight.done)(*std::move(end));
   }
 }
 
-absl::optional<absl::Status> NcclFlights::Look(NcclFlight& flight) {
+absl::optional<absl::Status> DeviceFlights::Look(DeviceFlight& flight) {
   if (flight.ended.has_value()) return flight.ended;
   if (!flight.failure.ok()) Break(flight.failure);
   const absl::StatusOr<bool> is_over = stream_.runtime().Query(flight.event);
@@ -93,7 +91,7 @@ absl::optional<absl::Status> NcclFlights::Look(NcclFlight& flight) {
   return flight.failure.ok() ? broken_ : flight.failure;
 }
 
-absl::Status NcclFlights::CheckAll() {
+absl::Status DeviceFlights::CheckAll() {
   WEFT_RETURN_IF_ERROR(host_.health());
   const Instant now = host_.driver().clock().Now();
   if (now >= check_ranks_at_) {
@@ -102,29 +100,30 @@ absl::Status NcclFlights::CheckAll() {
   }
   const absl::Status error = communicator_.AsyncError();
   if (!error.ok()) {
-    return Reworded(error, absl::StrCat("NCCL has failed on rank ",
+    return Reworded(error, absl::StrCat(title_, " has failed on rank ",
                                         host_.rank(), ": ", error.message()));
   }
   return CheckDeadlines();
 }
 
-absl::Status NcclFlights::CheckDeadlines() {
+absl::Status DeviceFlights::CheckDeadlines() {
   const Instant now = host_.driver().clock().Now();
   MutexLock lock(mu_);
-  for (const NcclFlight& flight : flights_) {
+  for (const DeviceFlight& flight : flights_) {
     if (flight.ended.has_value() || now < flight.operation->deadline) continue;
-    return absl::DeadlineExceededError(absl::StrCat(
-        "all ranks have called it, and NCCL has not ended it in time on rank ",
-        host_.rank(), ": ", Describe(*flight.operation)));
+    return absl::DeadlineExceededError(
+        absl::StrCat("all ranks have called it, and ", title_,
+                     " has not ended it in time on rank ", host_.rank(), ": ",
+                     Describe(*flight.operation)));
   }
   return absl::OkStatus();
 }
 
-void NcclFlights::Break(const absl::Status& why) {
+void DeviceFlights::Break(const absl::Status& why) {
   if (!broken_.ok()) return;
   host_.Abort(why);
   broken_ = why;
-  given_up_at_ = host_.driver().clock().Now() + kLongestEnd;
+  given_up_at_ = host_.driver().clock().Now() + longest_end_;
   communicator_.Abort();
 }
 

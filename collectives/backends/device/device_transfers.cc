@@ -1,4 +1,4 @@
-#include "weft/collectives/backends/nccl/nccl_transfers.h"
+#include "weft/collectives/backends/device/device_transfers.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -9,14 +9,13 @@
 #include "absl/time/time.h"
 #include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
-#include "weft/collectives/backends/nccl/nccl_launch.h"
-#include "weft/collectives/backends/nccl/nccl_passage.h"
+#include "weft/collectives/backends/device/device_passage.h"
 #include "weft/collectives/operation.h"
 
 namespace weft::collectives {
 namespace {
 
-using Stage = NcclHandshake::Stage;
+using Stage = TransferHandshake::Stage;
 
 // How often is looked whether all ranks live.
 constexpr absl::Duration kCheckRanksInterval = absl::Milliseconds(100);
@@ -44,18 +43,18 @@ int64_t BytesOf(const Transfer& transfer) {
 
 }  // namespace
 
-struct NcclTransfers::Lane {
-  std::unique_ptr<NcclCommunicator> communicator;
+struct DeviceTransfers::Lane {
+  std::unique_ptr<DeviceCommunicator> communicator;
   device::Stream stream;
   bool is_connected = false;
 };
 
-struct NcclTransfers::Peer {
+struct DeviceTransfers::Peer {
   int rank = 0;
-  NcclHandshake handshake;
+  TransferHandshake handshake;
   Lane to, from;
   // The message under way, in each direction.
-  std::string told, heard = std::string(kNcclNoticeBytes, '\0');
+  std::string told, heard = std::string(kTransferNoticeBytes, '\0');
   Transfer telling, hearing;
   bool is_telling = false;
   absl::Status gone;  // why it says nothing any more
@@ -64,18 +63,18 @@ struct NcclTransfers::Peer {
 };
 
 // Where a transfer is; Transfer::state.
-struct NcclTransfers::One {
+struct DeviceTransfers::One {
   enum class Phase : uint8_t {
     kHeader,
     kPayload,  // over the host
     kAnswer,   // of the other rank is awaited
     kTurn,     // agreed on, not launched
-    kLaunch,   // NCCL has it
+    kLaunch,   // the communicator has it
     kFlight,   // its event is awaited
     kOver,
   };
 
-  explicit One(NcclTransfers& all) : owner(all) {}
+  explicit One(DeviceTransfers& all) : owner(all) {}
   ~One() { owner.End(*this); }
 
   void Enter(Phase next) {
@@ -89,27 +88,29 @@ struct NcclTransfers::One {
     return phase == Phase::kLaunch || phase == Phase::kFlight;
   }
 
-  NcclTransfers& owner;
+  DeviceTransfers& owner;
   Phase phase = Phase::kHeader;
   bool is_send = false;
   bool is_from_any = false;
   int peer = 0;
   uint64_t tag = 0;
-  NcclHeader header;
+  TransferHeader header;
   std::string bytes;  // of the header
   Transfer message;   // of the host, under way
   bool has_message = false;
   Operation operation;
-  std::unique_ptr<NcclPassage> passage;
-  NcclScratch scratch;
+  std::unique_ptr<DevicePassage> passage;
+  DeviceScratch scratch;
   device::Event event;
   std::byte* pinned = nullptr;  // what came over the host for the device
 };
 
-NcclTransfers::NcclTransfers(Backend& host, Options options)
-    : host_(host), options_(std::move(options)) {}
+DeviceTransfers::DeviceTransfers(Backend& host,
+                                 std::shared_ptr<DeviceMover> mover,
+                                 std::shared_ptr<DeviceStreams> streams)
+    : host_(host), mover_(std::move(mover)), streams_(std::move(streams)) {}
 
-NcclTransfers::~NcclTransfers() {
+DeviceTransfers::~DeviceTransfers() {
   MutexLock lock(mu_);
   const bool is_broken = !host_.health().ok();
   for (auto& [rank, peer] : peers_) {
@@ -119,16 +120,16 @@ NcclTransfers::~NcclTransfers() {
         lane->communicator->Abort();
       }
       lane->communicator = nullptr;
-      if (lane->stream.is_valid()) options_.streams->GiveBack(lane->stream);
+      if (lane->stream.is_valid()) streams_->GiveBack(lane->stream);
     }
   }
   FreeGivenUp();
-  if (copies_.is_valid()) options_.streams->GiveBack(copies_);
-  if (after_all_.is_valid()) options_.streams->GiveBack(after_all_);
+  if (copies_.is_valid()) streams_->GiveBack(copies_);
+  if (after_all_.is_valid()) streams_->GiveBack(after_all_);
 }
 
-void NcclTransfers::FreeGivenUp() {
-  device::Runtime& runtime = options_.context->runtime();
+void DeviceTransfers::FreeGivenUp() {
+  device::Runtime& runtime = mover_->context()->runtime();
   const Instant deadline = SteadyClock().Now() + kLongestEnd;
   for (const GivenUp& one : given_up_) {
     const absl::Duration left =
@@ -140,19 +141,19 @@ void NcclTransfers::FreeGivenUp() {
   }
 }
 
-absl::Status NcclTransfers::Start() {
-  WEFT_ASSIGN_OR_RETURN(after_all_, options_.streams->Take());
+absl::Status DeviceTransfers::Start() {
+  WEFT_ASSIGN_OR_RETURN(after_all_, streams_->Take());
   return absl::OkStatus();
 }
 
-bool NcclTransfers::Takes(const Operation& operation) const {
+bool DeviceTransfers::Takes(const Operation& operation) const {
   const bool is_send = operation.verb == Verb::kSend;
   if (!is_send && operation.verb != Verb::kReceive) return false;
   const Block& block = is_send ? operation.inputs[0] : operation.outputs[0];
-  return operation.BytesOf(block) > options_.host_bytes;
+  return operation.BytesOf(block) > mover_->host_bytes();
 }
 
-NcclTransfers::Peer& NcclTransfers::PeerOf(int rank) {
+DeviceTransfers::Peer& DeviceTransfers::PeerOf(int rank) {
   std::unique_ptr<Peer>& peer = peers_[rank];
   if (peer == nullptr) {
     peer = std::make_unique<Peer>();
@@ -162,10 +163,11 @@ NcclTransfers::Peer& NcclTransfers::PeerOf(int rank) {
   return *peer;
 }
 
-absl::StatusOr<bool> NcclTransfers::Advance(Transfer& transfer) {
+absl::StatusOr<bool> DeviceTransfers::Advance(Transfer& transfer) {
   if (transfer.tag == kNoticeTag) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tag ", kNoticeTag, " is the nccl backend's own; take another"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("tag ", kNoticeTag, " is the ", mover_->name(),
+                     " backend's own; take another"));
   }
   MutexLock lock(mu_);
   if (transfer.state == nullptr) {
@@ -186,7 +188,7 @@ absl::StatusOr<bool> NcclTransfers::Advance(Transfer& transfer) {
   return moved.ok() && !talked.ok() ? talked : moved;
 }
 
-absl::StatusOr<bool> NcclTransfers::Send(Transfer& transfer, One& one) {
+absl::StatusOr<bool> DeviceTransfers::Send(Transfer& transfer, One& one) {
   if (one.phase == One::Phase::kHeader) {
     if (!one.has_message) {
       one.header.is_offer = transfer.ready != nullptr;
@@ -216,7 +218,7 @@ absl::StatusOr<bool> NcclTransfers::Send(Transfer& transfer, One& one) {
   return MoveOnDevice(transfer, one);
 }
 
-absl::StatusOr<bool> NcclTransfers::Receive(Transfer& transfer, One& one) {
+absl::StatusOr<bool> DeviceTransfers::Receive(Transfer& transfer, One& one) {
   // More than one round only where an offer was withdrawn.
   while (true) {
     if (one.phase == One::Phase::kHeader) {
@@ -234,7 +236,7 @@ absl::StatusOr<bool> NcclTransfers::Receive(Transfer& transfer, One& one) {
   }
 }
 
-absl::StatusOr<bool> NcclTransfers::TakeHeader(Transfer& transfer, One& one) {
+absl::StatusOr<bool> DeviceTransfers::TakeHeader(Transfer& transfer, One& one) {
   for (auto it = untaken_.begin(); it != untaken_.end(); ++it) {
     const auto [from, tag] = it->first;
     if (tag != one.tag || (!one.is_from_any && from != one.peer)) continue;
@@ -247,7 +249,7 @@ absl::StatusOr<bool> NcclTransfers::TakeHeader(Transfer& transfer, One& one) {
   }
   if (one.phase == One::Phase::kHeader) {
     if (!one.has_message) {
-      one.bytes.assign(kNcclHeaderBytes, '\0');
+      one.bytes.assign(kTransferHeaderBytes, '\0');
       one.message = MessageOf(false, one.peer, one.tag, one.bytes);
       one.has_message = true;
     }
@@ -255,7 +257,8 @@ absl::StatusOr<bool> NcclTransfers::TakeHeader(Transfer& transfer, One& one) {
     transfer.moved_bytes = one.message.moved_bytes;
     if (!taken.ok() || !*taken) return taken;
     one.peer = one.message.peer;
-    const absl::StatusOr<NcclHeader> header = DecodeNcclHeader(one.bytes);
+    const absl::StatusOr<TransferHeader> header =
+        DecodeTransferHeader(one.bytes);
     if (!header.ok()) {
       return Break(Reworded(
           header.status(),
@@ -276,9 +279,9 @@ absl::StatusOr<bool> NcclTransfers::TakeHeader(Transfer& transfer, One& one) {
   return true;
 }
 
-absl::Status NcclTransfers::AnswerOffer(Transfer& transfer, One& one) {
-  const NcclHeader& offer = one.header;
-  NcclHandshake& handshake = PeerOf(one.peer).handshake;
+absl::Status DeviceTransfers::AnswerOffer(Transfer& transfer, One& one) {
+  const TransferHeader& offer = one.header;
+  TransferHandshake& handshake = PeerOf(one.peer).handshake;
   if (offer.dtype == transfer.dtype &&
       offer.elements == transfer.block.elements) {
     handshake.Accept(offer.id);
@@ -293,12 +296,13 @@ absl::Status NcclTransfers::AnswerOffer(Transfer& transfer, One& one) {
       one.peer, " sent ", Name(offer.dtype), "[", offer.elements, "]"));
 }
 
-absl::StatusOr<bool> NcclTransfers::TakePayload(Transfer& transfer, One& one) {
+absl::StatusOr<bool> DeviceTransfers::TakePayload(Transfer& transfer,
+                                                  One& one) {
   const bool is_on_device = transfer.ready != nullptr;
   if (is_on_device && one.pinned == nullptr) {
     WEFT_ASSIGN_OR_RETURN(
         void* const pinned,
-        options_.context->runtime().AllocatePinned(BytesOf(transfer)));
+        mover_->context()->runtime().AllocatePinned(BytesOf(transfer)));
     one.pinned = static_cast<std::byte*>(pinned);
     one.message.block.memory = one.pinned;
   }
@@ -307,9 +311,9 @@ absl::StatusOr<bool> NcclTransfers::TakePayload(Transfer& transfer, One& one) {
   // Then it was dropped.
   if (absl::IsInvalidArgument(taken.status())) one.Enter(One::Phase::kOver);
   if (!taken.ok() || !*taken || !is_on_device) return taken;
-  device::Runtime& runtime = options_.context->runtime();
+  device::Runtime& runtime = mover_->context()->runtime();
   if (!copies_.is_valid()) {
-    WEFT_ASSIGN_OR_RETURN(copies_, options_.streams->Take());
+    WEFT_ASSIGN_OR_RETURN(copies_, streams_->Take());
   }
   const auto copy = [&, copies = copies_]() -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(one.event, runtime.CreateEvent(copies.device()));
@@ -327,7 +331,8 @@ absl::StatusOr<bool> NcclTransfers::TakePayload(Transfer& transfer, One& one) {
   return false;
 }
 
-absl::StatusOr<bool> NcclTransfers::MoveOnDevice(Transfer& transfer, One& one) {
+absl::StatusOr<bool> DeviceTransfers::MoveOnDevice(Transfer& transfer,
+                                                   One& one) {
   Peer& peer = PeerOf(one.peer);
   Lane& lane = peer.lane(one.is_send);
   const uint64_t id = one.header.id;
@@ -373,7 +378,7 @@ absl::StatusOr<bool> NcclTransfers::MoveOnDevice(Transfer& transfer, One& one) {
   }
   WEFT_RETURN_IF_ERROR(CheckDevice());
   const absl::StatusOr<bool> is_over =
-      options_.context->runtime().Query(one.event);
+      mover_->context()->runtime().Query(one.event);
   if (!is_over.ok()) return Break(is_over.status());
   if (*is_over && one.passage != nullptr) one.passage->Finish();
   if (!*is_over && lane.communicator != nullptr && one.pinned == nullptr) {
@@ -383,40 +388,35 @@ absl::StatusOr<bool> NcclTransfers::MoveOnDevice(Transfer& transfer, One& one) {
   return *is_over;
 }
 
-absl::StatusOr<bool> NcclTransfers::IsConnected(Peer& peer, bool is_send) {
+absl::StatusOr<bool> DeviceTransfers::IsConnected(Peer& peer, bool is_send) {
   Lane& lane = peer.lane(is_send);
   if (lane.is_connected) return true;
   if (lane.communicator == nullptr) {
-    NcclCommunicator::Options made;
+    DeviceMover::Begun made;
     if (is_send) {
-      WEFT_RETURN_IF_ERROR(NcclStatus(*options_.functions,
-                                      options_.functions->GetUniqueId(&made.id),
-                                      "ncclGetUniqueId", nullptr));
+      WEFT_ASSIGN_OR_RETURN(made.id, mover_->MakeId());
     } else if (!peer.handshake.connect().has_value()) {
       return false;
     } else {
       made.id = *peer.handshake.connect();
     }
     if (!lane.stream.is_valid()) {
-      WEFT_ASSIGN_OR_RETURN(lane.stream, options_.streams->Take());
+      WEFT_ASSIGN_OR_RETURN(lane.stream, streams_->Take());
     }
-    made.functions = options_.functions;
-    made.context = options_.context;
     made.stream = lane.stream;
     made.rank = is_send ? kSender : kReceiver;
     made.size = 2;
-    const nccl::UniqueId id = made.id;
-    WEFT_ASSIGN_OR_RETURN(lane.communicator,
-                          NcclCommunicator::Begin(std::move(made)));
+    WEFT_ASSIGN_OR_RETURN(lane.communicator, mover_->Begin(made));
     if (is_send) {
-      peer.handshake.outbox().push_back({NcclNotice::Kind::kConnect, 0, id});
+      peer.handshake.outbox().push_back(
+          {TransferNotice::Kind::kConnect, 0, made.id});
     }
   }
   WEFT_ASSIGN_OR_RETURN(lane.is_connected, lane.communicator->IsReady());
   return lane.is_connected;
 }
 
-absl::Status NcclTransfers::Launch(Transfer& transfer, One& one, Lane& lane) {
+absl::Status DeviceTransfers::Launch(Transfer& transfer, One& one, Lane& lane) {
   device::Runtime& runtime = lane.stream.runtime();
   WEFT_ASSIGN_OR_RETURN(one.event, runtime.CreateEvent(lane.stream.device()));
   Operation& operation = one.operation;
@@ -429,22 +429,22 @@ absl::Status NcclTransfers::Launch(Transfer& transfer, One& one, Lane& lane) {
     WEFT_RETURN_IF_ERROR(runtime.StreamWaitEvent(lane.stream, *transfer.ready));
   } else {
     WEFT_ASSIGN_OR_RETURN(one.passage,
-                          NcclPassage::Begin(*options_.context, lane.stream,
-                                             operation, kReceiver));
+                          DevicePassage::Begin(*mover_->context(), lane.stream,
+                                               operation, kReceiver));
     on_device = &one.passage->operation();
   }
   return lane.communicator->Launch(*on_device, /*with_factors=*/false,
                                    one.scratch);
 }
 
-absl::Status NcclTransfers::EndLaunch(One& one, Lane& lane) {
+absl::Status DeviceTransfers::EndLaunch(One& one, Lane& lane) {
   if (one.passage != nullptr) WEFT_RETURN_IF_ERROR(one.passage->CopyBack());
   device::Runtime& runtime = lane.stream.runtime();
   WEFT_RETURN_IF_ERROR(runtime.RecordEvent(one.event, lane.stream));
   return runtime.StreamWaitEvent(after_all_, one.event);
 }
 
-absl::Status NcclTransfers::Talk() {
+absl::Status DeviceTransfers::Talk() {
   WEFT_RETURN_IF_ERROR(host_.health());
   for (auto& [rank, peer] : peers_) {
     if (!peer->gone.ok()) continue;
@@ -461,7 +461,7 @@ absl::Status NcclTransfers::Talk() {
   return host_.health();
 }
 
-absl::Status NcclTransfers::Tell(Peer& peer) {
+absl::Status DeviceTransfers::Tell(Peer& peer) {
   while (peer.is_telling || !peer.handshake.outbox().empty()) {
     if (!peer.is_telling) {
       peer.told = Encode(peer.handshake.outbox().front());
@@ -476,7 +476,7 @@ absl::Status NcclTransfers::Tell(Peer& peer) {
   return absl::OkStatus();
 }
 
-absl::Status NcclTransfers::Hear(Peer& peer) {
+absl::Status DeviceTransfers::Hear(Peer& peer) {
   while (true) {
     const absl::StatusOr<bool> has_come = host_.Advance(peer.hearing);
     // Messages that this rank does not ask for are in the way.
@@ -487,13 +487,13 @@ absl::Status NcclTransfers::Hear(Peer& peer) {
     WEFT_RETURN_IF_ERROR(has_come.status());
     if (!*has_come) return absl::OkStatus();
     peer.hearing = MessageOf(false, peer.rank, kNoticeTag, peer.heard);
-    WEFT_ASSIGN_OR_RETURN(const NcclNotice notice,
-                          DecodeNcclNotice(peer.heard));
+    WEFT_ASSIGN_OR_RETURN(const TransferNotice notice,
+                          DecodeTransferNotice(peer.heard));
     WEFT_RETURN_IF_ERROR(peer.handshake.OnNotice(notice));
   }
 }
 
-absl::Status NcclTransfers::CheckDevice() {
+absl::Status DeviceTransfers::CheckDevice() {
   const Instant now = host_.driver().clock().Now();
   if (now < check_ranks_at_) return absl::OkStatus();
   check_ranks_at_ = now + kCheckRanksInterval;
@@ -501,13 +501,15 @@ absl::Status NcclTransfers::CheckDevice() {
   return status.ok() ? status : Break(status);
 }
 
-absl::Status NcclTransfers::Break(const absl::Status& why) {
-  // NCCL's error says only that CUDA has failed; the device's says why.
-  const absl::Status device = after_all_.runtime().Health(after_all_.device());
-  host_.Abort(Reworded(device.ok() ? why : device,
-                       absl::StrCat("a Send or Receive of rank ", host_.rank(),
-                                    " over NCCL has failed: ",
-                                    (device.ok() ? why : device).message())));
+absl::Status DeviceTransfers::Break(const absl::Status& why) {
+  // The mover's error may say only that CUDA has failed; the device says why.
+  // Or that another rank has aborted it, as one that ends does.
+  absl::Status cause = after_all_.runtime().Health(after_all_.device());
+  if (cause.ok()) cause = host_.CheckRanks();
+  if (cause.ok()) cause = why;
+  host_.Abort(Reworded(
+      cause, absl::StrCat("a Send or Receive of rank ", host_.rank(), " over ",
+                          mover_->title(), " has failed: ", cause.message())));
   for (auto& [rank, peer] : peers_) {
     for (Lane* const lane : {&peer->to, &peer->from}) {
       if (lane->communicator != nullptr) lane->communicator->Abort();
@@ -516,13 +518,22 @@ absl::Status NcclTransfers::Break(const absl::Status& why) {
   return host_.health();
 }
 
-void NcclTransfers::End(One& one) {
+void DeviceTransfers::FollowLane(const Lane& lane) {
+  device::Runtime& runtime = lane.stream.runtime();
+  absl::StatusOr<device::Event> event =
+      runtime.CreateEvent(lane.stream.device());
+  // A device that failed runs nothing any more.
+  if (!event.ok() || !runtime.RecordEvent(*event, lane.stream).ok()) return;
+  runtime.StreamWaitEvent(after_all_, *event).IgnoreError();
+}
+
+void DeviceTransfers::End(One& one) {
   MutexLock lock(mu_);
   const One::Phase phase = one.phase;
   if (one.pinned != nullptr && phase == One::Phase::kFlight) {
     given_up_.push_back({std::move(one.event), one.pinned});
   } else if (one.pinned != nullptr) {
-    options_.context->runtime().FreePinned(one.pinned).IgnoreError();
+    mover_->context()->runtime().FreePinned(one.pinned).IgnoreError();
   }
   if (phase == One::Phase::kHeader && one.is_send && one.header.is_offer) {
     PeerOf(one.peer).handshake.Forget(true, one.header.id);
@@ -536,6 +547,7 @@ void NcclTransfers::End(One& one) {
     // Its kernels may wait for ever.
     Lane& lane = PeerOf(one.peer).lane(one.is_send);
     if (lane.communicator != nullptr) lane.communicator->Abort();
+    FollowLane(lane);
   }
   one.Enter(One::Phase::kOver);
 }

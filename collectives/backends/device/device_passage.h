@@ -1,9 +1,9 @@
-// NcclPassage: blocks on the host in an operation of NCCL: they pass through
-// pinned memory and memory of the device. For a rank whose tensors are on the
-// CPU where those of others are not.
+// DevicePassage: blocks on the host in an operation of a device: they pass
+// through pinned memory and memory of the device. For a rank whose tensors are
+// on the CPU where those of others are not.
 
-#ifndef WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_PASSAGE_H_
-#define WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_PASSAGE_H_
+#ifndef WEFT_COLLECTIVES_BACKENDS_DEVICE_DEVICE_PASSAGE_H_
+#define WEFT_COLLECTIVES_BACKENDS_DEVICE_DEVICE_PASSAGE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -19,19 +19,19 @@
 namespace weft::collectives {
 
 // Thread-safety: one thread at a time.
-class NcclPassage {
+class DevicePassage {
  public:
   // Has the elements that `whole` reads on `rank` copied to the device of
   // `stream`, on that stream. Does not wait. kResourceExhausted; errors of the
   // Runtime. `whole` must outlive it.
-  static absl::StatusOr<std::unique_ptr<NcclPassage>> Begin(
+  static absl::StatusOr<std::unique_ptr<DevicePassage>> Begin(
       device::Context& context, device::Stream stream, const Operation& whole,
       int rank);
   // What the stream may still use is left to the Runtime, unless Finish was
   // called.
-  ~NcclPassage();
-  NcclPassage(const NcclPassage&) = delete;
-  NcclPassage& operator=(const NcclPassage&) = delete;
+  ~DevicePassage();
+  DevicePassage(const DevicePassage&) = delete;
+  DevicePassage& operator=(const DevicePassage&) = delete;
 
   // `whole`, of blocks on the device.
   const Operation& operation() const { return operation_; }
@@ -41,7 +41,7 @@ class NcclPassage {
   void Finish();
 
  private:
-  NcclPassage(device::Stream stream, const Operation& whole)
+  DevicePassage(device::Stream stream, const Operation& whole)
       : stream_(stream), whole_(whole), operation_(whole) {}
 
   const device::Stream stream_;
@@ -55,4 +55,4 @@ class NcclPassage {
 
 }  // namespace weft::collectives
 
-#endif  // WEFT_COLLECTIVES_BACKENDS_NCCL_NCCL_PASSAGE_H_
+#endif  // WEFT_COLLECTIVES_BACKENDS_DEVICE_DEVICE_PASSAGE_H_

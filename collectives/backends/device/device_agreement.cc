@@ -1,10 +1,10 @@
-#include "weft/collectives/backends/nccl/nccl_agreement.h"
+#include "weft/collectives/backends/device/device_agreement.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
-#include "weft/collectives/backends/nccl/nccl_launch.h"
 
 namespace weft::collectives {
 namespace {
@@ -25,7 +25,7 @@ int64_t FlagsOf(const Operation& operation) {
          (operation.reduction.factor != 1 ? kHasFactor : 0);
 }
 
-NcclAgreement AgreementOf(int64_t flags) {
+DeviceAgreement AgreementOf(int64_t flags) {
   return {(flags & kOnDevice) != 0, (flags & kHasFactor) != 0};
 }
 
@@ -68,9 +68,9 @@ absl::Status CountsDiffer(int from, int64_t sent, int to, int64_t wanted) {
       " elements to rank ", to, ", which wants ", wanted));
 }
 
-absl::StatusOr<NcclAgreement> AgreeByPairs(Backend& host,
-                                           const Operation& operation,
-                                           uint64_t number) {
+absl::StatusOr<DeviceAgreement> AgreeByPairs(Backend& host,
+                                             const Operation& operation,
+                                             uint64_t number) {
   const int n = host.size(), rank = host.rank();
   std::vector<PairCounts> mine, theirs(n);
   for (int r = 0; r < n; ++r) mine.push_back(CountsWith(operation, rank, r));
@@ -97,9 +97,23 @@ absl::StatusOr<NcclAgreement> AgreeByPairs(Backend& host,
 
 }  // namespace
 
-absl::StatusOr<NcclAgreement> AgreeOnOperation(Backend& host,
-                                               const Operation& operation,
-                                               uint64_t number) {
+bool HasPairCounts(Verb verb) {
+  return verb == Verb::kGather || verb == Verb::kScatter ||
+         verb == Verb::kAllToAll;
+}
+
+bool MovesNothing(const Operation& operation) {
+  const Blocks& known =
+      operation.verb == Verb::kBroadcast || operation.verb == Verb::kAllGather
+          ? operation.outputs
+          : operation.inputs;
+  return std::all_of(known.begin(), known.end(),
+                     [](const Block& block) { return block.elements == 0; });
+}
+
+absl::StatusOr<DeviceAgreement> AgreeOnOperation(Backend& host,
+                                                 const Operation& operation,
+                                                 uint64_t number) {
   if (HasPairCounts(operation.verb)) {
     return AgreeByPairs(host, operation, number);
   }

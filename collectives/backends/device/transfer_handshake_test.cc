@@ -1,4 +1,4 @@
-#include "weft/collectives/backends/nccl/nccl_handshake.h"
+#include "weft/collectives/backends/device/transfer_handshake.h"
 
 #include <deque>
 #include <random>
@@ -14,8 +14,8 @@ namespace weft::collectives {
 namespace {
 
 using ::weft::testing::StatusIs;
-using Kind = NcclNotice::Kind;
-using Stage = NcclHandshake::Stage;
+using Kind = TransferNotice::Kind;
+using Stage = TransferHandshake::Stage;
 
 constexpr auto kDifferent = absl::StatusCode::kFailedPrecondition;
 
@@ -82,7 +82,8 @@ class Pair {
     WEFT_EXPECT_OK(sender_.OnNotice(to_sender_.front()));
     to_sender_.pop_front();
   }
-  void Launch(NcclHandshake& side, bool is_send, std::vector<uint64_t>& all) {
+  void Launch(TransferHandshake& side, bool is_send,
+              std::vector<uint64_t>& all) {
     for (uint64_t id = 0; id < 8; ++id) {
       if (!side.IsNext(is_send, id)) continue;
       EXPECT_EQ(side.StageOf(is_send, id), Stage::kAgreed);
@@ -94,15 +95,15 @@ class Pair {
 
   std::mt19937_64 random_;
   int to_offer_;
-  NcclHandshake sender_, receiver_;
+  TransferHandshake sender_, receiver_;
   std::set<uint64_t> offered_, withdrawn_;
   std::vector<uint64_t> headers_;
-  std::deque<NcclNotice> to_sender_, to_receiver_;
+  std::deque<TransferNotice> to_sender_, to_receiver_;
   std::vector<uint64_t> sent_, received_;
   int refused_ = 0;
 };
 
-TEST(NcclHandshake, BothLaunchTheSameInOneOrderAndNothingWithdrawn) {
+TEST(TransferHandshake, BothLaunchTheSameInOneOrderAndNothingWithdrawn) {
   size_t launched = 0, withdrawn = 0, refused = 0;
   for (uint64_t seed = 0; seed < 20'000; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
@@ -123,15 +124,15 @@ TEST(NcclHandshake, BothLaunchTheSameInOneOrderAndNothingWithdrawn) {
   EXPECT_GT(refused, 1000u);
 }
 
-TEST(NcclHandshake, WhatNoRankSaysIsNamed) {
-  NcclHandshake sender;
+TEST(TransferHandshake, WhatNoRankSaysIsNamed) {
+  TransferHandshake sender;
   const uint64_t id = sender.Offer();
   EXPECT_THAT(sender.OnNotice({Kind::kAccept, id + 1}),
               StatusIs(kDifferent, "out of turn"));
   WEFT_EXPECT_OK(sender.OnNotice({Kind::kAccept, id}));
   EXPECT_THAT(sender.OnNotice({Kind::kAccept, id}),
               StatusIs(kDifferent, "out of turn"));
-  NcclHandshake receiver;
+  TransferHandshake receiver;
   EXPECT_THAT(receiver.OnNotice({Kind::kGo, 0}),
               StatusIs(kDifferent, "out of turn"));
   receiver.Accept(0);
@@ -143,41 +144,42 @@ TEST(NcclHandshake, WhatNoRankSaysIsNamed) {
               StatusIs(kDifferent, "out of turn"));
 }
 
-TEST(NcclHandshake, MessagesAreReadAsTheyWereWritten) {
-  NcclHeader header;
+TEST(TransferHandshake, MessagesAreReadAsTheyWereWritten) {
+  TransferHeader header;
   header.is_offer = true;
   header.id = 77;
   header.dtype = DType::kBF16;
   header.elements = int64_t{1} << 40;
   const std::string bytes = Encode(header);
-  ASSERT_EQ(bytes.size(), kNcclHeaderBytes);
-  const auto read = DecodeNcclHeader(bytes);
+  ASSERT_EQ(bytes.size(), kTransferHeaderBytes);
+  const auto read = DecodeTransferHeader(bytes);
   WEFT_ASSERT_OK(read.status());
   EXPECT_EQ(Encode(*read), bytes);
-  NcclNotice notice = {Kind::kConnect, 5};
+  TransferNotice notice = {Kind::kConnect, 5};
   notice.unique.bytes[127] = 'x';
   const std::string said = Encode(notice);
-  ASSERT_EQ(said.size(), kNcclNoticeBytes);
-  const auto heard = DecodeNcclNotice(said);
+  ASSERT_EQ(said.size(), kTransferNoticeBytes);
+  const auto heard = DecodeTransferNotice(said);
   WEFT_ASSERT_OK(heard.status());
   EXPECT_EQ(Encode(*heard), said);
 }
 
-TEST(NcclHandshake, BytesThatNobodyWritesAreNamed) {
-  NcclHeader header;
+TEST(TransferHandshake, BytesThatNobodyWritesAreNamed) {
+  TransferHeader header;
   header.elements = 4;
-  for (size_t i = 0; i < kNcclHeaderBytes; ++i) {
+  for (size_t i = 0; i < kTransferHeaderBytes; ++i) {
     std::string bytes = Encode(header);
     bytes[i] = static_cast<char>(bytes[i] ^ 0x80);
-    const auto read = DecodeNcclHeader(bytes);
+    const auto read = DecodeTransferHeader(bytes);
     // All but the id, and the lower bytes of the count.
     const bool may_be_read = (i >= 8 && i < 23);
     EXPECT_EQ(read.ok(), may_be_read) << i;
   }
-  EXPECT_FALSE(DecodeNcclHeader("").ok());
-  EXPECT_FALSE(DecodeNcclNotice(std::string(kNcclNoticeBytes - 1, 1)).ok());
-  EXPECT_FALSE(DecodeNcclNotice(std::string(kNcclNoticeBytes, 0)).ok());
-  EXPECT_FALSE(DecodeNcclNotice(std::string(kNcclNoticeBytes, 9)).ok());
+  EXPECT_FALSE(DecodeTransferHeader("").ok());
+  EXPECT_FALSE(
+      DecodeTransferNotice(std::string(kTransferNoticeBytes - 1, 1)).ok());
+  EXPECT_FALSE(DecodeTransferNotice(std::string(kTransferNoticeBytes, 0)).ok());
+  EXPECT_FALSE(DecodeTransferNotice(std::string(kTransferNoticeBytes, 9)).ok());
 }
 
 }  // namespace

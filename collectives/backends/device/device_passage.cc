@@ -1,4 +1,4 @@
-#include "weft/collectives/backends/nccl/nccl_passage.h"
+#include "weft/collectives/backends/device/device_passage.h"
 
 #include <algorithm>
 #include <cstring>
@@ -22,10 +22,10 @@ void Lay(const Operation& operation, Blocks& blocks, std::byte* begin,
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<NcclPassage>> NcclPassage::Begin(
+absl::StatusOr<std::unique_ptr<DevicePassage>> DevicePassage::Begin(
     device::Context& context, device::Stream stream, const Operation& whole,
     int rank) {
-  std::unique_ptr<NcclPassage> made(new NcclPassage(stream, whole));
+  std::unique_ptr<DevicePassage> made(new DevicePassage(stream, whole));
   Operation& operation = made->operation_;
   Lay(operation, operation.inputs, nullptr, made->bytes_);
   Lay(operation, operation.outputs, nullptr, made->bytes_);
@@ -59,12 +59,12 @@ absl::StatusOr<std::unique_ptr<NcclPassage>> NcclPassage::Begin(
   return made;
 }
 
-NcclPassage::~NcclPassage() {
+DevicePassage::~DevicePassage() {
   if (pinned_ == nullptr || !is_over_) return;
   stream_.runtime().FreePinned(pinned_).IgnoreError();
 }
 
-absl::Status NcclPassage::CopyBack() {
+absl::Status DevicePassage::CopyBack() {
   auto* const begin = static_cast<std::byte*>(memory_->address());
   for (const Block& block : operation_.outputs) {
     if (block.elements == 0) continue;
@@ -75,7 +75,7 @@ absl::Status NcclPassage::CopyBack() {
   return absl::OkStatus();
 }
 
-void NcclPassage::Finish() {
+void DevicePassage::Finish() {
   is_over_ = true;
   auto* const begin = static_cast<std::byte*>(memory_->address());
   for (size_t i = 0; i < whole_.outputs.size(); ++i) {
