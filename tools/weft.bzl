@@ -21,7 +21,7 @@ _PRECOMPILED_DEPS = select({
 })
 
 def _always():
-    """What every target may use without naming it, as it may the standard library."""
+    """What every target may use without naming it, as it may the standard library: Abseil and base."""
     below = native.package_name() == "base" or native.package_name().startswith("base/")
     return ["//third_party:absl"] + ([] if below else ["//base:basics"])
 
