@@ -80,7 +80,7 @@ def weft_test(name, srcs = None, size = "small", deps = [], copts = [], **kwargs
       name: of x_test, if the library x stands above it in the BUILD file, that is one of its deps.
       srcs: by default <name>.cc.
       size: as for cc_test.
-      deps: as for cc_test.
+      deps: as for cc_test; none that others of them bring.
       copts: further compiler options, after the warnings.
       **kwargs: as for cc_test.
     """
