@@ -249,9 +249,8 @@ TEST(Manifest, NumberThatIsNoIntegerIsRefused) {
     std::string changed = body;
     changed.replace(body.find(step), step.size(),
                     absl::StrCat("\"step\":", number));
-    const std::string manifest =
-        absl::StrCat("{\"checksum\":\"", DigestOf(changed).sha256, "\",\n",
-                     changed);
+    const std::string manifest = absl::StrCat(
+        "{\"checksum\":\"", DigestOf(changed).sha256, "\",\n", changed);
     EXPECT_THAT(ParseManifest(manifest, "m").status(),
                 StatusIs(absl::StatusCode::kInvalidArgument))
         << number;

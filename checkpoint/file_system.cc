@@ -13,8 +13,8 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "weft/base/io/write_all.h"
 #include "weft/base/status_macros.h"
-#include "weft/base/write_all.h"
 
 namespace weft::checkpoint {
 namespace {

@@ -1,5 +1,3 @@
-#include "weft/collectives/diagnosis.h"
-
 #include <vector>
 
 #include "absl/status/status.h"
@@ -7,6 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/clock.h"
+#include "weft/collectives/diagnosis.h"
 
 namespace weft::collectives {
 namespace {

@@ -1,6 +1,6 @@
 // FileStore: a Store in a file that all ranks can open, where nobody hosts a
-// coordinator: processes of one host, or of hosts with a common file system whose
-// locks work (flock).
+// coordinator: processes of one host, or of hosts with a common file system
+// whose locks work (flock).
 
 #ifndef WEFT_RENDEZVOUS_FILE_STORE_H_
 #define WEFT_RENDEZVOUS_FILE_STORE_H_
@@ -20,9 +20,9 @@ struct FileStoreOptions {
   std::string session;
 };
 
-// A log of changes. Each operation locks the file, reads what is new, and appends
-// its change; the part that a killed process has written of one is cut off by the
-// next. Wait looks again after 1 ms, 2 ms, ... 50 ms.
+// A log of changes. Each operation locks the file, reads what is new, and
+// appends its change; the part that a killed process has written of one is cut
+// off by the next. Wait looks again after 1 ms, 2 ms, ... 50 ms.
 //
 // kInvalidArgument: no path or session; kFailedPrecondition: the file is of
 // another session, or no store; kPermissionDenied, kUnavailable: it cannot be

@@ -1,5 +1,5 @@
-// LeaveMeeting, AwaitOthersLeft: how the keys by which the ranks of a group have
-// met leave the store.
+// LeaveMeeting, AwaitOthersLeft: how the keys by which the ranks of a group
+// have met leave the store.
 
 #ifndef WEFT_RENDEZVOUS_MEETING_KEYS_H_
 #define WEFT_RENDEZVOUS_MEETING_KEYS_H_

@@ -14,11 +14,11 @@
 #include "weft/base/future.h"
 #include "weft/base/parker.h"
 #include "weft/net/call/connection_reset.h"
+#include "weft/rendezvous/client/store_client.h"
 #include "weft/rendezvous/coordinator.h"
 #include "weft/rendezvous/coordinator_link.h"
 #include "weft/rendezvous/membership.h"
 #include "weft/rendezvous/membership_fixture.h"
-#include "weft/rendezvous/store_client.h"
 #include "weft/rendezvous/wire.h"
 #include "weft/tests/support/status_matchers.h"
 

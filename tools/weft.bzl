@@ -21,7 +21,7 @@ _PRECOMPILED_DEPS = select({
 })
 
 def _always():
-    """What every target may use without naming it, as it may the standard library."""
+    """What every target may use without naming it, as it may the standard library: Abseil and base."""
     below = native.package_name() == "base" or native.package_name().startswith("base/")
     return ["//third_party:absl"] + ([] if below else ["//base:basics"])
 
@@ -34,7 +34,7 @@ def weft_library(name, srcs = None, hdrs = None, private = False, deps = [], cop
       hdrs: as for cc_library.
       private: keep it to this folder (and the fuzz targets, which reach every parser, and the tests from outside);
         else the layers above may depend on it. What is in a room (ROOMS of layers.bzl) is private in any case.
-      deps: as for cc_library; none of a later room.
+      deps: as for cc_library; none of a later room, and none that another one of the same package brings.
       copts: further compiler options, after the warnings.
       **kwargs: as for cc_library.
     """
@@ -54,14 +54,15 @@ def weft_library(name, srcs = None, hdrs = None, private = False, deps = [], cop
         **kwargs
     )
 
-def weft_facade(name, actual, **kwargs):
-    """Lets the layers above depend on a target of a room, under a name of the folder's own package."""
-    native.alias(
-        name = name,
-        actual = actual,
-        visibility = [users_of(folder_of(native.package_name()))],
-        **kwargs
-    )
+def weft_facades(targets, testonly = False):
+    """Lets the layers above depend on targets of rooms, each under its own name in the folder's own package."""
+    for target in targets:
+        native.alias(
+            name = target.split(":" if ":" in target else "/")[-1],
+            actual = target,
+            testonly = testonly,
+            visibility = [users_of(folder_of(native.package_name()))],
+        )
 
 def weft_binary(name, srcs = None, deps = [], copts = [], **kwargs):
     """A cc_binary with Weft's warnings; without srcs, of <name>.cc."""
@@ -80,7 +81,7 @@ def weft_test(name, srcs = None, size = "small", deps = [], copts = [], **kwargs
       name: of x_test, if the library x stands above it in the BUILD file, that is one of its deps.
       srcs: by default <name>.cc.
       size: as for cc_test.
-      deps: as for cc_test.
+      deps: as for cc_test; none that others of them bring.
       copts: further compiler options, after the warnings.
       **kwargs: as for cc_test.
     """

@@ -416,6 +416,7 @@ absl::Status Options::Resolve() {
     const absl::Status read = net::ParseAddress(advertise).status();
     if (!read.ok()) return Usage(absl::StrCat("--advertise: ", read.message()));
   }
+  if (only_asks) return absl::OkStatus();
   if (listen.empty()) WEFT_RETURN_IF_ERROR(ResolveListen());
   return CheckListen(*this);
 }
@@ -517,7 +518,8 @@ absl::Status Options::ResolveCoordinator() {
                                Environment("MASTER_PORT"));
   }
   if (coordinator.empty()) {
-    auto directory = net::DefaultSocketDirectory(job);
+    const auto directory = only_asks ? net::SocketDirectoryPath(job)
+                                     : net::DefaultSocketDirectory(job);
     if (!directory.ok()) {
       return WithExitCode(directory.status(), ExitCode::kConfig);
     }

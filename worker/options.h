@@ -90,6 +90,8 @@ struct Options {
   std::string listen;     // --listen
   std::string advertise;  // --advertise: where others reach it, if elsewhere
   bool listens_by_default = false;  // Resolve() has chosen `listen`
+  // It is no worker, and listens nowhere: Resolve() makes no directory.
+  bool only_asks = false;
 
   std::string certs;      // --certs: a directory of `weft certs init`
   bool insecure = false;  // --insecure: TCP without certificates

@@ -11,8 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "weft/base/io/write_all.h"
 #include "weft/base/status_macros.h"
-#include "weft/base/write_all.h"
 #include "weft/launch/commands/ask_members.h"
 #include "weft/rendezvous/view.h"
 #include "weft/telemetry/field.h"

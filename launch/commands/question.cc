@@ -161,6 +161,7 @@ absl::StatusOr<rendezvous::View> AskForMembers(Question question,
   options.coordinator = meeting.coordinator;
   options.init = meeting.init;
   options.trainers = 1;
+  options.only_asks = true;
   WEFT_RETURN_IF_ERROR(options.Resolve());
   WEFT_ASSIGN_OR_RETURN(const net::Credentials credentials,
                         CredentialsOf(question));

@@ -4,6 +4,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
@@ -19,6 +21,7 @@
 namespace weft::launch {
 namespace {
 
+using ::testing::HasSubstr;
 using testing::IsOk;
 using ::testing::SizeIs;
 using testing::StatusIs;
@@ -117,6 +120,19 @@ TEST(AskForMembers, MembersOfTheJobAreListed) {
   meeting.job = "another";
   EXPECT_THAT(AskForMembers(Question(), meeting).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition, "another"));
+}
+
+TEST(AskForMembers, JobThatDoesNotRunLeavesNoDirectory) {
+  const testing::TempDir dir;
+  ASSERT_EQ(setenv("XDG_RUNTIME_DIR", dir.path().c_str(), 1), 0);
+  Question question;
+  Meeting meeting;
+  meeting.job = "nosuchjob";
+  const auto members = AskForMembers(question, meeting);
+  unsetenv("XDG_RUNTIME_DIR");
+  EXPECT_THAT(members, StatusIs(absl::StatusCode::kUnavailable,
+                                HasSubstr("--job=nosuchjob")));
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
 }
 
 TEST(ParseMembers, BytesThatAreNoViewNameTheCoordinator) {

@@ -25,7 +25,8 @@ struct GrpcCall::Grpc {
   std::shared_ptr<GrpcCall> self;  // until it arrived, or did not
 };
 
-GrpcCall::GrpcCall(std::shared_ptr<Loop::Core> core) : core_(std::move(core)) {}
+GrpcCall::GrpcCall(std::shared_ptr<Loop::Core> core)
+    : ServerCall(std::move(core)) {}
 GrpcCall::~GrpcCall() = default;
 
 void GrpcCall::Request(Loop::Core& core) {
@@ -85,12 +86,6 @@ void GrpcCall::ReadPeer(const grpc::GenericServerContext& context) {
     deadline_ = SteadyClock().Now() + absl::Seconds(left.tv_sec) +
                 absl::Nanoseconds(left.tv_nsec);
   }
-}
-
-void GrpcCall::SetOwner(const void* owner,
-                        absl::AnyInvocable<void() &&> ended) {
-  core_->SetOwner(this, owner);
-  ended_ = std::move(ended);
 }
 
 void GrpcCall::Serve(std::shared_ptr<StreamObserver> observer,

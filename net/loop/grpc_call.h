@@ -28,16 +28,8 @@ class GrpcCall final : public ServerCall {
   explicit GrpcCall(std::shared_ptr<Loop::Core> core);
   ~GrpcCall() override;
 
-  const std::string& method() const override { return method_; }
-  const Peer& peer() const override { return peer_; }
-  const Metadata& metadata() const override { return metadata_; }
-  const std::string& authority() const override { return authority_; }
-  Instant deadline() const override { return deadline_; }
-
   void Serve(std::shared_ptr<StreamObserver> observer,
              Messages messages) override;
-  void SetOwner(const void* owner,
-                absl::AnyInvocable<void() &&> ended) override;
   void OnHandleDestroyed() override ABSL_LOCKS_EXCLUDED(mu_);
 
   bool Write(Slices message) override;
@@ -63,14 +55,7 @@ class GrpcCall final : public ServerCall {
   bool TakeFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndIfOver() ABSL_LOCKS_EXCLUDED(mu_);
 
-  const std::shared_ptr<Loop::Core> core_;
-  std::string method_;
-  std::string authority_;
-  Peer peer_;
-  Metadata metadata_;
-  Instant deadline_ = Instant::Infinite();
   Messages messages_ = Messages::kAll;
-  absl::AnyInvocable<void() &&> ended_;
 
   // Only the thread that polls uses these; see GrpcQueue::NoteMessage.
   uint64_t looks_ = 0;

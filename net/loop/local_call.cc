@@ -27,18 +27,12 @@ void LocalCall::Accept(Loop::Core& core, Descriptor socket) {
 
 LocalCall::LocalCall(std::shared_ptr<Loop::Core> core,
                      std::shared_ptr<LocalSockets> sockets, Descriptor socket)
-    : LocalEnd(std::move(sockets), std::move(socket),
+    : ServerCall(std::move(core)),
+      LocalEnd(std::move(sockets), std::move(socket),
                LocalFrameReader::End::kCallee),
-      core_(std::move(core)),
       came_(SteadyClock().Now()) {
   peer_.is_local = true;
   peer_.address = "unix";
-}
-
-void LocalCall::SetOwner(const void* owner,
-                         absl::AnyInvocable<void() &&> ended) {
-  core_->SetOwner(this, owner);
-  ended_ = std::move(ended);
 }
 
 void LocalCall::Serve(std::shared_ptr<StreamObserver> observer,

@@ -25,16 +25,8 @@ class LocalCall final : public ServerCall, private LocalEnd {
   LocalCall(std::shared_ptr<Loop::Core> core,
             std::shared_ptr<LocalSockets> sockets, Descriptor socket);
 
-  const std::string& method() const override { return method_; }
-  const Peer& peer() const override { return peer_; }
-  const Metadata& metadata() const override { return metadata_; }
-  const std::string& authority() const override { return authority_; }
-  Instant deadline() const override { return Instant::Infinite(); }
-
   void Serve(std::shared_ptr<StreamObserver> observer,
              Messages messages) override ABSL_LOCKS_EXCLUDED(mu_);
-  void SetOwner(const void* owner,
-                absl::AnyInvocable<void() &&> ended) override;
   void OnHandleDestroyed() override ABSL_LOCKS_EXCLUDED(mu_);
 
   bool Write(Slices message) override ABSL_LOCKS_EXCLUDED(mu_);
@@ -61,13 +53,7 @@ class LocalCall final : public ServerCall, private LocalEnd {
     return std::static_pointer_cast<LocalCall>(shared_from_this());
   }
 
-  const std::shared_ptr<Loop::Core> core_;
   const Instant came_;
-  std::string method_;
-  std::string authority_;
-  Peer peer_;
-  Metadata metadata_;
-  absl::AnyInvocable<void() &&> ended_;
 
   // The thread that polls uses these.
   bool is_open_ = false;  // it is among the Loop's calls

@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/base/io/write_all.h"
 #include "weft/base/status_macros.h"
-#include "weft/base/write_all.h"
 
 namespace weft::rendezvous {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "weft/base/record_frames.h"
+#include "weft/base/io/record_frames.h"
 #include "weft/base/status_macros.h"
 
 namespace weft::rendezvous {

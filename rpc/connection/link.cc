@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/base/io/streaming_copy.h"
 #include "weft/base/status_macros.h"
-#include "weft/base/streaming_copy.h"
 #include "weft/memory/allocator.h"
 
 namespace weft::rpc {

@@ -2,7 +2,7 @@
 // is what it would write.
 
 #include "absl/strings/str_cat.h"
-#include "weft/base/record_frames.h"
+#include "weft/base/io/record_frames.h"
 #include "weft/rendezvous/journal/journal.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 

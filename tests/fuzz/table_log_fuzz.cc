@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "weft/base/record_frames.h"
+#include "weft/base/io/record_frames.h"
 #include "weft/proto/ps_log.pb.h"
 #include "weft/ps/replicated/logged_tables.h"
 #include "weft/tests/fuzz/fuzz_target.h"

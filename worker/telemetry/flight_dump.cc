@@ -11,8 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "weft/base/io/write_all.h"
 #include "weft/base/status_macros.h"
-#include "weft/base/write_all.h"
 #include "weft/net/edge/socket_directory.h"
 
 namespace weft::worker {

@@ -1,0 +1,140 @@
+#include "weft/rendezvous/client/store_client.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/base/driver.h"
+#include "weft/base/fake_clock.h"
+#include "weft/base/future.h"
+#include "weft/proto/coordinator.pb.h"
+#include "weft/rendezvous/coordinator_link.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::rendezvous {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+
+// Time passes where somebody waits.
+class FakeTimers final : public TimerSource, public Driver {
+ public:
+  Driver& driver() override { return *this; }
+  Clock& clock() override { return clock_; }
+  bool Wait(Waitable& what, Instant) override { return what.IsReady(); }
+  void RunAfter(absl::Duration delay,
+                absl::AnyInvocable<void() &&> fn) override {
+    clock_.Advance(delay);
+    std::move(fn)();
+  }
+  Instant now() const { return clock_.Now(); }
+  void Pass(absl::Duration time) { clock_.Advance(time); }
+
+ private:
+  FakeClock clock_;
+};
+
+// A coordinator that holds calls until the key is set; where it is gone, calls
+// end at their time-out.
+class FakeLink final : public CoordinatorLink {
+ public:
+  explicit FakeLink(FakeTimers& timers) : timers_(timers) {}
+  Future<std::string> Call(absl::string_view, std::string request,
+                           absl::Duration timeout) override {
+    Promise<std::string> promise(timers_);
+    Future<std::string> answer = promise.future();
+    v1::StoreRequest asked;
+    EXPECT_TRUE(asked.ParseFromString(request));
+    const Instant held =
+        timers_.now() +
+        (is_gone ? timeout : absl::Milliseconds(asked.wait_ms()));
+    timers_.Pass(
+        std::max(std::min(held, set_at) - timers_.now(), absl::ZeroDuration()));
+    if (is_gone) {
+      promise.Set(absl::DeadlineExceededError("no answer"));
+      return answer;
+    }
+    v1::StoreReply reply;
+    if (timers_.now() >= set_at) reply.set_version(asked.version() + 1);
+    promise.Set(reply.SerializeAsString());
+    return answer;
+  }
+  const std::string& address() const override { return address_; }
+
+  Instant set_at = Instant::Infinite();
+  bool is_gone = false;
+
+ private:
+  const std::string address_ = "nowhere:1";
+  FakeTimers& timers_;
+};
+
+class WaitReportTest : public ::testing::Test {
+ protected:
+  FakeTimers timers_;
+  const std::shared_ptr<FakeLink> link_ = std::make_shared<FakeLink>(timers_);
+  std::vector<std::string> said_;
+  const std::unique_ptr<Store> store_ = MakeStoreClient(
+      timers_, link_, "job", 1, std::make_shared<OpenCalls>(),
+      [this](absl::string_view text) { said_.emplace_back(text); });
+};
+
+TEST_F(WaitReportTest, ComesAgainAfterTwiceAsLongAndAtTheEnd) {
+  link_->set_at = timers_.now() + absl::Seconds(11);
+  EXPECT_THAT(store_->Wait("users/0", 0, absl::Minutes(1)), IsOk());
+  EXPECT_EQ(timers_.now() - Instant(), absl::Seconds(11));
+  EXPECT_THAT(
+      said_,
+      ElementsAre("Wait for key users/0 of the store still waits after 2s: "
+                  "nobody has set it",
+                  "Wait for key users/0 of the store still waits after 4s: "
+                  "nobody has set it",
+                  "Wait for key users/0 of the store still waits after 8s: "
+                  "nobody has set it",
+                  "Wait for key users/0 of the store no longer waits, after "
+                  "11s"));
+}
+
+TEST_F(WaitReportTest, SaysThatAKeyDidNotChangeAndHowTheWaitEnded) {
+  EXPECT_THAT(store_->Wait("users 0\n", 7, absl::Seconds(3)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       "did not change from version 7 within 3s"));
+  EXPECT_EQ(timers_.now() - Instant(), absl::Seconds(3));
+  EXPECT_THAT(
+      said_,
+      ElementsAre("Wait for key users?0? of the store still waits after 2s: "
+                  "nobody has changed it",
+                  "Wait for key users?0? of the store no longer waits, after "
+                  "3s (DEADLINE_EXCEEDED)"));
+}
+
+TEST_F(WaitReportTest, SaysThatTheCoordinatorDoesNotAnswer) {
+  link_->is_gone = true;
+  EXPECT_THAT(store_->Wait("a", 0, absl::Seconds(10)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       "the coordinator at nowhere:1 did not answer"));
+  ASSERT_THAT(said_, ::testing::SizeIs(::testing::Ge(2u)));
+  EXPECT_THAT(said_[0],
+              ::testing::HasSubstr("the coordinator does not answer"));
+}
+
+TEST_F(WaitReportTest, IsNoneOfAShortWaitNorOfRollCalls) {
+  link_->set_at = timers_.now() + absl::Seconds(1);
+  EXPECT_THAT(store_->Wait("a", 0, absl::Minutes(1)), IsOk());
+  link_->set_at = timers_.now() + absl::Minutes(1);
+  EXPECT_THAT(store_->Wait("roll_call/role=trainer/world", 0, absl::Minutes(2)),
+              IsOk());
+  EXPECT_THAT(said_, IsEmpty());
+}
+
+}  // namespace
+}  // namespace weft::rendezvous
