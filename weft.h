@@ -75,6 +75,7 @@
 #include "weft/worker/flags.h"
 #include "weft/worker/join_group.h"
 #include "weft/worker/options.h"
+#include "weft/worker/table_client.h"
 #include "weft/worker/worker.h"
 
 #endif  // WEFT_WEFT_H_

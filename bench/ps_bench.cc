@@ -9,7 +9,9 @@
 //                               with replicas: durability APPLIED against NONE;
 //                               a table of all levels, and without replicas),
 //                               T (26 tables of 1,000 keys: one message
-//                               against 26 calls, by turns in one process);
+//                               against 26 calls, by turns in one process), S
+//                               (snapshots of 64 MB while a worker pushes and
+//                               pulls, against none, by turns);
 //                               --quick: one short round
 //
 // Rivals are a redis-server of this run, raw gRPC with a copy into one chunk,
@@ -48,6 +50,7 @@ class Runner {
   explicit Runner(const PsOptions& options) : options_(options) {}
 
   const std::string& directory() const { return directory_.path(); }
+  std::string NewDirectory() { return directory_.NewPath(); }
   int rounds() const { return options_.rounds; }
   double seconds() const { return options_.seconds; }
 
@@ -268,6 +271,40 @@ class Contest {
     }
   }
 
+  // A snapshot each minute may cost 2 % of the rate, and no call 1 ms.
+  void Snapshots() {
+    for (const auto& [name, of_both] :
+         {std::pair("one server", ""),
+          std::pair("two servers, two replicas", "--servers=2 --replicas=2")}) {
+      report_.Begin();
+      const std::string directory = runner_.NewDirectory();
+      const Figures ours =
+          runner_.Weft("--measure=snapshots --rows=500000 --keys=1000 --dim=16",
+                       absl::StrCat(of_both, " --directory=", directory));
+      std::printf("# %s:", name);
+      for (const auto& [figure, value] : ours) {
+        std::printf(" %s %.5g", figure.c_str(), value);
+      }
+      std::printf("\n");
+      Add("S", absl::StrCat(name, ", a snapshot each minute, steps/s"),
+          Find(ours, "minute_rate"), 1.0,
+          {"without snapshots", "", 0.98, 0.99});
+      for (const std::string way : {"push", "pull"}) {
+        const auto with = Find(ours, way + "_p999_us_with");
+        const auto without = Find(ours, way + "_p999_us_without");
+        GoalCase row;
+        row.goal = "S";
+        row.name = absl::StrCat(name, ", p99.9 of a ", way, ", us");
+        row.higher_is_better = false;
+        row.weft = with.value_or(0);
+        if (without.has_value()) row.peer = *without + 1000;
+        row.peer_name = "1 ms more than without snapshots";
+        report_.Add(row);
+      }
+      report_.End();
+    }
+  }
+
  private:
   Figures Weft(const std::string& what) {
     return Rounds(runner_.rounds(), [&] { return runner_.Weft(what); });
@@ -326,6 +363,7 @@ void Measure(Contest& contest, const GoalReport& report) {
   }
   if (report.Wants("M")) contest.Memory();
   if (report.Wants("R")) contest.Replicas();
+  if (report.Wants("S")) contest.Snapshots();
   if (report.Wants("T")) {
     contest.Many(1);
     contest.Many(16);
@@ -364,7 +402,7 @@ int main(int argc, char** argv) {
   bool quick = false;
   CLI::App app("What the parameter server costs between two processes.");
   CLI::Option* wanted =
-      app.add_option("--goals", goals, "Print goals' rows: P1,P2,P3,M,R,T")
+      app.add_option("--goals", goals, "Print goals' rows: P1,P2,P3,M,R,S,T")
           ->expected(0, 1);
   app.add_flag("--quick", quick, "One short round");
   for (const auto& [name, value] : {std::pair{"--serve", &options.serve},
@@ -379,6 +417,8 @@ int main(int argc, char** argv) {
   app.add_option("--servers", options.servers, "")->group("");
   app.add_option("--replicas", options.replicas, "")->group("");
   app.add_option("--durability", options.durability, "")->group("");
+  app.add_option("--rows", options.rows, "")->group("");
+  app.add_option("--directory", options.directory, "")->group("");
   app.add_option("--seconds", options.seconds, "Of one measurement");
   app.add_flag("--other-keys", options.other_keys, "")->group("");
   CLI11_PARSE(app, argc, argv);

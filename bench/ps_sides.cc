@@ -15,6 +15,7 @@
 #include "weft/autograd/ops/loss.h"
 #include "weft/base/check.h"
 #include "weft/bench/many_tables.h"
+#include "weft/bench/snapshot_cost.h"
 #include "weft/net/endpoint.h"
 #include "weft/net/loop/loop.h"
 #include "weft/net/tls/credentials.h"
@@ -296,6 +297,21 @@ void MeasureMany(ps::Client& client, const PsOptions& options) {
   }
 }
 
+void MeasureSnapshotCost(ps::Client& client, const PsOptions& options) {
+  ps::v1::TableSpec spec = Spec("saved", options);
+  spec.set_kind(ps::v1::TableSpec::SPARSE);
+  spec.set_dim(options.dim);
+  spec.mutable_rule()->mutable_adagrad()->set_lr(0.1);
+  SnapshotCase of;
+  of.directory = options.directory;
+  of.rows = options.rows;
+  of.keys = options.keys;
+  of.seconds = options.seconds;
+  for (const auto& [name, value] : MeasureSnapshots(client, spec, of)) {
+    Print(name, value);
+  }
+}
+
 }  // namespace
 
 std::vector<int64_t> RandomKeys(int64_t n, uint64_t seed) {
@@ -315,8 +331,9 @@ int ServeTables(const PsOptions& options) {
   std::vector<std::shared_ptr<ps::ReplicatedServer>> replicas;
   std::vector<ps::PartitionMap::Server> live;
   for (int i = 0; i < options.servers; ++i) {
-    servers.push_back(
-        std::make_unique<ps::Server>(ps::ServerOptions{i, options.servers}));
+    ps::ServerOptions its{i, options.servers};
+    its.checkpoint_dir = options.directory;
+    servers.push_back(std::make_unique<ps::Server>(its));
     ranks.push_back(std::make_unique<Rank>(ServerName(i), ServerKey(i).id,
                                            ServerAddress(options.serve, i)));
     live.push_back({ServerKey(i), static_cast<uint32_t>(i),
@@ -365,6 +382,7 @@ int CallTables(const PsOptions& options) {
   if (options.measure == "loop") MeasureLoop(client, options);
   if (options.measure == "memory") MeasureMemory(client, options);
   if (options.measure == "many") MeasureMany(client, options);
+  if (options.measure == "snapshots") MeasureSnapshotCost(client, options);
   std::fflush(stdout);
   return 0;
 }

@@ -21,6 +21,7 @@
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"
 #include "weft/worker/options.h"
+#include "weft/worker/table_client.h"
 #include "weft/worker/worker.h"
 
 namespace weft::bench {
@@ -46,12 +47,7 @@ absl::Status Run(int argc, char** argv) {
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
   WEFT_RETURN_IF_ERROR(options.Resolve());
   WEFT_ASSIGN_OR_RETURN(auto worker, worker::Worker::Start(options));
-  std::vector<std::string> servers;
-  for (int i = 0; i < options.servers; ++i) {
-    servers.push_back("ps" + std::to_string(i));
-  }
-  ps::Client client({&worker->agent(), servers, worker->self().incarnation,
-                     options.rank, kTimeout, options.replicas});
+  ps::Client client(worker::TableClientOptions(*worker, kTimeout));
   ps::v1::TableSpec spec;
   spec.set_name("large");
   spec.set_mode(ps::v1::TableSpec::ASYNC);

@@ -21,6 +21,7 @@
 #include "weft/rendezvous/store.h"
 #include "weft/rendezvous/view.h"
 #include "weft/telemetry/logger.h"
+#include "weft/train/await_table.h"
 #include "weft/train/finite.h"
 #include "weft/train/job_outcome.h"
 #include "weft/train/saving/checkpoint_metadata.h"
@@ -29,34 +30,15 @@
 #include "weft/train/settings.h"
 #include "weft/train/stop_signal.h"
 #include "weft/worker/exit_code.h"
+#include "weft/worker/table_client.h"
 
 namespace weft::train {
 namespace {
 
 constexpr absl::Duration kRoundTimeout = absl::Minutes(2);
-// How often a trainer that waits for a round looks whose shards are without
-// one.
-constexpr absl::Duration kLookAround = absl::Milliseconds(50);
 // Trainer 0's word to the others begins so if it cannot resume; why follows.
 constexpr char kNoPlace[] = "no place: ";
 constexpr absl::Duration kLastWord = absl::Seconds(5);
-
-std::vector<std::string> ServerNames(int servers) {
-  std::vector<std::string> names;
-  for (int i = 0; i < servers; ++i) names.push_back(absl::StrCat("ps", i));
-  return names;
-}
-
-ps::ClientOptions ClientOptionsOf(worker::Worker& worker) {
-  ps::ClientOptions options;
-  options.agent = &worker.agent();
-  options.servers = ServerNames(worker.options().servers);
-  options.client = worker.self().incarnation;
-  options.rank = worker.options().rank;
-  options.timeout = kRoundTimeout;
-  options.replicas = worker.options().replicas;
-  return options;
-}
 
 // The live trainer of the lowest rank; null if there is none.
 const rendezvous::Member* FirstTrainer(const rendezvous::View& view) {
@@ -126,7 +108,7 @@ ServerTraining::ServerTraining(worker::Worker& worker, Task task,
       task_(std::move(task)),
       options_(std::move(options)),
       parameters_(*task_.model),
-      client_(ClientOptionsOf(worker)),
+      client_(worker::TableClientOptions(worker, kRoundTimeout)),
       running_(worker.membership(), worker.options().rank,
                worker.options().trainers),
       adopted_(worker, running_,
@@ -264,6 +246,12 @@ absl::StatusOr<double> ServerTraining::Differentiate(
   return loss;
 }
 
+template <typename T>
+weft::Result<T> ServerTraining::Await(const Future<T>& operation) {
+  return AwaitTable(operation, kRoundTimeout, client_,
+                    [this] { return options_.IsAskedToStop(); });
+}
+
 absl::StatusOr<double> ServerTraining::Step(const input::Example& batch) {
   WEFT_ASSIGN_OR_RETURN(const double loss, Differentiate(batch));
   const int64_t round = table_->round();
@@ -272,9 +260,9 @@ absl::StatusOr<double> ServerTraining::Step(const input::Example& batch) {
     return table_->PushPull(parameters_.TakeGradient());
   }();
   const auto phase = metrics_.Begin(StepPhase::kPull);
-  WEFT_ASSIGN_OR_RETURN(Tensor values,
-                        task_.is_sync ? AwaitRound(std::move(next), round)
-                                      : std::move(next).Wait(kRoundTimeout));
+  WEFT_ASSIGN_OR_RETURN(Tensor values, task_.is_sync
+                                           ? AwaitRound(std::move(next), round)
+                                           : Await(next));
   WEFT_RETURN_IF_ERROR(parameters_.AdoptValues(std::move(values)));
   return loss;
 }
@@ -299,10 +287,8 @@ absl::Status ServerTraining::ServeAdopted(int64_t round) {
   return adopted_.Serve(
       place_, [&](int shard, const input::Example& batch) -> absl::Status {
         WEFT_RETURN_IF_ERROR(Differentiate(batch).status());
-        return table_
-            ->PushShard({shard, round, /*take_over=*/true},
-                        parameters_.TakeGradient())
-            .Wait(kRoundTimeout);
+        return Await(table_->PushShard({shard, round, /*take_over=*/true},
+                                       parameters_.TakeGradient()));
       });
 }
 
@@ -314,6 +300,8 @@ absl::StatusOr<Tensor> ServerTraining::AwaitRound(Future<Tensor> values,
   // gradient is the one that its trainer would have given.
   do {
     WEFT_RETURN_IF_ERROR(ServeAdopted(round));
+    // Looks whose shards are without a trainer meanwhile.
+    if (options_.IsAskedToStop()) client_.GiveUpOnGoneServers();
     (void)values.Wait(kLookAround);
   } while (!values.IsReady() && SteadyClock().Now() < give_up);
   return std::move(values).Wait(absl::ZeroDuration());
@@ -473,7 +461,12 @@ absl::Status ServerTraining::TrainEpoch(int epoch) {
     WEFT_ASSIGN_OR_RETURN(const std::optional<input::Example> batch,
                           NextBatch());
     if (!batch.has_value()) return absl::OkStatus();
-    WEFT_ASSIGN_OR_RETURN(const double loss, Step(*batch));
+    const absl::StatusOr<double> stepped = Step(*batch);
+    if (!stepped.ok()) {
+      return EndOfWait(stepped.status(), worker_.self().name,
+                       options_.IsAskedToStop());
+    }
+    const double loss = *stepped;
     ++steps_;
     ++place_round_;
     metrics_.EndStep(loss, ExamplesOf(*batch));

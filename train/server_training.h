@@ -158,6 +158,8 @@ class ServerTraining {
   // `round` is not closed, of those that come to it meanwhile.
   absl::Status ServeAdopted(int64_t round);
   absl::StatusOr<Tensor> AwaitRound(Future<Tensor> values, int64_t round);
+  template <typename T>
+  weft::Result<T> Await(const Future<T>& operation);
   absl::Status Save();
   absl::Status SaveIfFirst();
   bool is_last_save() const {

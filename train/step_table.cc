@@ -13,8 +13,11 @@
 #include "weft/rendezvous/membership.h"
 #include "weft/rendezvous/view.h"
 #include "weft/tensor/shape.h"
+#include "weft/train/await_table.h"
 #include "weft/train/saving/servers_use.h"
+#include "weft/train/stop_signal.h"
 #include "weft/worker/exit_code.h"
+#include "weft/worker/table_client.h"
 
 namespace weft::train {
 namespace {
@@ -29,19 +32,6 @@ ps::v1::TableSpec Synchronous(ps::v1::TableSpec spec) {
   spec.set_mode(ps::v1::TableSpec::SYNC);
   spec.set_orphans(ps::v1::TableSpec::WAIT);
   return spec;
-}
-
-ps::ClientOptions OptionsOf(worker::Worker& worker, absl::Duration timeout) {
-  ps::ClientOptions options;
-  options.agent = &worker.agent();
-  for (int server = 0; server < worker.options().servers; ++server) {
-    options.servers.push_back(absl::StrCat("ps", server));
-  }
-  options.client = worker.self().incarnation;
-  options.rank = worker.options().rank;
-  options.replicas = worker.options().replicas;
-  options.timeout = timeout;
-  return options;
 }
 
 // Before the keys and gradients of a part: how many rows, and their length.
@@ -97,9 +87,10 @@ std::string TextOf(const Tensor& tensor) {
 
 StepTable::StepTable(worker::Worker& worker, ps::v1::TableSpec spec,
                      absl::Duration timeout)
-    : spec_(std::move(spec)),
+    : name_(worker.self().name),
+      spec_(std::move(spec)),
       timeout_(timeout),
-      client_(OptionsOf(worker, timeout)) {}
+      client_(worker::TableClientOptions(worker, timeout)) {}
 
 absl::StatusOr<std::unique_ptr<StepTable>> StepTable::Open(
     worker::Worker& worker, ps::v1::TableSpec spec, absl::Duration timeout) {
@@ -171,7 +162,9 @@ absl::Status StepTable::OpenTable() {
 
 absl::StatusOr<Tensor> StepTable::Pull(const Tensor& keys) {
   WEFT_RETURN_IF_ERROR(lost_);
-  return table_->Pull(keys).Wait(timeout_);
+  auto rows = AwaitTable(table_->Pull(keys), timeout_, client_, AskedToStop);
+  if (rows.ok()) return rows;
+  return EndOfWait(rows.status(), name_, AskedToStop());
 }
 
 absl::StatusOr<std::string> StepTable::PartOf(const Tensor& keys,
@@ -264,6 +257,7 @@ absl::Status StepTable::Push(int64_t round, int shard, absl::string_view part) {
 // "not yet", and to wait longer helps nobody.
 absl::Status StepTable::AwaitStable(absl::Duration wait) {
   WEFT_RETURN_IF_ERROR(lost_);
+  if (AskedToStop()) client_.GiveUpOnGoneServers();
   absl::Status pushed = AwaitPushed(wait);
   if (!absl::IsDeadlineExceeded(pushed) || table_->status().ok()) {
     return pushed;
@@ -283,6 +277,9 @@ absl::Status StepTable::AwaitPushed(absl::Duration wait) {
   for (Pushed& one : pushed_) {
     const absl::Status answered = one.answered.Wait(left());
     if (answered.ok()) continue;
+    if (absl::IsCancelled(answered)) {
+      return EndOfWait(answered, name_, AskedToStop());
+    }
     // A server may not know yet that this worker has taken the place of one of
     // its name, of which it has this part, or which it knows for dead.
     const bool may_pass = absl::IsFailedPrecondition(answered) &&
@@ -292,7 +289,7 @@ absl::Status StepTable::AwaitPushed(absl::Duration wait) {
     one.answered = table_->PushShard(one.part, one.keys, one.gradients);
     return absl::DeadlineExceededError(answered.message());
   }
-  return table_->AwaitStable(left());
+  return EndOfWait(table_->AwaitStable(left()), name_, AskedToStop());
 }
 
 }  // namespace weft::train

@@ -97,6 +97,7 @@ class StepTable {
   absl::Status AwaitPushed(absl::Duration wait);
   absl::Status Reopen();
 
+  const std::string name_;  // of the worker
   const ps::v1::TableSpec spec_;
   const absl::Duration timeout_;
   ps::Client client_;

@@ -138,12 +138,7 @@ absl::Status Run(int argc, char** argv) {
   WEFT_RETURN_IF_ERROR(options.Resolve());
   WEFT_ASSIGN_OR_RETURN(auto worker, weft::worker::Worker::Start(options));
 
-  std::vector<std::string> servers;
-  for (int i = 0; i < options.servers; ++i) {
-    servers.push_back("ps" + std::to_string(i));
-  }
-  ps::Client client({&worker->agent(), servers, worker->self().incarnation,
-                     options.rank, kTimeout, options.replicas});
+  ps::Client client(weft::worker::TableClientOptions(*worker, kTimeout));
   WEFT_ASSIGN_OR_RETURN(Model model, Model::Open(client, options.trainers));
   weft::telemetry::Progress::Options shown;
   shown.label = "learning";

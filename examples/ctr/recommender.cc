@@ -42,19 +42,6 @@ struct Settings {
   std::string durability = "applied";  // of the tables: or "logged"
 };
 
-ps::ClientOptions ClientOf(weft::worker::Worker& worker) {
-  ps::ClientOptions options;
-  options.agent = &worker.agent();
-  for (int i = 0; i < worker.options().servers; ++i) {
-    options.servers.push_back(absl::StrCat("ps", i));
-  }
-  options.client = worker.self().incarnation;
-  options.rank = worker.options().rank;
-  options.timeout = absl::Minutes(2);
-  options.replicas = worker.options().replicas;
-  return options;
-}
-
 // A line of JSON each second: how fast rows are learned.
 class Pace {
  public:
@@ -89,7 +76,8 @@ class Training {
         settings_(settings),
         rank_(job.worker().options().rank),
         trainers_(job.worker().options().trainers),
-        client_(ClientOf(job.worker())) {}
+        client_(
+            weft::worker::TableClientOptions(job.worker(), absl::Minutes(2))) {}
 
   absl::StatusOr<Result> Run() {
     WEFT_ASSIGN_OR_RETURN(clicks_, Clicks::Open(settings_.clicks));

@@ -33,6 +33,7 @@
 #include "weft/ps/client.h"
 #include "weft/tensor/tensor.h"
 #include "weft/worker/exit_code.h"
+#include "weft/worker/table_client.h"
 #include "weft/worker/worker.h"
 
 namespace weft::worker {
@@ -175,15 +176,7 @@ class Ledger {
 };
 
 absl::Status Run(Worker& worker, const std::string& directory) {
-  ps::ClientOptions options;
-  options.agent = &worker.agent();
-  for (int i = 0; i < worker.options().servers; ++i) {
-    options.servers.push_back(absl::StrCat("ps", i));
-  }
-  options.rank = worker.options().rank;
-  options.replicas = worker.options().replicas;
-  options.timeout = kLong;
-  ps::Client client(options);
+  ps::Client client(TableClientOptions(worker, kLong));
   ps::v1::TableSpec spec;
   spec.set_name("ledger");
   spec.set_kind(ps::v1::TableSpec::SPARSE);

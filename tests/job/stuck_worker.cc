@@ -28,7 +28,6 @@
 #include <string>
 #include <thread>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "weft/base/status_macros.h"
@@ -40,6 +39,7 @@
 #include "weft/tensor/tensor.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/join_group.h"
+#include "weft/worker/table_client.h"
 #include "weft/worker/worker.h"
 
 namespace weft::worker {
@@ -62,15 +62,7 @@ constexpr absl::Duration kLong = absl::Minutes(2);
 // Rounds, or steps with clocks, until `file` is there.
 absl::Status RunWithServers(Worker& worker, const std::string& how,
                             const std::string& file) {
-  ps::ClientOptions options;
-  options.agent = &worker.agent();
-  for (int i = 0; i < worker.options().servers; ++i) {
-    options.servers.push_back(absl::StrCat("ps", i));
-  }
-  options.rank = worker.options().rank;
-  options.replicas = worker.options().replicas;
-  options.timeout = kLong;
-  ps::Client client(options);
+  ps::Client client(TableClientOptions(worker, kLong));
   ps::v1::TableSpec spec;
   spec.set_name("users");
   spec.set_kind(ps::v1::TableSpec::SPARSE);

@@ -1,0 +1,20 @@
+#include "weft/train/await_table.h"
+
+#include <csignal>
+
+#include "absl/strings/str_cat.h"
+#include "weft/train/stop_signal.h"
+#include "weft/worker/exit_code.h"
+
+namespace weft::train {
+
+absl::Status EndOfWait(const absl::Status& why, const std::string& name,
+                       bool is_asked_to_stop) {
+  if (!is_asked_to_stop || !absl::IsCancelled(why)) return why;
+  const int signal = StopSignal();
+  return worker::EndedBySignal(
+      signal != 0 ? signal : SIGTERM,
+      absl::StrCat(name, " was asked to stop: ", why.message()));
+}
+
+}  // namespace weft::train
