@@ -142,16 +142,19 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Job::Join(
   absl::Status stopped;
   absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> group;
   Parker joined;
+  const auto told_to_stop = [&] {
+    return worker::EndedBySignal(
+        StopSignal(),
+        absl::StrCat(worker_.self().name,
+                     " was asked to stop while the trainers met"));
+  };
   {
     const OnStopSignal leave([&] {
       if (self.is_elastic() &&
           joined.ParkUntil(SteadyClock().Now() + kToMeet)) {
         return;
       }
-      stopped = worker::EndedBySignal(
-          StopSignal(), absl::StrCat(worker_.self().name,
-                                     " was asked to stop while the trainers "
-                                     "met"));
+      stopped = told_to_stop();
       // One that leaves without a report has completed its training.
       if (!self.is_elastic()) {
         JobOutcome(membership, self.trainers).Report(stopped);
@@ -168,6 +171,10 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Job::Join(
     joined.Unpark();
   }
   if (!stopped.ok()) return stopped;
+  // Another that was asked as well may have left before this one could.
+  if (!group.ok() && StopSignal() != 0 && !self.is_elastic()) {
+    return told_to_stop();
+  }
   return group;
 }
 

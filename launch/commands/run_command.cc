@@ -81,10 +81,14 @@ absl::Status CheckElastic(const LaunchOptions& options) {
       absl::StrSplit(options.workers, absl::MaxSplits(':', 1));
   int min = 0;
   int max = 0;
+  // As --workers of each of them, which this becomes.
+  constexpr int kMostWorkers = 65536;
   if (!absl::SimpleAtoi(parts.first, &min) ||
-      !absl::SimpleAtoi(parts.second, &max) || min < 1 || max < min) {
+      !absl::SimpleAtoi(parts.second, &max) || min < 1 || max < min ||
+      max > kMostWorkers) {
     return RunUsage(absl::StrCat("--elastic=", options.workers,
-                                 ": wanted MIN:MAX, as in 2:8, from 1 on"));
+                                 ": wanted MIN:MAX, as in 2:8, from 1 on, MAX ",
+                                 kMostWorkers, " at most"));
   }
   int ranks = 0;
   for (const RoleSpec& role : options.roles) {
@@ -455,6 +459,13 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
   WEFT_ASSIGN_OR_RETURN(Arguments arguments, ParseFlags(argc, argv));
   WEFT_RETURN_IF_ERROR(CompleteOptions(arguments));
   LaunchOptions& options = arguments.options;
+  if (arguments.is_own_job && !options.coordinator_log.empty()) {
+    std::fprintf(stderr,
+                 "weft: warning: --coordinator-log without --job: the records "
+                 "are of job %s, which has that name in this start alone; give "
+                 "--job=NAME, by which another start goes on with them\n",
+                 options.job.c_str());
+  }
   // A `weft run` around this one may have set it: for its own ranks.
   if (options.coordinator_host.empty()) unsetenv("WEFT_COORDINATOR_HOST");
   unsetenv("WEFT_REJOIN");

@@ -43,46 +43,30 @@ absl::Status Usage(absl::string_view message) {
       worker::ExitCode::kUsage);
 }
 
-// The servers of a job, asked from outside.
+// The servers of a job, asked from outside: one of them, and another where that
+// one is gone.
 class Servers {
  public:
   // kNotFound: the job has no server; else why none has answered.
   static absl::StatusOr<Servers> Find(const Question& question,
                                       const Meeting& meeting) {
-    Servers servers(question, meeting.job);
-    WEFT_ASSIGN_OR_RETURN(servers.view_, AskForMembers(question, meeting));
-    absl::Status last = absl::NotFoundError(absl::StrCat(
-        "job ", meeting.job, " has no parameter server that is there"));
-    for (const rendezvous::Member& member : servers.view_.members()) {
-      if (member.role != "ps") continue;
-      auto client = servers.Connect(member);
-      if (client.ok()) {
-        servers.asked_ = *std::move(client);
-        const auto list = servers.List();
-        if (list.ok()) return servers;
-        last = list.status();
-      } else {
-        last = client.status();
-      }
-    }
-    return last;
+    Servers servers(question, meeting);
+    WEFT_RETURN_IF_ERROR(servers.FindOne());
+    return servers;
   }
 
-  absl::StatusOr<ps::ServerList> List() const {
-    WEFT_ASSIGN_OR_RETURN(const ps::v1::MapReply reply,
-                          rpc::Call(asked_->To(question_.timeout), ps::GetMap));
+  absl::StatusOr<ps::ServerList> List() {
+    WEFT_ASSIGN_OR_RETURN(
+        const ps::v1::MapReply reply,
+        Call([](const rpc::Target& to) { return rpc::Call(to, ps::GetMap); }));
     return ps::ServerList::Of(reply.map());
   }
 
   // Drains the server, or ends that. Calls again until the job's map says so.
-  absl::Status SetDrained(uint32_t id, bool is_drained) const {
-    const absl::Time deadline = absl::Now() + question_.timeout;
-    for (;;) {
-      const absl::Status set = rpc::Call(asked_->To(question_.timeout),
-                                         ps::SetDrained, id, is_drained);
-      if (!absl::IsUnavailable(set) || absl::Now() > deadline) return set;
-      absl::SleepFor(kAskEvery);
-    }
+  absl::Status SetDrained(uint32_t id, bool is_drained) {
+    return Call([&](const rpc::Target& to) {
+      return rpc::Call(to, ps::SetDrained, id, is_drained);
+    });
   }
 
   // One round of moves, or what it would be.
@@ -103,8 +87,7 @@ class Servers {
   }
 
   // The server of that name, whether it lives or is gone.
-  absl::StatusOr<ps::ServerList::Server> FindByName(
-      const std::string& name) const {
+  absl::StatusOr<ps::ServerList::Server> FindByName(const std::string& name) {
     WEFT_ASSIGN_OR_RETURN(const ps::ServerList list, List());
     std::vector<std::string> names;
     for (const ps::ServerList::Server& server : list.servers) {
@@ -112,7 +95,7 @@ class Servers {
       if (names.back() == name) return server;
     }
     return absl::NotFoundError(
-        absl::StrCat("job ", job_, " has no parameter server \"", name,
+        absl::StrCat("job ", meeting_.job, " has no parameter server \"", name,
                      "\"; there are: ", absl::StrJoin(names, ", ")));
   }
 
@@ -131,21 +114,65 @@ class Servers {
   }
 
  private:
-  Servers(Question question, std::string job)
-      : question_(std::move(question)), job_(std::move(job)) {}
+  Servers(Question question, Meeting meeting)
+      : question_(std::move(question)), meeting_(std::move(meeting)) {}
+
+  // Asks who is there, and each server until one answers.
+  absl::Status FindOne() {
+    WEFT_ASSIGN_OR_RETURN(view_, AskForMembers(question_, meeting_));
+    absl::Status last = absl::NotFoundError(absl::StrCat(
+        "job ", meeting_.job, " has no parameter server that is there"));
+    for (const rendezvous::Member& member : view_.members()) {
+      if (member.role != "ps") continue;
+      auto client = Connect(member);
+      if (client.ok()) {
+        last = rpc::Call((*client)->To(question_.timeout), ps::GetMap).status();
+        if (!last.ok()) continue;
+        asked_ = *std::move(client);
+        return absl::OkStatus();
+      }
+      last = client.status();
+    }
+    return last;
+  }
+
+  // The answer of the server that is asked. Where it is kUnavailable, for the
+  // server is gone or the map has changed meanwhile, it is asked for again, of
+  // whoever is there, for as long as one answer may take.
+  template <typename Function>
+  auto Call(Function ask) -> decltype(ask(std::declval<rpc::Target>())) {
+    const absl::Time deadline = absl::Now() + question_.timeout;
+    for (;;) {
+      auto answer = ask(asked_->To(question_.timeout));
+      if (answer.ok() || absl::Now() > deadline ||
+          StatusOf(answer).code() != absl::StatusCode::kUnavailable) {
+        return answer;
+      }
+      absl::SleepFor(kAskEvery);
+      // If none is found the next answer says why.
+      FindOne().IgnoreError();
+    }
+  }
+  static const absl::Status& StatusOf(const absl::Status& status) {
+    return status;
+  }
+  template <typename T>
+  static const absl::Status& StatusOf(const absl::StatusOr<T>& answer) {
+    return answer.status();
+  }
 
   absl::StatusOr<std::unique_ptr<rpc::Client>> Connect(
       const rendezvous::Member& member) const {
     rpc::ClientOptions options;
     WEFT_ASSIGN_OR_RETURN(options.credentials, CredentialsOf(question_));
     options.worker = member.name;
-    options.job = job_;
+    options.job = meeting_.job;
     options.connect_timeout = question_.timeout;
     return rpc::Client::Connect(member.address, options);
   }
 
   Question question_;
-  std::string job_;
+  Meeting meeting_;
   rendezvous::View view_;
   std::unique_ptr<rpc::Client> asked_;
 };
@@ -213,16 +240,31 @@ void PrintText(const Servers& servers, const ps::ServerList& list) {
   }
 }
 
-absl::StatusOr<int> Drain(const Servers& servers, const std::string& name,
+absl::StatusOr<int> Drain(Servers& servers, const std::string& name,
                           absl::Duration wait) {
   WEFT_ASSIGN_OR_RETURN(const ps::ServerList::Server server,
                         servers.FindByName(name));
   WEFT_RETURN_IF_ERROR(servers.SetDrained(server.key.id, true));
   const absl::Time deadline = absl::Now() + wait;
+  uint64_t newest = 0;
+  bool was_drained = false;
   for (;;) {
     WEFT_ASSIGN_OR_RETURN(const ps::ServerList list, servers.List());
     const ps::ServerList::Server* const now = list.Find(server.key.id);
-    if (now == nullptr || now->has_nothing()) {
+    // Another server may be asked now, which does not know the newest map yet.
+    const bool is_news = list.epoch >= newest;
+    if (is_news) {
+      newest = list.epoch;
+      if (was_drained && now != nullptr && !now->is_drained) {
+        return absl::FailedPreconditionError(
+            absl::StrCat(name, " takes part again: `weft servers add ", name,
+                         "` was called meanwhile"));
+      }
+      was_drained = now == nullptr || now->is_drained;
+    }
+    const int left =
+        now == nullptr ? 0 : now->primaries + now->backups + now->filling;
+    if (was_drained && is_news && left == 0) {
       std::printf("%s has nothing: it may be stopped\n", name.c_str());
       return 0;
     }
@@ -230,20 +272,20 @@ absl::StatusOr<int> Drain(const Servers& servers, const std::string& name,
       std::printf(
           "%s is drained: %d groups of partitions move away; weft servers "
           "list shows when it has nothing\n",
-          name.c_str(), now->primaries + now->backups + now->filling);
+          name.c_str(), left);
       return 0;
     }
     if (absl::Now() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat(
-          name, " still has ", now->primaries + now->backups + now->filling,
-          " groups of partitions after ", absl::FormatDuration(wait),
+          name, " still has ", left, " groups of partitions after ",
+          absl::FormatDuration(wait),
           "; it stays drained, and they go on to move"));
     }
     absl::SleepFor(kAskEvery);
   }
 }
 
-absl::StatusOr<int> Add(const Servers& servers, const std::string& name) {
+absl::StatusOr<int> Add(Servers& servers, const std::string& name) {
   WEFT_ASSIGN_OR_RETURN(const ps::ServerList::Server server,
                         servers.FindByName(name));
   WEFT_RETURN_IF_ERROR(servers.SetDrained(server.key.id, false));
@@ -281,8 +323,7 @@ void Print(const Servers& servers, const ps::v1::BalanceReply& reply) {
 
 // Waits until the groups that `reply` names are where it says, or until
 // `deadline`.
-absl::Status AwaitMoves(const Servers& servers,
-                        const ps::v1::BalanceReply& reply,
+absl::Status AwaitMoves(Servers& servers, const ps::v1::BalanceReply& reply,
                         absl::Time deadline) {
   for (;;) {
     WEFT_ASSIGN_OR_RETURN(const ps::ServerList list, servers.List());
@@ -307,7 +348,7 @@ absl::Status AwaitMoves(const Servers& servers,
   }
 }
 
-absl::StatusOr<int> Balance(const Servers& servers, bool dry_run,
+absl::StatusOr<int> Balance(Servers& servers, bool dry_run,
                             absl::Duration wait) {
   const absl::Time deadline = absl::Now() + wait;
   for (;;) {
@@ -357,8 +398,7 @@ absl::StatusOr<int> ServersCommand(int argc, char** argv) {
     return Usage("wanted list, drain SERVER, add SERVER or balance");
   }
   if (dry_run && !is_balance) return Usage("--dry-run is of balance");
-  WEFT_ASSIGN_OR_RETURN(const Servers servers,
-                        Servers::Find(question, meeting));
+  WEFT_ASSIGN_OR_RETURN(Servers servers, Servers::Find(question, meeting));
   if (verb == "drain") return Drain(servers, words[1], wait);
   if (verb == "add") return Add(servers, words[1]);
   if (is_balance) return Balance(servers, dry_run, wait);

@@ -3,12 +3,14 @@
 #ifndef WEFT_TESTS_OUTSIDE_LOCAL_AT_SOCKET_H_
 #define WEFT_TESTS_OUTSIDE_LOCAL_AT_SOCKET_H_
 
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -114,6 +116,21 @@ class AtSocket : public ::testing::Test {
     ASSERT_NE(client, nullptr);
     EXPECT_THAT(rpc::Call(client->To(kLong), Turned, "abc"),
                 testing::IsOkAndHolds("cba"));
+  }
+
+  // Each thread of it: a signal takes its time.
+  void StopWorker() const {
+    worker_->Signal(SIGSTOP);
+    const std::string threads = absl::StrCat("/proc/", worker_->pid(), "/task");
+    EXPECT_TRUE(testing::Becomes([&] {
+      for (const auto& thread : std::filesystem::directory_iterator(threads)) {
+        std::ifstream file(thread.path() / "stat");
+        std::string stat;
+        std::getline(file, stat);
+        if (!absl::StrContains(stat, ") T ")) return false;
+      }
+      return true;
+    }));
   }
 
   bool IsThere(const std::string& name) const {

@@ -116,6 +116,7 @@ TEST_F(Launch, CommandLinesThatAreWrongAreUsageErrors) {
       {"--nproc-per-node=1", "--elastic=3:2"},
       {"--nproc-per-node=1", "--elastic=0:2"},
       {"--nproc-per-node=3", "--elastic=1:2"},
+      {"--nproc-per-node=1", "--elastic=1:65537"},
       {"--nproc-per-node=1", "--elastic=1:2", "--max-restarts=1"},
       {"--nproc-per-node=1", "--elastic=1:2", "--allow-trainer-exits=1"},
       {"--nproc-per-node=1", "--max-restarts=-1"},
@@ -223,6 +224,20 @@ TEST_F(Launch, ProgramsThatCannotBeRunAreConfiguration) {
     EXPECT_EQ(ended.code, kConfig) << flag << ": " << ended.output;
   }
   EXPECT_EQ(OwnJobs(), std::vector<std::string>());
+}
+
+// replication.md, "A power loss": "The name of the job ... must be the same."
+// One that `weft run` has drawn is none that another start has.
+TEST_F(Launch, RecordsOfAJobWithoutANameAreWarnedOf) {
+  const std::string log = "--coordinator-log=" + dir_.Path("log");
+  const Ended drawn = Weft({"run", log, "--nproc-per-node=1", "true"});
+  EXPECT_EQ(drawn.code, 0) << drawn.output;
+  EXPECT_THAT(drawn.output, HasSubstr("warning: --coordinator-log without "
+                                      "--job"));
+  const Ended named =
+      Weft({"run", "--job=mine", log + "2", "--nproc-per-node=1", "true"});
+  EXPECT_EQ(named.code, 0) << named.output;
+  EXPECT_THAT(named.output, Not(HasSubstr("warning: --coordinator-log")));
 }
 
 // Paths of sockets have 107 bytes at most: where those of a job would be longer

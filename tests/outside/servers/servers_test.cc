@@ -1,0 +1,165 @@
+// weft servers in clumsy hands: while servers die, on jobs that have nothing to
+// move, by names that there are not. What is promised is quoted from
+// docs/cli.md.
+
+#include <signal.h>
+#include <sys/stat.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/tests/job/job.h"
+#include "weft/tests/support/patience.h"
+#include "weft/tests/support/spawn.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::testing {
+namespace {
+
+using nlohmann::json;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+// docs/cli.md, "Exit codes".
+constexpr int kUsage = 2, kConfig = 3;
+
+struct Ended {
+  int code = -1;
+  std::string output;
+};
+
+class Servers : public ::testing::Test {
+ protected:
+  Servers() { mkdir(job_.Path("run").c_str(), 0700); }
+
+  std::unique_ptr<Process> Weft(std::vector<std::string> words) const {
+    words.insert(words.begin(), Program("weft"));
+    auto process = Process::Start(
+        {std::move(words), {"XDG_RUNTIME_DIR=" + job_.Path("run")}});
+    EXPECT_THAT(process, IsOk());
+    return *std::move(process);
+  }
+  static Ended Finish(Process& process) {
+    const auto code = process.Wait(kLong);
+    EXPECT_THAT(code, IsOk()) << process.output();
+    return {code.ok() ? *code : -1, process.output()};
+  }
+  std::unique_ptr<Process> Ask(std::vector<std::string> words) const {
+    words.insert(words.begin(), "servers");
+    words.push_back("--job=moved");
+    return Weft(std::move(words));
+  }
+  Ended Run(std::vector<std::string> words) const {
+    return Finish(*Ask(std::move(words)));
+  }
+
+  // A training that goes on until it is stopped.
+  void Train(int servers) {
+    run_ = Weft({"run", "--job=moved", "--replicas=2", "--role",
+                 absl::StrCat("ps=", servers, ":", Program("parameter_server")),
+                 "--role",
+                 absl::StrCat("trainer=1:", Program("trainer"), " --data=",
+                              job_.data, " --batch-size=16 ", kForLong)});
+    AwaitTwoCopies();
+  }
+  void AwaitTwoCopies() const {
+    EXPECT_TRUE(Becomes([&] {
+      const Ended list = Run({"list", "--json"});
+      if (list.code != 0) return false;
+      const json map = json::parse(list.output);
+      int live = 0;
+      for (const json& server : map["servers"]) {
+        live += server["state"] == "live" ? 1 : 0;
+      }
+      return live == 3 && map["single"] == 0 && map["lost"] == 0;
+    })) << run_->output();
+  }
+
+  Job job_;
+  std::unique_ptr<Process> run_;
+};
+
+// "with --wait the command ends once ps1 has nothing and may be stopped, or
+// with an error after that time": whatever becomes of the server that it asks.
+TEST_F(Servers, DrainGoesOnWhereTheServerThatIsAskedDies) {
+  Train(3);
+  // Of a third death within 2 s of a start the job might end.
+  for (int i = 0; i < 2; ++i) {
+    const std::string drained = absl::StrCat("ps", 1 + i);
+    SCOPED_TRACE(drained);
+    const auto drain = Ask({"drain", drained, "--wait=60s"});
+    absl::SleepFor(absl::Milliseconds(100 + 40 * i));
+    KillWorker(*run_, "ps", 0);
+    const Ended ended = Finish(*drain);
+    // It may not have been asked yet: then two others are not there.
+    EXPECT_THAT(ended.code, AnyOf(0, kConfig)) << ended.output;
+    EXPECT_THAT(ended.output,
+                HasSubstr(ended.code == 0 ? "has nothing: it may be stopped"
+                                          : "cannot be drained"));
+    // Who was told that it may be stopped is right.
+    if (ended.code == 0) {
+      const json map = json::parse(Run({"list", "--json"}).output);
+      for (const json& server : map["servers"]) {
+        if (server["name"] != drained) continue;
+        EXPECT_TRUE(server["drained"].get<bool>());
+        EXPECT_EQ(server["primary"].get<int>() + server["backup"].get<int>(), 0)
+            << map;
+      }
+    }
+    EXPECT_EQ(Run({"add", drained}).code, 0);
+    AwaitTwoCopies();
+  }
+  Stop(*run_);
+}
+
+// "3 for a worker, function or job that is not there", "It is refused unless
+// two other servers are there that are not drained".
+TEST_F(Servers, WhatCannotBeIsRefusedAndChangesNothing) {
+  Train(3);
+  for (const char* name : {"ps3", "trainer0", "coordinator0", "ps", "", "PS0",
+                           "ps00", "ps-1", "ps99999999999999999999"}) {
+    for (const char* verb : {"drain", "add"}) {
+      const Ended ended = Run({verb, name});
+      EXPECT_EQ(ended.code, kConfig) << name << ended.output;
+      EXPECT_THAT(ended.output, HasSubstr("there are: ps0, ps1, ps2"));
+    }
+  }
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"drain", "ps0", "ps1"},
+                                             {"drain", "ps0", "--wait=-1s"},
+                                             {"add", "ps0", "--dry-run"}}) {
+    EXPECT_EQ(Run(words).code, kUsage) << words.back();
+  }
+  // All of them at once: one is drained, and the others are refused.
+  std::vector<std::unique_ptr<Process>> drains;
+  for (const char* name : {"ps0", "ps1", "ps2", "ps0"}) {
+    drains.push_back(Ask({"drain", name, "--wait=60s"}));
+  }
+  int done = 0;
+  for (const auto& drain : drains) {
+    const Ended ended = Finish(*drain);
+    EXPECT_THAT(ended.code, AnyOf(0, kConfig)) << ended.output;
+    done += ended.code == 0 ? 1 : 0;
+  }
+  EXPECT_THAT(done, AnyOf(1, 2));  // ps0 twice
+  const json map = json::parse(Run({"list", "--json"}).output);
+  int drained = 0;
+  for (const json& server : map["servers"]) {
+    drained += server["drained"].get<bool>() ? 1 : 0;
+  }
+  EXPECT_EQ(drained, 1) << map;
+  EXPECT_EQ(map["lost"], 0);
+  Stop(*run_);
+}
+
+}  // namespace
+}  // namespace weft::testing
