@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <random>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -324,10 +325,18 @@ bool MapKeeper::Compose(const KnownMap& stored, Work& work,
   for (const auto& [place, proposal] : refused) work.proposals.erase(place);
   const bool has_other_servers = work.view && work.view->Apply(next);
   if (has_other_servers || work.may_add_backups) {
-    work.adds_backups = next.AddBackups();
-    if (next.AddMoves()) work.adds_backups = true;
+    const std::set<WorkerKey> dropped = NoteDropped(base->map, next);
+    work.adds_backups = next.AddBackups(dropped);
+    if (next.AddMoves(dropped)) work.adds_backups = true;
   }
   return stored == nullptr || next.epoch() != base->map.epoch();
+}
+
+std::set<WorkerKey> MapKeeper::NoteDropped(const PartitionMap& before,
+                                           const PartitionMap& after) {
+  MutexLock lock(mu_);
+  dropped_.OnChange(before, after, Now());
+  return dropped_.At(Now());
 }
 
 bool MapKeeper::ComposeFirst(const View* view, PartitionMap& next) {
@@ -429,11 +438,13 @@ absl::Status MapKeeper::Adopt(const KnownMap& map) {
   if (known_ && known_->map.epoch() >= map->map.epoch()) {
     return absl::OkStatus();
   }
+  if (known_) dropped_.OnChange(known_->map, map->map, Now());
   known_ = map;
   PartitionMap wanted = map->map;
   const bool has_other_servers = view_ && view_->Apply(wanted);
-  wants_backups_ = wanted.AddBackups();
-  if (wanted.AddMoves()) wants_backups_ = true;
+  const std::set<WorkerKey> dropped = dropped_.At(Now());
+  wants_backups_ = wanted.AddBackups(dropped);
+  if (wanted.AddMoves(dropped)) wants_backups_ = true;
   if (has_other_servers || !proposals_.empty()) has_work_ = true;
   changed_.NotifyAll();
   return absl::OkStatus();

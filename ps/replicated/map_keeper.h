@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -30,6 +31,7 @@
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
+#include "weft/ps/core/replication/dropped_servers.h"
 #include "weft/ps/core/replication/partition_map.h"
 #include "weft/rendezvous/store.h"
 #include "weft/telemetry/telemetry.h"
@@ -167,6 +169,10 @@ class MapKeeper {
   bool Compose(const KnownMap& stored, Work& work, PartitionMap& next)
       ABSL_LOCKS_EXCLUDED(mu_);
   // The first map, if it is time for it.
+  // Which servers are to be avoided, once it is noted which `after` drops.
+  std::set<WorkerKey> NoteDropped(const PartitionMap& before,
+                                  const PartitionMap& after)
+      ABSL_LOCKS_EXCLUDED(mu_);
   bool ComposeFirst(const View* view, PartitionMap& next)
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<bool> Write(uint64_t version, PartitionMap next,
@@ -204,6 +210,7 @@ class MapKeeper {
   Instant next_contact_ ABSL_GUARDED_BY(mu_);
   bool wants_backups_ ABSL_GUARDED_BY(mu_) = false;  // known_ lacks some
   Instant next_backups_ ABSL_GUARDED_BY(mu_);
+  DroppedServers dropped_ ABSL_GUARDED_BY(mu_);
   std::optional<Contact> contact_ ABSL_GUARDED_BY(mu_);  // not told yet
   absl::Status store_status_ ABSL_GUARDED_BY(mu_);       // of the last attempt
   absl::Status no_first_map_ ABSL_GUARDED_BY(mu_);       // why

@@ -249,6 +249,28 @@ TEST_F(MapKeeperTest, EntryWithoutABackupGetsOne) {
       [&](const PartitionMap& now) { return !IsNone(now.entry(1).backup); }));
 }
 
+// As one that is stopped, and that the membership takes for live.
+TEST_F(MapKeeperTest, BackupThatWasDroppedIsNotChosenAgainBeforeOthers) {
+  const PartitionMap map = MapOf(3);
+  Put(map);
+  Node node(store_, {1, 1}, Quiet());
+  for (int i = 0; i < map.entries(); ++i) {
+    if (map.entry(i).backup != map.entry(0).backup) continue;
+    ASSERT_TRUE(StoreBecomes([&](const PartitionMap& now) {
+      if (now.entry(i).changed > map.entry(i).changed) return true;
+      node->Propose(ChangeOf(now, Kind::kDropBackup, i), Always());
+      return false;
+    }));
+  }
+  ASSERT_TRUE(StoreBecomes([&](const PartitionMap& now) {
+    for (int i = 0; i < map.entries(); ++i) {
+      if (IsNone(now.entry(i).backup)) return false;
+    }
+    return true;
+  }));
+  EXPECT_EQ(Stored().PartsOf(map.entry(0).backup).filling, 0);
+}
+
 TEST_F(MapKeeperTest, ChangeThatComesTooLateIsDropped) {
   PartitionMap map = MapOf(3);
   Put(map);

@@ -15,9 +15,15 @@ namespace weft::ps {
 // How much each server has to do.
 class PartitionMap::Loads {
  public:
-  explicit Loads(const PartitionMap& map) : servers_(map.servers_) {
+  explicit Loads(const PartitionMap& map,
+                 const std::set<WorkerKey>& avoided = {})
+      : servers_(map.servers_) {
     for (size_t i = 0; i < servers_.size(); ++i) {
       index_[servers_[i].key] = static_cast<int>(i);
+    }
+    for (const WorkerKey server : avoided) {
+      const auto known = index_.find(server);
+      if (known != index_.end()) avoided_.insert(known->second);
     }
     load_.assign(servers_.size(), 0);
     primaries_.assign(servers_.size(), 0);
@@ -37,24 +43,30 @@ class PartitionMap::Loads {
 
   // The server that is to stand by for `primary`: on another host, with the
   // least to do, and least of it for that primary, so that the others share
-  // what it has if it dies. A drained one only if there is no other, and not
-  // in place of `backup`. None if there is none.
+  // what it has if it dies. One that is avoided or drained only if there is no
+  // other, and not in place of `backup`. None if there is none.
   WorkerKey ChooseBackup(WorkerKey primary, WorkerKey backup = {}) const {
     const int from = index_.at(primary);
-    using Rank = std::tuple<bool, bool, int, int, int>;
-    Rank best = {true, true, 0, 0, -1};
+    using Rank = std::tuple<bool, bool, bool, int, int, int>;
+    Rank best = {true, true, true, 0, 0, -1};
     for (int i = 0; i < static_cast<int>(servers_.size()); ++i) {
       const Server& server = servers_[i];
       if (i == from || server.state != State::kLive) continue;
-      if (!IsNone(backup) && (server.is_drained || server.key == backup)) {
+      const bool is_avoided = avoided_.count(i) != 0;
+      if (!IsNone(backup) &&
+          (is_avoided || server.is_drained || server.key == backup)) {
         continue;
       }
       const auto pair = pairs_.find({from, i});
-      const Rank rank = {server.is_drained, server.host == servers_[from].host,
-                         load_[i], pair == pairs_.end() ? 0 : pair->second, i};
-      if (std::get<4>(best) < 0 || rank < best) best = rank;
+      const Rank rank = {is_avoided,
+                         server.is_drained,
+                         server.host == servers_[from].host,
+                         load_[i],
+                         pair == pairs_.end() ? 0 : pair->second,
+                         i};
+      if (std::get<5>(best) < 0 || rank < best) best = rank;
     }
-    const int chosen = std::get<4>(best);
+    const int chosen = std::get<5>(best);
     return chosen < 0 ? WorkerKey() : servers_[chosen].key;
   }
 
@@ -84,6 +96,7 @@ class PartitionMap::Loads {
 
   const std::vector<Server>& servers_;
   std::map<WorkerKey, int> index_;
+  std::set<int> avoided_;
   std::vector<int> load_;                     // by server: copies
   std::vector<int> primaries_;                // by server
   std::map<std::pair<int, int>, int> pairs_;  // by primary and backup
@@ -289,9 +302,9 @@ bool PartitionMap::FailServers(const std::vector<WorkerKey>& exited) {
   return has_changed;
 }
 
-bool PartitionMap::AddBackups() {
+bool PartitionMap::AddBackups(const std::set<WorkerKey>& avoided) {
   if (replicas_ < 2) return false;
-  Loads loads(*this);
+  Loads loads(*this, avoided);
   bool has_changed = false;
   for (Entry& entry : entries_) {
     if (IsNone(entry.primary) || !IsNone(entry.backup)) continue;
@@ -305,14 +318,14 @@ bool PartitionMap::AddBackups() {
   return has_changed;
 }
 
-bool PartitionMap::AddMoves() {
+bool PartitionMap::AddMoves(const std::set<WorkerKey>& avoided) {
   if (replicas_ < 2 || is_restoring_) return false;
   std::set<WorkerKey> drained;
   for (const Server& server : servers_) {
     if (server.is_drained) drained.insert(server.key);
   }
   if (drained.empty()) return false;
-  Loads loads(*this);
+  Loads loads(*this, avoided);
   bool has_changed = false;
   for (Entry& entry : entries_) {
     if (!entry.in_sync || entry.is_handing_over || !IsNone(entry.next)) {

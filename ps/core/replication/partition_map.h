@@ -33,6 +33,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -199,13 +200,15 @@ class PartitionMap {
   bool FailServers(const std::vector<WorkerKey>& exited);
 
   // Gives each partition that has no backup one, of those with the least to do.
-  // A drained one only if there is no other. False if there is none to give.
-  bool AddBackups();
+  // A drained one, or one of `avoided`, only if there is no other. False if
+  // there is none to give.
+  bool AddBackups(const std::set<WorkerKey>& avoided = {});
 
   // Takes the next steps of moving what drained servers have to those that are
   // not: gives entries that are in sync a `next`, or lets their primaries hand
-  // over. Not while a checkpoint is restored. False if there are none, now.
-  bool AddMoves();
+  // over. Not while a checkpoint is restored, and not to those of `avoided`.
+  // False if there are none, now.
+  bool AddMoves(const std::set<WorkerKey>& avoided = {});
 
   // kFailedPrecondition: the entry has changed since, or is not so.
   //   kMoveCopy,     the entry is not in sync, or on the move, or a checkpoint
