@@ -31,8 +31,9 @@
 // by then. Work that is put on the stream once X() has returned, or once the
 // Future is ready, sees the results. XAsync does not wait for the device; X()
 // and the group's thread do, until the deadline. Elements pass through pinned
-// host memory, unless the backend moves them from device to device (nccl): the
-// group keeps as much as was in use at one time, and the device's Context.
+// host memory, unless the backend moves them from device to device (nccl,
+// same_device): the group keeps as much as was in use at one time, and the
+// device's Context.
 //
 // Errors (each names operation, call site, group and rank):
 //   kInvalidArgument     wrong tensor, root, split or reduction: at once on
@@ -400,8 +401,8 @@ class ProcessGroup {
 };
 
 // OK if this binary has the backend: "local", "host", "stream", "gloo", "mpi",
-// "nccl"; else kUnimplemented, which names the backends that it has and how to
-// add this one.
+// "nccl", "same_device"; else kUnimplemented, which names the backends that it
+// has and how to add this one.
 absl::Status IsAvailable(absl::string_view backend);
 
 }  // namespace weft::collectives
