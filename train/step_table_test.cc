@@ -135,8 +135,7 @@ TEST(StepTable, PushThatIsNotAnsweredInItsTimeNamesWhereAndIsOver) {
   EXPECT_THAT(failed, StatusIs(absl::StatusCode::kUnavailable,
                                "a push was not answered within 3s: table "
                                "'rows': partition "));
-  EXPECT_THAT(failed,
-              StatusIs(absl::StatusCode::kUnavailable, "; that is ps"));
+  EXPECT_THAT(failed, StatusIs(absl::StatusCode::kUnavailable, "; that is ps"));
 }
 
 }  // namespace
