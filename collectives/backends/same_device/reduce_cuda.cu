@@ -25,9 +25,8 @@ bool LaunchReduce(void* stream, const ReduceCall& call) {
       std::min((call.elements + kThreads - 1) / kThreads, kMostBlocks));
   VisitReduceCall(call, [&](auto type, auto function) {
     using T = typename decltype(type)::Type;
-    ReduceKernel<T>
-        <<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(call,
-                                                                     function);
+    ReduceKernel<T><<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+        call, function);
   });
   return true;
 }
