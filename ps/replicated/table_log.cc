@@ -381,14 +381,16 @@ void TableLog::Write() {
 bool TableLog::TakeItems(Items& items) {
   items.clear();
   MutexLock lock(mu_);
-  while (queue_.empty() && !is_ending_ && !has_failed_) changed_.Wait(mu_);
-  if (queue_.empty() || has_failed_) return false;
-  size_t bytes = 0;
-  do {
+  while (queue_.empty() && !may_tell_ && !is_ending_ && !has_failed_) {
+    changed_.Wait(mu_);
+  }
+  if (has_failed_) return false;
+  if (!std::exchange(may_tell_, false) && queue_.empty()) return false;
+  for (size_t bytes = 0; !queue_.empty() && bytes < kBatchBytes;) {
     bytes += BytesOf(queue_.front().record);
     items.push_back(std::move(queue_.front()));
     queue_.pop_front();
-  } while (!queue_.empty() && bytes < kBatchBytes);
+  }
   return true;
 }
 
@@ -402,6 +404,7 @@ absl::Status TableLog::Commit(const Items& items) {
     if (item.begins_segment) {
       WEFT_RETURN_IF_ERROR(WriteBatch(batch));
       WEFT_RETURN_IF_ERROR(file_->Sync());
+      WEFT_RETURN_IF_ERROR(options_.files->MakeDirectories(options_.directory));
       WEFT_RETURN_IF_ERROR(BeginSegment(item.heads));
       MutexLock lock(mu_);
       oldest_ = segment_;
@@ -415,7 +418,19 @@ absl::Status TableLog::Commit(const Items& items) {
   WEFT_RETURN_IF_ERROR(WriteBatch(batch));
   WEFT_RETURN_IF_ERROR(file_->Sync());
   has_synced_ = true;
+  LookForSegment();
   return absl::OkStatus();
+}
+
+// A cleaner of old files, say. Nobody would find what is open after this
+// process: it is written anew, and what is not in a file of the directory until
+// then is not told to be on disk.
+void TableLog::LookForSegment() {
+  const absl::Status found = options_.files->Size(PathOf(segment_)).status();
+  if (!absl::IsNotFound(found)) return;
+  MutexLock lock(mu_);
+  is_removed_ = true;
+  changed_.NotifyAll();
 }
 
 absl::Status TableLog::WriteCopy(const Item& item, v1::TableLogBatch& batch) {
@@ -480,14 +495,21 @@ absl::Status TableLog::BeginSegment(
 }
 
 void TableLog::Report(const Items& items) {
-  std::map<std::pair<uint32_t, int>, Place> places;
   for (const Item& item : items) {
     if (item.has_place) {
-      places[{item.place.table, item.place.partition}] = item.place;
+      untold_[{item.place.table, item.place.partition}] = item.place;
     }
   }
+  bool is_removed;
+  {
+    MutexLock lock(mu_);
+    is_removed = is_removed_;
+  }
   std::vector<Place> on_disk;
-  for (const auto& [partition, place] : places) on_disk.push_back(place);
+  if (!is_removed) {
+    for (const auto& [partition, place] : untold_) on_disk.push_back(place);
+    untold_.clear();
+  }
   if (!on_disk.empty()) callbacks_.on_disk(on_disk);
   MutexLock lock(mu_);
   written_ += items.size();
@@ -521,7 +543,7 @@ void TableLog::Renew() {
     uint64_t segment = 0;
     {
       MutexLock lock(mu_);
-      while (!is_ending_ && !has_failed_ &&
+      while (!is_ending_ && !has_failed_ && !is_removed_ &&
              growth_ <= std::max(options_.least_growth, copied_)) {
         changed_.Wait(mu_);
       }
@@ -549,6 +571,8 @@ void TableLog::Renew() {
     MutexLock lock(mu_);
     if (is_whole) {
       copied_ = std::exchange(growth_, 0);
+      may_tell_ = std::exchange(is_removed_, false);
+      changed_.NotifyAll();
       continue;
     }
     while (!is_ending_ && changed_.WaitUntil(mu_, until)) {

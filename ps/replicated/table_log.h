@@ -13,6 +13,9 @@
 // that the log begins there, and what is older is removed: a process that is
 // killed amid that leaves segments that no longer count.
 //
+// So it is where somebody has removed the segment that is written to: until
+// then nothing that is appended counts as on disk.
+//
 // Errors name the file, and the byte where it is damaged. A full disk is tried
 // again each second: until then nothing that is appended is on disk, and
 // status() says why. After another error nothing is written any more.
@@ -164,6 +167,7 @@ class TableLog {
   absl::Status WriteBatch(v1::TableLogBatch& batch);
   absl::Status BeginSegment(const std::vector<v1::TableLogRecord>& heads);
   void Report(const Items& items) ABSL_LOCKS_EXCLUDED(mu_);
+  void LookForSegment() ABSL_LOCKS_EXCLUDED(mu_);
   // Whether to try again.
   bool Failed(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -184,6 +188,8 @@ class TableLog {
   bool is_torn_ = false;     // file_ ends in a write that failed
   bool has_synced_ = false;  // file_ has something that was synced
   uint64_t segment_ = 0;
+  // By table and partition: what is written, and not told yet.
+  std::map<std::pair<uint32_t, int>, Place> untold_;
 
   mutable Mutex mu_;
   mutable CondVar changed_;
@@ -191,7 +197,10 @@ class TableLog {
   bool is_begun_ ABSL_GUARDED_BY(mu_) = false;
   bool is_ending_ ABSL_GUARDED_BY(mu_) = false;
   bool has_failed_ ABSL_GUARDED_BY(mu_) = false;  // for good
-  uint64_t appended_ ABSL_GUARDED_BY(mu_) = 0;    // items
+  // Until a segment has all that there was in the one that is gone.
+  bool is_removed_ ABSL_GUARDED_BY(mu_) = false;
+  bool may_tell_ ABSL_GUARDED_BY(mu_) = false;  // what was held back for it
+  uint64_t appended_ ABSL_GUARDED_BY(mu_) = 0;  // items
   uint64_t written_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t oldest_ ABSL_GUARDED_BY(mu_) = 0;  // segment of the last Renew
   int64_t growth_ ABSL_GUARDED_BY(mu_) = 0;   // bytes since then

@@ -3,6 +3,7 @@
 #include "weft/ps/replicated/table_log.h"
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -286,6 +287,44 @@ TEST_F(TableLogOnDisk, LogOfAnotherJobIsKeptAsideAndOneServerHasItOpen) {
     kept += absl::StrContains(file.path().string(), ".log.of-job-");
   }
   EXPECT_GT(kept, 0);
+}
+
+// As by a cleaner of old files: what was appended before and after is found,
+// and is not told to be on disk before it can be.
+TEST_F(TableLogOnDisk, IsWrittenAnewWhereItWasRemoved) {
+  const auto layout = TableLayout::Create(Spec());
+  ASSERT_THAT(layout.status(), IsOk());
+  auto log = TableLog::Open(Options());
+  ASSERT_THAT(log.status(), IsOk());
+  std::atomic<bool> may_copy{false};
+  TableLog::Callbacks callbacks = CallbacksOf(told_);
+  callbacks.copy_all = [&] {
+    if (!may_copy) return false;
+    Marks marks;
+    marks[9].SkipTo(2);
+    (*log)->AppendCopy(
+        {1, 0, 1, 2}, marks, {},
+        std::make_shared<const CopyInPieces>(
+            **layout, PartitionImage{{}, {}, {}, {}}, RateChanges(), 1024));
+    return true;
+  };
+  ASSERT_THAT((*log)->Begin({1, 1}, kBirth, std::move(callbacks)), IsOk());
+  ASSERT_EQ((*log)->AddTable(Spec(), 0, true, false), 1u);
+  (*log)->AppendEntry({1, 0, 1, 1}, Entry(1));
+  ASSERT_THAT((*log)->Await(), IsOk());
+  EXPECT_EQ(told_->Through(0), 1u);
+  std::filesystem::remove_all(Options().directory);
+  (*log)->AppendEntry({1, 0, 1, 2}, Entry(2));
+  ASSERT_THAT((*log)->Await(), IsOk());
+  EXPECT_EQ(told_->Through(0), 1u);
+  may_copy = true;
+  EXPECT_TRUE(Becomes([&] { return told_->Through(0) == 2; }));
+  (*log)->Shutdown();
+  log->reset();
+  log = TableLog::Open(Options());
+  ASSERT_THAT(log.status(), IsOk());
+  ASSERT_EQ((*log)->found().tables().size(), 1u);
+  EXPECT_EQ((*log)->found().tables().at(1).partitions.at(0).n, 2u);
 }
 
 // Copies take the place of what is older, while entries come; a partition that
