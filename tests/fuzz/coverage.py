@@ -9,7 +9,7 @@ LEAST = 80.0
 
 # The parsers: files, and of a file that does more than read the functions that do.
 PARSERS = {
-    "base/record_frames.cc": "TakeFrame|IsAllZeros|CheckOf",
+    "base/io/record_frames.cc": "TakeFrame|IsAllZeros|CheckOf",
     "checkpoint/manifest.cc": "Parse|Read|Check|Take",
     "checkpoint/safetensors_header.cc": "",
     "collectives/core/frame.cc": "",
@@ -52,9 +52,9 @@ PARSERS = {
     "rendezvous/discovery/rendezvous_file.cc": "ParseRendezvousFile",
     "rendezvous/core/member_core.cc": "Parse|On(Join|Heartbeat|Watch|Leave)Reply|TakeView|LoseBy",
     "rendezvous/core/roll_call_core.cc": "Decode|Read(Entry|Terms|Roll)|FindOwn|OnRead|OnGiveUp",
-    "rendezvous/barrier_client.cc": "Meet|Gather",
+    "rendezvous/client/barrier_client.cc": "Meet|Gather",
     "rendezvous/membership.cc": "CheckNobodyIsThere",
-    "rendezvous/store_client.cc": "^(?!.*Change)",
+    "rendezvous/client/store_client.cc": "^(?!.*Change)",
     "rendezvous/wire.cc": "FromWire|Check|ReadView|BadAnswer",
     "rpc/codec/codec.cc": "Decoder|Decode",
     "rpc/codec/codec.h": "Decode",
