@@ -45,7 +45,7 @@ PARSERS = {
     "ps/replicated/logged_tables.cc": "^(?!.*OwnerRecord)",
     "ps/shard/shard_requests.cc": "",
     "rendezvous/coordinator.cc": "Handle|Parse|Read|Answer",
-    "rendezvous/coordinator_call.h": "CallUntil",
+    "rendezvous/client/coordinator_call.h": "CallUntil",
     "rendezvous/journal/etcd_journal.cc": "",
     "rendezvous/init_url.cc": "",
     "rendezvous/journal/journal.cc": "",
