@@ -248,8 +248,8 @@ absl::StatusOr<double> ServerTraining::Differentiate(
 
 template <typename T>
 weft::Result<T> ServerTraining::Await(const Future<T>& operation) {
-  return AwaitTable(operation, kRoundTimeout, client_,
-                    [this] { return options_.IsAskedToStop(); });
+  // The signal: Options::asked_to_stop is asked after steps alone.
+  return AwaitTable(operation, kRoundTimeout, client_, AskedToStop);
 }
 
 absl::StatusOr<double> ServerTraining::Step(const input::Example& batch) {
@@ -301,7 +301,7 @@ absl::StatusOr<Tensor> ServerTraining::AwaitRound(Future<Tensor> values,
   do {
     WEFT_RETURN_IF_ERROR(ServeAdopted(round));
     // Looks whose shards are without a trainer meanwhile.
-    if (options_.IsAskedToStop()) client_.GiveUpOnGoneServers();
+    if (AskedToStop()) client_.GiveUpOnGoneServers();
     (void)values.Wait(kLookAround);
   } while (!values.IsReady() && SteadyClock().Now() < give_up);
   return std::move(values).Wait(absl::ZeroDuration());
@@ -463,8 +463,7 @@ absl::Status ServerTraining::TrainEpoch(int epoch) {
     if (!batch.has_value()) return absl::OkStatus();
     const absl::StatusOr<double> stepped = Step(*batch);
     if (!stepped.ok()) {
-      return EndOfWait(stepped.status(), worker_.self().name,
-                       options_.IsAskedToStop());
+      return EndOfWait(stepped.status(), worker_.self().name, AskedToStop());
     }
     const double loss = *stepped;
     ++steps_;
