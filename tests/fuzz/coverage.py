@@ -54,7 +54,7 @@ PARSERS = {
     "rendezvous/core/roll_call_core.cc": "Decode|Read(Entry|Terms|Roll)|FindOwn|OnRead|OnGiveUp",
     "rendezvous/client/barrier_client.cc": "Meet|Gather",
     "rendezvous/membership.cc": "CheckNobodyIsThere",
-    "rendezvous/client/store_client.cc": "^(?!.*Change)",
+    "rendezvous/client/store_client.cc": "^(?!.*(Change|WaitReports|KeyText))",
     "rendezvous/wire.cc": "FromWire|Check|ReadView|BadAnswer",
     "rpc/codec/codec.cc": "Decoder|Decode",
     "rpc/codec/codec.h": "Decode",
