@@ -1,5 +1,5 @@
 // ReplicaSession: what the tables of one client of a job with two replicas
-// share: the newest map, and a thread that keeps the time.
+// share: the newest map, and a thread that calls OnTick of each table.
 //
 // That thread and the answers of servers may hold the last reference to a
 // session, or to a table, after the client has dropped both and has destroyed
@@ -36,7 +36,7 @@
 
 namespace weft::ps {
 
-// What is told of a newer map and of the time.
+// A table, which the session tells of newer maps, of the time, and of its end.
 class MapFollower {
  public:
   virtual ~MapFollower() = default;
@@ -81,15 +81,16 @@ class ReplicaSession : public EndsWithAgent,
   void Close() ABSL_LOCKS_EXCLUDED(mu_);
   void OnAgentEnd() override { Close(); }
 
-  // From kGiveUpAfter on no operation waits for a server that is gone and that
-  // no other has taken the place of: see gives_up.
+  // Operations that wait for a server which has ended, and which no other
+  // server has replaced, end kGiveUpAfter later: each table asks gives_up().
   void GiveUpOnGoneServers() ABSL_LOCKS_EXCLUDED(mu_);
   bool gives_up(Instant now) const ABSL_LOCKS_EXCLUDED(mu_);
   static constexpr absl::Duration kGiveUpAfter = absl::Seconds(2);
 
-  // How long the end of a table waits until what it has pushed is stable: a
-  // moment, where that of another has just waited in vain (NoteUnstable), for
-  // this one has had the same time.
+  // How long a table that is destroyed waits until what it has pushed is
+  // stable: 2 s; 20 ms if another table has just waited for so long without
+  // success (NoteUnstable), because the pushes of this one have had the same
+  // time.
   absl::Duration StableWithin() const ABSL_LOCKS_EXCLUDED(mu_);
   void NoteUnstable() ABSL_LOCKS_EXCLUDED(mu_);
 
