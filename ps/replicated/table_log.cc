@@ -565,7 +565,9 @@ void TableLog::Renew() {
       MutexLock lock(mu_);
       segment = oldest_;
     }
+    // Somebody may have removed it meanwhile.
     is_whole = is_whole && callbacks_.copy_all() && Await().ok() &&
+               options_.files->Size(PathOf(segment)).ok() &&
                WriteBegin(segment).ok() && RemoveBefore(segment).ok();
     const auto until = SteadyDeadline(kRenewAgainAfter);
     MutexLock lock(mu_);
