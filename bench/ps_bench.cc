@@ -6,8 +6,8 @@
 //                               step against its local one), P2 (sparse rows of
 //                               one float), P3 (rows of 64 floats, and dense
 //                               vectors), M (bytes of a row), R (two servers
-//                               with replicas: durability APPLIED against NONE;
-//                               a table of all levels, and without replicas),
+//                               with replicas: durability APPLIED against NONE,
+//                               by turns; rounds against none),
 //                               T (26 tables of 1,000 keys: one message
 //                               against 26 calls, by turns in one process), S
 //                               (snapshots of 64 MB while a worker pushes and
@@ -223,50 +223,44 @@ class Contest {
     report_.End();
   }
 
-  // Two servers in one process: without replicas and with them, at each level,
-  // by turns. D1, which is the default, may cost 10 % of D0; a synchronous
+  // Two servers in one process, two replicas. D1, which is the default, may
+  // cost 10 % of D0: two tables of the same servers, by turns. A synchronous
   // table, which has no D0, is compared with itself without replicas, and that
   // has no bound.
   void Replicas() {
-    const std::vector<std::pair<std::string, std::string>> ways = {
-        {"none", "--servers=2"},
-        {"D0", "--servers=2 --replicas=2 --durability=1"},
-        {"D1", "--servers=2 --replicas=2"},
-        {"D2", "--servers=2 --replicas=2 --durability=3"}};
-    const std::vector<std::pair<std::string, std::string>> cases = {
-        {"sparse 10,000 keys x 16", "--measure=sparse --keys=10000 --dim=16"},
+    const std::string both = "--servers=2 --replicas=2";
+    const std::vector<std::pair<std::string, std::string>> levels = {
+        {"sparse 10,000 keys x 16", "--keys=10000 --dim=16"},
         {"sparse 10,000 keys x 16, 16 in flight",
-         "--measure=sparse --keys=10000 --dim=16 --out=16"},
-        {"sparse 100 keys x 16, 16 in flight",
-         "--measure=sparse --keys=100 --dim=16 --out=16"},
-        {"dense 4 MiB", "--measure=dense --keys=1048576"},
+         "--keys=10000 --dim=16 --out=16"},
+        {"sparse 100 keys x 16, 16 in flight", "--keys=100 --dim=16 --out=16"},
+        {"dense 4 MiB", "--keys=1048576 --dim=0"}};
+    for (const auto& [name, what] : levels) {
+      report_.Begin();
+      const Figures ours =
+          runner_.Weft(absl::StrCat("--measure=levels ", what), both);
+      for (const std::string way : {"push", "pull"}) {
+        std::printf("# %s, %s: the ratio is within %.3f\n", name.c_str(),
+                    way.c_str(), Find(ours, way + "_ratio_within").value_or(0));
+        Add("R", absl::StrCat(name, ", ", way, "/s"),
+            Find(ours, way + "_applied_per_s"), Find(ours, way + "_none_per_s"),
+            {"durability NONE", "", 0.9, 1});
+      }
+      report_.End();
+    }
+    const std::vector<std::pair<std::string, std::string>> rounds = {
         {"round of 4 MiB", "--measure=rounds --keys=1048576"},
         {"round of 64 KiB", "--measure=rounds --keys=16384"}};
-    for (const auto& [name, what] : cases) {
+    for (const auto& [name, what] : rounds) {
       report_.Begin();
-      std::map<std::string, std::vector<Figures>> all;
+      std::vector<Figures> alone, replicated;
       for (int round = 0; round < runner_.rounds(); ++round) {
-        for (const auto& [level, of_both] : ways) {
-          const bool is_round = what.find("rounds") != std::string::npos;
-          if (is_round && level == "D0") continue;
-          all[level].push_back(runner_.Weft(what, of_both));
-        }
+        alone.push_back(runner_.Weft(what, "--servers=2"));
+        replicated.push_back(runner_.Weft(what, both));
       }
-      for (const auto& figure : all["D1"].front()) {
-        if (figure.first.find("keys_per_s") != std::string::npos) continue;
-        std::printf("# %s, %s:", name.c_str(), figure.first.c_str());
-        for (const auto& [level, of_both] : ways) {
-          if (all[level].empty()) continue;
-          std::printf(" %s %.4g", level.c_str(),
-                      Median(all[level], figure.first).value_or(0));
-        }
-        std::printf("\n");
-        const std::string rival = all["D0"].empty() ? "none" : "D0";
-        Add("R", absl::StrCat(name, ", ", figure.first),
-            Median(all["D1"], figure.first), Median(all[rival], figure.first),
-            {rival == "D0" ? "durability NONE" : "without replicas", "",
-             rival == "D0" ? 0.9 : 0.0, 1});
-      }
+      Add("R", absl::StrCat(name, ", rounds/s"),
+          Median(replicated, "rounds_per_s"), Median(alone, "rounds_per_s"),
+          {"without replicas", "", 0, 1});
       report_.End();
     }
   }
@@ -416,7 +410,6 @@ int main(int argc, char** argv) {
   app.add_option("--wire", options.wire, "")->group("");
   app.add_option("--servers", options.servers, "")->group("");
   app.add_option("--replicas", options.replicas, "")->group("");
-  app.add_option("--durability", options.durability, "")->group("");
   app.add_option("--rows", options.rows, "")->group("");
   app.add_option("--directory", options.directory, "")->group("");
   app.add_option("--seconds", options.seconds, "Of one measurement");

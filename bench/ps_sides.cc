@@ -3,9 +3,12 @@
 #include <signal.h>
 #include <sys/prctl.h>
 
+#include <cmath>
 #include <cstdio>
 #include <deque>
+#include <functional>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <utility>
 
@@ -70,12 +73,10 @@ std::string ServerAddress(const std::string& first, int i) {
   return i == 0 ? first : absl::StrCat(first, ".", i);
 }
 
-ps::v1::TableSpec Spec(const std::string& name, const PsOptions& options) {
+ps::v1::TableSpec Spec(const std::string& name) {
   ps::v1::TableSpec spec;
   spec.set_name(name);
   spec.set_mode(ps::v1::TableSpec::ASYNC);
-  spec.set_durability(
-      static_cast<ps::v1::TableSpec::Durability>(options.durability));
   spec.mutable_rule()->mutable_sgd()->set_lr(1.0);
   return spec;
 }
@@ -124,7 +125,7 @@ void SetWire(const std::string& name, ps::v1::WireValues& wire) {
 }
 
 void MeasureSparse(ps::Client& client, const PsOptions& options) {
-  ps::v1::TableSpec spec = Spec("sparse", options);
+  ps::v1::TableSpec spec = Spec("sparse");
   spec.set_kind(ps::v1::TableSpec::SPARSE);
   spec.set_dim(options.dim);
   SetWire(options.wire, *spec.mutable_wire());
@@ -159,7 +160,7 @@ void MeasureSparse(ps::Client& client, const PsOptions& options) {
 
 void MeasureDense(ps::Client& client, const PsOptions& options) {
   const int64_t n = options.keys;
-  ps::v1::TableSpec spec = Spec("dense", options);
+  ps::v1::TableSpec spec = Spec("dense");
   spec.set_kind(ps::v1::TableSpec::DENSE);
   spec.set_elements(n);
   auto table = *client.Dense(spec);
@@ -223,7 +224,7 @@ void MeasureLoop(ps::Client& client, const PsOptions& options) {
     WEFT_CHECK(local->Step().ok());
   };
   ps::FlatParameters parameters(model);
-  ps::v1::TableSpec spec = Spec("mlp", options);
+  ps::v1::TableSpec spec = Spec("mlp");
   spec.set_kind(ps::v1::TableSpec::DENSE);
   spec.set_elements(parameters.elements());
   spec.set_mode(ps::v1::TableSpec::SYNC);
@@ -250,7 +251,7 @@ void MeasureLoop(ps::Client& client, const PsOptions& options) {
 // Rounds of a synchronous table of which one worker has all the data.
 void MeasureRounds(ps::Client& client, const PsOptions& options) {
   const int64_t n = options.keys;
-  ps::v1::TableSpec spec = Spec("rounds", options);
+  ps::v1::TableSpec spec = Spec("rounds");
   spec.set_kind(ps::v1::TableSpec::DENSE);
   spec.set_elements(n);
   spec.set_mode(ps::v1::TableSpec::SYNC);
@@ -265,11 +266,81 @@ void MeasureRounds(ps::Client& client, const PsOptions& options) {
         Rate([&] { return table->PushPull(ones); }, 1, options.seconds));
 }
 
+// Prints the means of both, and how far from the ratio of these 95 of 100
+// other runs of as many turns would be.
+void PrintPairs(const std::string& way, const std::vector<double>& none,
+                const std::vector<double>& applied) {
+  const double turns = static_cast<double>(none.size());
+  const double of_none = std::accumulate(none.begin(), none.end(), 0.0) / turns;
+  const double of_applied =
+      std::accumulate(applied.begin(), applied.end(), 0.0) / turns;
+  const double ratio = of_applied / of_none;
+  double squares = 0;
+  for (size_t i = 0; i < none.size(); ++i) {
+    const double residual = applied[i] - ratio * none[i];
+    squares += residual * residual;
+  }
+  Print(way + "_none_per_s", of_none);
+  Print(way + "_applied_per_s", of_applied);
+  Print(way + "_ratio_within", 1.96 * std::sqrt(squares) / (turns * of_none));
+}
+
+// What it costs that a push is also at its backup when it is acknowledged: a
+// table of durability NONE and one of APPLIED on the same servers, by turns of
+// a tenth of a second, so that the machine's changes of speed meet both alike.
+void MeasureLevels(ps::Client& client, const PsOptions& options) {
+  constexpr int kTurns = 80;
+  constexpr double kTurnSeconds = 0.1;
+  struct Level {
+    std::string name;
+    ps::v1::TableSpec::Durability durability;
+    std::function<Future<void>()> push;
+    std::function<Future<Tensor>()> pull;
+    std::vector<double> pushes = {}, pulls = {};  // a second, in each turn
+  };
+  const bool sparse = options.dim > 0;
+  const Tensor keys = Tensor::FromVector(RandomKeys(options.keys, 1));
+  const Tensor ones = sparse ? Tensor::Ones({options.keys, options.dim})
+                             : Tensor::Ones({options.keys});
+  std::vector<Level> levels;
+  for (const auto& [name, durability] :
+       {std::pair("none", ps::v1::TableSpec::NONE),
+        std::pair("applied", ps::v1::TableSpec::APPLIED)}) {
+    ps::v1::TableSpec spec = Spec(name);
+    spec.set_durability(durability);
+    Level level{name, durability, {}, {}};
+    if (sparse) {
+      spec.set_kind(ps::v1::TableSpec::SPARSE);
+      spec.set_dim(options.dim);
+      const std::shared_ptr<ps::SparseTable> table = *client.Sparse(spec);
+      level.push = [table, keys, ones] { return table->Push(keys, ones); };
+      level.pull = [table, keys] { return table->Pull(keys); };
+    } else {
+      spec.set_kind(ps::v1::TableSpec::DENSE);
+      spec.set_elements(options.keys);
+      const std::shared_ptr<ps::DenseTable> table = *client.Dense(spec);
+      WEFT_CHECK(table->Initialize(ones).Wait(kTimeout).ok());
+      level.push = [table, ones] { return table->Push(ones); };
+      level.pull = [table] { return table->Pull(); };
+    }
+    levels.push_back(std::move(level));
+  }
+  for (int turn = 0; turn < kTurns; ++turn) {
+    for (size_t i = 0; i < levels.size(); ++i) {
+      Level& level = levels[(turn + i) % levels.size()];
+      level.pushes.push_back(Rate(level.push, options.out, kTurnSeconds));
+      level.pulls.push_back(Rate(level.pull, options.out, kTurnSeconds));
+    }
+  }
+  PrintPairs("push", levels[0].pushes, levels[1].pushes);
+  PrintPairs("pull", levels[0].pulls, levels[1].pulls);
+}
+
 // Bytes of a row of one float with Adam, a million of them.
-void MeasureMemory(ps::Client& client, const PsOptions& options) {
+void MeasureMemory(ps::Client& client) {
   constexpr int64_t kRows = 1'000'000;
   constexpr int64_t kPart = 100'000;
-  ps::v1::TableSpec spec = Spec("adam", options);
+  ps::v1::TableSpec spec = Spec("adam");
   spec.set_kind(ps::v1::TableSpec::SPARSE);
   spec.set_dim(1);
   spec.mutable_rule()->mutable_adam()->set_lr(0.001);
@@ -288,7 +359,7 @@ void MeasureMemory(ps::Client& client, const PsOptions& options) {
 }
 
 void MeasureMany(ps::Client& client, const PsOptions& options) {
-  ps::v1::TableSpec spec = Spec("field", options);
+  ps::v1::TableSpec spec = Spec("field");
   spec.set_kind(ps::v1::TableSpec::SPARSE);
   spec.set_dim(options.dim);
   for (const auto& [name, us] : MeasureManyTables(
@@ -298,7 +369,7 @@ void MeasureMany(ps::Client& client, const PsOptions& options) {
 }
 
 void MeasureSnapshotCost(ps::Client& client, const PsOptions& options) {
-  ps::v1::TableSpec spec = Spec("saved", options);
+  ps::v1::TableSpec spec = Spec("saved");
   spec.set_kind(ps::v1::TableSpec::SPARSE);
   spec.set_dim(options.dim);
   spec.mutable_rule()->mutable_adagrad()->set_lr(0.1);
@@ -379,8 +450,9 @@ int CallTables(const PsOptions& options) {
   if (options.measure == "sparse") MeasureSparse(client, options);
   if (options.measure == "dense") MeasureDense(client, options);
   if (options.measure == "rounds") MeasureRounds(client, options);
+  if (options.measure == "levels") MeasureLevels(client, options);
   if (options.measure == "loop") MeasureLoop(client, options);
-  if (options.measure == "memory") MeasureMemory(client, options);
+  if (options.measure == "memory") MeasureMemory(client);
   if (options.measure == "many") MeasureMany(client, options);
   if (options.measure == "snapshots") MeasureSnapshotCost(client, options);
   std::fflush(stdout);

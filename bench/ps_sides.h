@@ -24,7 +24,7 @@ struct PsOptions {
   // The main process sets these for those that it starts.
   std::string serve;    // an address to listen at
   std::string call;     // an address to call
-  std::string measure;  // "sparse", "dense", "snapshots", "loop"
+  std::string measure;  // "sparse", "dense", "levels", "loop", ...
   int64_t keys = 0;
   int64_t dim = 1;
   int out = 1;  // operations under way
@@ -32,7 +32,6 @@ struct PsOptions {
   std::string wire = "f32";  // of pushes and pulls: f32, f16, bf16, int8
   int servers = 1;
   int replicas = 1;
-  int durability = 0;     // ps::v1::TableSpec::Durability
   int64_t rows = 0;       // of a table that snapshots are taken of
   std::string directory;  // of its checkpoints
 };
