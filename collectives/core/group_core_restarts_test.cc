@@ -13,7 +13,7 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/collectives/core/group_core_world.h"
+#include "weft/collectives/core/testing/group_core_world.h"
 #include "weft/sim/random.h"
 
 namespace weft::collectives::group_core {

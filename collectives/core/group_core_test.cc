@@ -15,7 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/clock.h"
-#include "weft/collectives/core/group_core_world.h"
+#include "weft/collectives/core/testing/group_core_world.h"
 #include "weft/sim/random.h"
 
 namespace weft::collectives::group_core {

@@ -5,8 +5,8 @@
 // of the same rank; each process has a number of its own, which for the first
 // ones is their rank.
 
-#ifndef WEFT_COLLECTIVES_CORE_GROUP_CORE_WORLD_H_
-#define WEFT_COLLECTIVES_CORE_GROUP_CORE_WORLD_H_
+#ifndef WEFT_COLLECTIVES_CORE_TESTING_GROUP_CORE_WORLD_H_
+#define WEFT_COLLECTIVES_CORE_TESTING_GROUP_CORE_WORLD_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -657,4 +657,4 @@ class World {
 
 }  // namespace weft::collectives::group_core
 
-#endif  // WEFT_COLLECTIVES_CORE_GROUP_CORE_WORLD_H_
+#endif  // WEFT_COLLECTIVES_CORE_TESTING_GROUP_CORE_WORLD_H_
