@@ -267,7 +267,8 @@ absl::Status CheckOneDevice(const std::vector<PointToPoint>& parts) {
   return absl::OkStatus();
 }
 
-// Of each part; or one that is an error, and nothing was begun.
+// Returns a Future for each part; or one that is an error, and has begun
+// nothing.
 std::vector<Future<void>> BeginExchange(Generation& group,
                                         const std::vector<PointToPoint>& parts,
                                         const CallOptions& options,

@@ -93,6 +93,7 @@ TEST_F(OnUnix, ShutdownUnderLoadIsClean) {
     channel = nullptr;
     WEFT_EXPECT_OK(client->Shutdown(absl::ZeroDuration()));
     EXPECT_FALSE(recorder->closed().Wait(kSoon).ok());
+    EXPECT_TRUE(recorder->closed().IsReady());
   }
 }
 

@@ -193,6 +193,7 @@ TEST_F(SimulatedNetworkTest, ReorderedMessageComesOnceItsSenderTakesItForLost) {
   EXPECT_EQ(Write(*from_here_, "next"), Written::kUnderWay);
   ASSERT_THAT(there_->got().Wait(kLong), IsOk());
   EXPECT_FALSE(first_there->closed().Wait(kLong).ok());
+  EXPECT_EQ(first_there->closings(), 1);
   EXPECT_THAT(first_there->texts(), ElementsAre("late"));
   EXPECT_THAT(there_->texts(), ElementsAre("next"));
   EXPECT_EQ(there_->closings(), 0);

@@ -1,11 +1,11 @@
 #include "weft/collectives/core/frame.h"
 
-#include <algorithm>
-#include <cstring>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "weft/base/slice_reader.h"
 
 namespace weft::collectives {
 namespace {
@@ -24,48 +24,6 @@ struct Header {
   uint64_t offset;
 };
 static_assert(sizeof(Header) == 56);
-
-// Reads through a message whose slices may be cut anywhere.
-class Reader {
- public:
-  explicit Reader(const Slices& message) : message_(message) {}
-
-  bool Read(void* to, size_t bytes) {
-    char* out = static_cast<char*>(to);
-    while (bytes > 0) {
-      if (slice_ == message_.size()) return false;
-      const size_t n = std::min(bytes, message_[slice_].size() - at_);
-      memcpy(out, message_[slice_].data() + at_, n);
-      out += n;
-      bytes -= n;
-      Skip(n);
-    }
-    return true;
-  }
-  // What has not been read.
-  Slices Rest() const {
-    Slices rest;
-    for (size_t i = slice_; i < message_.size(); ++i) {
-      const size_t begin = i == slice_ ? at_ : 0;
-      if (begin == message_[i].size()) continue;
-      rest.push_back(message_[i].subspan(begin));
-    }
-    return rest;
-  }
-
- private:
-  void Skip(size_t n) {
-    at_ += n;
-    while (slice_ < message_.size() && at_ == message_[slice_].size()) {
-      ++slice_;
-      at_ = 0;
-    }
-  }
-
-  const Slices& message_;
-  size_t slice_ = 0;
-  size_t at_ = 0;
-};
 
 }  // namespace
 
@@ -97,9 +55,9 @@ Slices Encode(Frame frame) {
 }
 
 absl::StatusOr<Frame> Decode(const Slices& message) {
-  Reader reader(message);
+  SliceReader reader(message);
   Header header;
-  const bool is_good = reader.Read(&header, sizeof header) &&
+  const bool is_good = reader.Copy(&header, sizeof header) &&
                        header.magic == kMagic && header.kind >= Frame::kHello &&
                        header.kind <= Frame::kLeaveAck &&
                        header.text_bytes <= Frame::kMaxTextBytes;
@@ -115,12 +73,11 @@ absl::StatusOr<Frame> Decode(const Slices& message) {
   frame.total = header.total;
   frame.offset = header.offset;
   frame.text.resize(header.text_bytes);
-  if (!reader.Read(frame.text.data(), frame.text.size())) {
+  if (!reader.Copy(frame.text.data(), frame.text.size())) {
     return absl::InvalidArgumentError("a frame's text is cut");
   }
-  frame.content = reader.Rest();
-  uint64_t bytes = 0;
-  for (const Bytes& slice : frame.content) bytes += slice.size();
+  const uint64_t bytes = reader.remaining();
+  reader.Share(bytes, &frame.content);
   if (frame.offset > frame.total || bytes > frame.total - frame.offset) {
     return absl::InvalidArgumentError(
         absl::StrCat("a frame has ", bytes, " bytes at ", frame.offset,

@@ -13,6 +13,10 @@ namespace {
 // forget the calls that they keep in order to compare them with this rank's.
 constexpr int kTellAfter = 256;
 
+// A rank that waits looks more often than this whether another one is silent.
+// If it does not, it stood still itself, and has heard nobody meanwhile.
+constexpr absl::Duration kLongestLook = absl::Seconds(3);
+
 Frame OfKind(Frame::Kind kind) {
   Frame frame;
   frame.kind = kind;
@@ -55,6 +59,9 @@ void GroupCore::SendHello(int peer) {
   for (const auto& [key, why] : ended_shrinks_) {
     Post(peer, EndOfShrinkFrame(key, why, /*is_passed_on=*/true));
   }
+  // A peer that comes late would wait for this rank.
+  if (!broken_.ok()) Post(peer, AbortFrame(broken_));
+  if (has_left_) Post(peer, OfKind(Frame::kLeave));
 }
 
 bool GroupCore::Open(int peer) {
@@ -512,7 +519,12 @@ absl::Status GroupCore::CheckPeer(uint64_t sequence, int peer) {
 }
 
 bool GroupCore::IsSilent(int peer, Instant since, Instant now) {
-  if (now - std::max(peers_[peer].heard, since) < options_.dead_after) {
+  if (now - looked_ > std::max(options_.dead_after / 2, kLongestLook)) {
+    awake_since_ = now;
+  }
+  looked_ = now;
+  if (now - std::max({peers_[peer].heard, since, awake_since_}) <
+      options_.dead_after) {
     return false;
   }
   OnGone(peer, absl::UnavailableError(absl::StrCat(

@@ -165,7 +165,8 @@ class GroupCore {
   // Why an operation that needs `peer` cannot end; OK: it may.
   absl::Status CheckPeer(uint64_t sequence, int peer);
   // Whether `peer` was silent for dead_after, and at least from `since` on; it
-  // has ended then.
+  // has ended then. To be asked every second or so: a rank that has not asked
+  // for much longer stood still, and waits for as long again.
   bool IsSilent(int peer, Instant since, Instant now);
   // "rank 2 has not called it and last called X"; empty: all have.
   std::string DescribeRanksBefore(uint64_t sequence) const {
@@ -228,8 +229,8 @@ class GroupCore {
 
   void Post(int peer, Frame frame, bool is_answer = false);
   void PostToAll(const Frame& frame, int but = -1);
-  // Sends the first frames of a stream to `peer`: who this rank is, and which
-  // Shrinks have ended.
+  // Sends the first frames of a stream to `peer`: who this rank is, which
+  // Shrinks have ended, and whether it has broken or left the group.
   void SendHello(int peer);
   Frame Hello() const;
   static Frame AbortFrame(const absl::Status& why);
@@ -260,7 +261,9 @@ class GroupCore {
   GroupCoreOptions options_;
   std::vector<Peer> peers_;
   CalledOperations called_;
-  int untold_ = 0;  // operations since all were told
+  Instant looked_;       // when IsSilent was called last
+  Instant awake_since_;  // when it was called for the first time after a pause
+  int untold_ = 0;       // operations since all were told
   uint64_t asked_ = 0;
   bool has_left_ = false;
   absl::Status broken_;

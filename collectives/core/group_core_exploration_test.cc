@@ -11,7 +11,7 @@
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "weft/collectives/core/group_core_world.h"
+#include "weft/collectives/core/testing/group_core_world.h"
 
 namespace weft::collectives::group_core {
 namespace {

@@ -15,7 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/clock.h"
-#include "weft/collectives/core/group_core_world.h"
+#include "weft/collectives/core/testing/group_core_world.h"
 #include "weft/sim/random.h"
 
 namespace weft::collectives::group_core {
@@ -120,6 +120,24 @@ TEST(GroupCore, EndOfAShrinkIsToldToARankThatComesLater) {
   ASSERT_EQ(ranks[2].Accept(1, "", Instant()), absl::OkStatus());
   ranks.DeliverAll();
   EXPECT_EQ(ranks[2].CheckShrink(5), absl::CancelledError("enough"));
+}
+
+// Else it would wait for that rank for as long as its operation may take.
+TEST(GroupCore, RankThatComesLateHearsThatAnotherHasLeftOrBrokenTheGroup) {
+  for (const bool breaks : {false, true}) {
+    Strangers ranks(3);
+    ranks.Meet(1, 2);
+    if (breaks) ranks[1].Abort(absl::CancelledError("enough"));
+    ranks[1].Leave();
+    ranks.DeliverAll();
+    ASSERT_TRUE(ranks[0].Open(1));
+    ASSERT_EQ(ranks[1].Accept(0, "", Instant()), absl::OkStatus());
+    ranks.DeliverAll();
+    EXPECT_TRUE(ranks[0].HasLeft(1));
+    EXPECT_TRUE(ranks[1].KnowsOfLeave(0));
+    EXPECT_EQ(ranks[0].broken(),
+              breaks ? absl::CancelledError("enough") : absl::OkStatus());
+  }
 }
 
 TEST(GroupCore, ManyEndsOfShrinksDoNotGoRoundForEver) {

@@ -131,7 +131,8 @@ void TuneProcess() {
   (void)kept;
 }
 
-// Of what opens a stream within a host, beside its metadata.
+// How many bytes an opening of a stream within a host may have beside its
+// metadata.
 constexpr uint64_t kOpeningBytes = 1 << 10;
 
 // As long as the poller runs.

@@ -1,7 +1,21 @@
-#include "weft/optimizer/rules/adam.h"
+// Adam and AdamW: steps scaled by running moments of the gradient.
+//
+// With slots "m" and "v" and t the step:
+//   m = beta1 * m + (1 - beta1) * g;  v = beta2 * v + (1 - beta2) * g^2
+//   w -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
+// Adam adds weight_decay * w to g first; AdamW multiplies w by
+// 1 - lr * weight_decay instead. With amsgrad the root is that of the slot
+// "v_max", the largest v so far, as PyTorch has it (v, not v / (1 - beta2^t)).
+// Source: Kingma and Ba, "Adam", ICLR 2015; Loshchilov and Hutter, "Decoupled
+// weight decay regularization", ICLR 2019; Reddi, Kale and Kumar, "On the
+// convergence of Adam and beyond", ICLR 2018.
 
 #include <cmath>
+#include <memory>
 #include <vector>
+
+#include "weft/optimizer/rules/on_both_types.h"
+#include "weft/optimizer/rules/rules.h"
 
 namespace weft::optimizer {
 namespace {
@@ -56,43 +70,48 @@ void Step(const Options& options, const StepContext& context, double coupled,
   step(options, context, coupled, shrink, n, weights, gradient, slots);
 }
 
+class Adam final : public OnBothTypes<Adam, AdamOptions> {
+ public:
+  explicit Adam(const AdamOptions& options)
+      : OnBothTypes(options, SlotsFor(options.amsgrad)) {}
+
+  bool uses_step() const override { return true; }
+
+  template <typename T>
+  void Update(const StepContext& context, int64_t n, T* __restrict weights,
+              const T* __restrict gradient,
+              absl::Span<const absl::Span<T>> slots) const {
+    Step<T>(options_, context, /*coupled=*/options_.weight_decay,
+            /*shrink=*/1.0, n, weights, gradient, slots);
+  }
+};
+
+class AdamW final : public OnBothTypes<AdamW, AdamWOptions> {
+ public:
+  explicit AdamW(const AdamWOptions& options)
+      : OnBothTypes(options, SlotsFor(options.amsgrad)) {}
+
+  bool uses_step() const override { return true; }
+
+  template <typename T>
+  void Update(const StepContext& context, int64_t n, T* __restrict weights,
+              const T* __restrict gradient,
+              absl::Span<const absl::Span<T>> slots) const {
+    const double lr = options_.lr * context.lr_scale;
+    Step<T>(options_, context, /*coupled=*/0.0,
+            /*shrink=*/1.0 - lr * options_.weight_decay, n, weights, gradient,
+            slots);
+  }
+};
+
 }  // namespace
 
-Adam::Adam(const AdamOptions& options)
-    : OnBothTypes(SlotsFor(options.amsgrad)), options_(options) {}
-
-template <typename T>
-void Adam::Update(const StepContext& context, int64_t n, T* __restrict weights,
-                  const T* __restrict gradient,
-                  absl::Span<const absl::Span<T>> slots) const {
-  Step<T>(options_, context, /*coupled=*/options_.weight_decay,
-          /*shrink=*/1.0, n, weights, gradient, slots);
+std::unique_ptr<UpdateRule> MakeUnclipped(const AdamOptions& options) {
+  return std::make_unique<Adam>(options);
 }
 
-AdamW::AdamW(const AdamWOptions& options)
-    : OnBothTypes(SlotsFor(options.amsgrad)), options_(options) {}
-
-template <typename T>
-void AdamW::Update(const StepContext& context, int64_t n, T* __restrict weights,
-                   const T* __restrict gradient,
-                   absl::Span<const absl::Span<T>> slots) const {
-  const double lr = options_.lr * context.lr_scale;
-  Step<T>(options_, context, /*coupled=*/0.0,
-          /*shrink=*/1.0 - lr * options_.weight_decay, n, weights, gradient,
-          slots);
+std::unique_ptr<UpdateRule> MakeUnclipped(const AdamWOptions& options) {
+  return std::make_unique<AdamW>(options);
 }
-
-template void Adam::Update<float>(const StepContext&, int64_t, float*,
-                                  const float*,
-                                  absl::Span<const absl::Span<float>>) const;
-template void Adam::Update<double>(const StepContext&, int64_t, double*,
-                                   const double*,
-                                   absl::Span<const absl::Span<double>>) const;
-template void AdamW::Update<float>(const StepContext&, int64_t, float*,
-                                   const float*,
-                                   absl::Span<const absl::Span<float>>) const;
-template void AdamW::Update<double>(const StepContext&, int64_t, double*,
-                                    const double*,
-                                    absl::Span<const absl::Span<double>>) const;
 
 }  // namespace weft::optimizer

@@ -19,12 +19,18 @@ namespace weft::optimizer {
 //   void Update(const StepContext&, int64_t n, T* __restrict weights,
 //               const T* __restrict gradient,
 //               absl::Span<const absl::Span<T>> slots) const;
-template <typename Rule>
+template <typename Rule, typename Options>
 class OnBothTypes : public UpdateRule {
  public:
-  explicit OnBothTypes(std::vector<Slot> slots) : slots_(std::move(slots)) {}
+  OnBothTypes(const Options& options, std::vector<Slot> slots)
+      : options_(options), slots_(std::move(slots)) {}
 
+  RuleOptions options() const final { return options_; }
   absl::Span<const Slot> slots() const final { return slots_; }
+  // What is true of most rules.
+  Scope scope() const override { return Scope::kElement; }
+  bool uses_step() const override { return false; }
+  bool ignores_zero_gradient() const override { return false; }
 
   void Apply(const StepContext& context, absl::Span<float> weights,
              absl::Span<const float> gradient,
@@ -36,6 +42,9 @@ class OnBothTypes : public UpdateRule {
              absl::Span<const absl::Span<double>> slots) const final {
     ApplyAs<double>(context, weights, gradient, slots);
   }
+
+ protected:
+  const Options options_;
 
  private:
   template <typename T>

@@ -1,7 +1,23 @@
-#include "weft/optimizer/rules/rmsprop.h"
+// Rmsprop: steps divided by a running root mean square of the gradient.
+//
+// With g the gradient plus weight_decay * w, and slots "square_avg", if
+// centered "grad_avg", and with momentum "momentum":
+//   square_avg = alpha * square_avg + (1 - alpha) * g^2
+//   grad_avg = alpha * grad_avg + (1 - alpha) * g
+//   s = g / (sqrt(square_avg) + epsilon), or centered
+//   s = g / (sqrt(square_avg - grad_avg^2) + epsilon)
+//   w -= lr * s, or momentum = momentum * momentum + s;  w -= lr * momentum
+// A variance that roundings made negative is 0 here, NaN in PyTorch.
+// Source: Tieleman and Hinton, "Lecture 6.5: rmsprop", COURSERA 2012; centered:
+// Graves, "Generating sequences with recurrent neural networks", 2013; in the
+// form that PyTorch uses.
 
 #include <cmath>
+#include <memory>
 #include <vector>
+
+#include "weft/optimizer/rules/on_both_types.h"
+#include "weft/optimizer/rules/rules.h"
 
 namespace weft::optimizer {
 namespace {
@@ -45,28 +61,28 @@ void Step(const RmspropOptions& options, double lr_scale, int64_t n,
   }
 }
 
+class Rmsprop final : public OnBothTypes<Rmsprop, RmspropOptions> {
+ public:
+  explicit Rmsprop(const RmspropOptions& options)
+      : OnBothTypes(options, SlotsFor(options)) {}
+
+  template <typename T>
+  void Update(const StepContext& context, int64_t n, T* __restrict weights,
+              const T* __restrict gradient,
+              absl::Span<const absl::Span<T>> slots) const {
+    const bool moves = options_.momentum != 0.0;
+    const auto step =
+        options_.centered
+            ? (moves ? &Step<true, true, T> : &Step<true, false, T>)
+            : (moves ? &Step<false, true, T> : &Step<false, false, T>);
+    step(options_, context.lr_scale, n, weights, gradient, slots);
+  }
+};
+
 }  // namespace
 
-Rmsprop::Rmsprop(const RmspropOptions& options)
-    : OnBothTypes(SlotsFor(options)), options_(options) {}
-
-template <typename T>
-void Rmsprop::Update(const StepContext& context, int64_t n,
-                     T* __restrict weights, const T* __restrict gradient,
-                     absl::Span<const absl::Span<T>> slots) const {
-  const bool moves = options_.momentum != 0.0;
-  const auto step =
-      options_.centered
-          ? (moves ? &Step<true, true, T> : &Step<true, false, T>)
-          : (moves ? &Step<false, true, T> : &Step<false, false, T>);
-  step(options_, context.lr_scale, n, weights, gradient, slots);
+std::unique_ptr<UpdateRule> MakeUnclipped(const RmspropOptions& options) {
+  return std::make_unique<Rmsprop>(options);
 }
-
-template void Rmsprop::Update<float>(const StepContext&, int64_t, float*,
-                                     const float*,
-                                     absl::Span<const absl::Span<float>>) const;
-template void Rmsprop::Update<double>(
-    const StepContext&, int64_t, double*, const double*,
-    absl::Span<const absl::Span<double>>) const;
 
 }  // namespace weft::optimizer

@@ -1,249 +1,160 @@
 #include "weft/optimizer/rules/rule_spec.h"
 
-#include <variant>
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
 
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "weft/base/check.h"
 #include "weft/base/status_macros.h"
 
 namespace weft::optimizer {
 namespace {
 
-// Copies one field both ways: an absent one keeps the default.
-#define WEFT_READ(field) \
-  if (spec.has_##field()) options.field = spec.field()
-#define WEFT_WRITE(field) spec->set_##field(options.field)
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using google::protobuf::Reflection;
 
-SgdOptions Read(const v1::Sgd& spec) {
-  SgdOptions options;
-  WEFT_READ(lr);
-  WEFT_READ(momentum);
-  WEFT_READ(dampening);
-  WEFT_READ(weight_decay);
-  WEFT_READ(nesterov);
-  return options;
-}
+// The values of a rule's options, by the names that they have in its message.
+using Fields =
+    std::vector<std::pair<const char*, std::variant<double*, bool*>>>;
 
-template <typename Options, typename Spec>
-Options ReadAdam(const Spec& spec) {
-  Options options;
-  WEFT_READ(lr);
-  WEFT_READ(beta1);
-  WEFT_READ(beta2);
-  WEFT_READ(epsilon);
-  WEFT_READ(weight_decay);
-  WEFT_READ(amsgrad);
-  return options;
+Fields FieldsOf(SgdOptions& o) {
+  return {{"lr", &o.lr},
+          {"momentum", &o.momentum},
+          {"dampening", &o.dampening},
+          {"weight_decay", &o.weight_decay},
+          {"nesterov", &o.nesterov}};
 }
 
-AdagradOptions Read(const v1::Adagrad& spec) {
-  AdagradOptions options;
-  WEFT_READ(lr);
-  WEFT_READ(lr_decay);
-  WEFT_READ(weight_decay);
-  WEFT_READ(initial_accumulator);
-  WEFT_READ(epsilon);
-  return options;
+template <typename AdamLike>
+Fields FieldsOfAdam(AdamLike& o) {
+  return {{"lr", &o.lr},
+          {"beta1", &o.beta1},
+          {"beta2", &o.beta2},
+          {"epsilon", &o.epsilon},
+          {"weight_decay", &o.weight_decay},
+          {"amsgrad", &o.amsgrad}};
 }
 
-FtrlOptions Read(const v1::Ftrl& spec) {
-  FtrlOptions options;
-  WEFT_READ(lr);
-  WEFT_READ(beta);
-  WEFT_READ(l1);
-  WEFT_READ(l2);
-  WEFT_READ(initial_accumulator);
-  return options;
+Fields FieldsOf(AdamOptions& o) { return FieldsOfAdam(o); }
+
+Fields FieldsOf(AdamWOptions& o) { return FieldsOfAdam(o); }
+
+Fields FieldsOf(AdagradOptions& o) {
+  return {{"lr", &o.lr},
+          {"lr_decay", &o.lr_decay},
+          {"weight_decay", &o.weight_decay},
+          {"initial_accumulator", &o.initial_accumulator},
+          {"epsilon", &o.epsilon}};
 }
 
-RmspropOptions Read(const v1::Rmsprop& spec) {
-  RmspropOptions options;
-  WEFT_READ(lr);
-  WEFT_READ(alpha);
-  WEFT_READ(epsilon);
-  WEFT_READ(weight_decay);
-  WEFT_READ(momentum);
-  WEFT_READ(centered);
-  return options;
+Fields FieldsOf(FtrlOptions& o) {
+  return {{"lr", &o.lr},
+          {"beta", &o.beta},
+          {"l1", &o.l1},
+          {"l2", &o.l2},
+          {"initial_accumulator", &o.initial_accumulator}};
 }
 
-AdadeltaOptions Read(const v1::Adadelta& spec) {
-  AdadeltaOptions options;
-  WEFT_READ(lr);
-  WEFT_READ(rho);
-  WEFT_READ(epsilon);
-  WEFT_READ(weight_decay);
-  return options;
+Fields FieldsOf(RmspropOptions& o) {
+  return {{"lr", &o.lr},
+          {"alpha", &o.alpha},
+          {"epsilon", &o.epsilon},
+          {"weight_decay", &o.weight_decay},
+          {"momentum", &o.momentum},
+          {"centered", &o.centered}};
 }
 
-LionOptions Read(const v1::Lion& spec) {
-  LionOptions options;
-  WEFT_READ(lr);
-  WEFT_READ(beta1);
-  WEFT_READ(beta2);
-  WEFT_READ(weight_decay);
-  return options;
+Fields FieldsOf(AdadeltaOptions& o) {
+  return {{"lr", &o.lr},
+          {"rho", &o.rho},
+          {"epsilon", &o.epsilon},
+          {"weight_decay", &o.weight_decay}};
 }
 
-LambOptions Read(const v1::Lamb& spec) {
-  LambOptions options;
-  WEFT_READ(lr);
-  WEFT_READ(beta1);
-  WEFT_READ(beta2);
-  WEFT_READ(epsilon);
-  WEFT_READ(weight_decay);
-  return options;
+Fields FieldsOf(LionOptions& o) {
+  return {{"lr", &o.lr},
+          {"beta1", &o.beta1},
+          {"beta2", &o.beta2},
+          {"weight_decay", &o.weight_decay}};
 }
 
-RowwiseAdagradOptions Read(const v1::RowwiseAdagrad& spec) {
-  RowwiseAdagradOptions options;
-  WEFT_READ(lr);
-  WEFT_READ(epsilon);
-  WEFT_READ(weight_decay);
-  WEFT_READ(initial_accumulator);
-  return options;
+Fields FieldsOf(LambOptions& o) {
+  return {{"lr", &o.lr},
+          {"beta1", &o.beta1},
+          {"beta2", &o.beta2},
+          {"epsilon", &o.epsilon},
+          {"weight_decay", &o.weight_decay}};
 }
 
-void Write(const SgdOptions& options, v1::Sgd* spec) {
-  WEFT_WRITE(lr);
-  WEFT_WRITE(momentum);
-  WEFT_WRITE(dampening);
-  WEFT_WRITE(weight_decay);
-  WEFT_WRITE(nesterov);
+Fields FieldsOf(RowwiseAdagradOptions& o) {
+  return {{"lr", &o.lr},
+          {"epsilon", &o.epsilon},
+          {"weight_decay", &o.weight_decay},
+          {"initial_accumulator", &o.initial_accumulator}};
 }
 
-template <typename Options, typename Spec>
-void WriteAdam(const Options& options, Spec* spec) {
-  WEFT_WRITE(lr);
-  WEFT_WRITE(beta1);
-  WEFT_WRITE(beta2);
-  WEFT_WRITE(epsilon);
-  WEFT_WRITE(weight_decay);
-  WEFT_WRITE(amsgrad);
+Fields FieldsOf(RuleOptions& options) {
+  return std::visit([](auto& o) { return FieldsOf(o); }, options);
 }
 
-void Write(const AdagradOptions& options, v1::Adagrad* spec) {
-  WEFT_WRITE(lr);
-  WEFT_WRITE(lr_decay);
-  WEFT_WRITE(weight_decay);
-  WEFT_WRITE(initial_accumulator);
-  WEFT_WRITE(epsilon);
+const FieldDescriptor* FieldNamed(const Message& message,
+                                  const std::string& name) {
+  const FieldDescriptor* const field =
+      message.GetDescriptor()->FindFieldByName(name);
+  WEFT_CHECK(field != nullptr) << name;
+  return field;
 }
 
-void Write(const FtrlOptions& options, v1::Ftrl* spec) {
-  WEFT_WRITE(lr);
-  WEFT_WRITE(beta);
-  WEFT_WRITE(l1);
-  WEFT_WRITE(l2);
-  WEFT_WRITE(initial_accumulator);
+void Read(const Message& message, const FieldDescriptor* field, double* value) {
+  *value = message.GetReflection()->GetDouble(message, field);
+}
+void Read(const Message& message, const FieldDescriptor* field, bool* value) {
+  *value = message.GetReflection()->GetBool(message, field);
+}
+void Write(Message* message, const FieldDescriptor* field, double* value) {
+  message->GetReflection()->SetDouble(message, field, *value);
+}
+void Write(Message* message, const FieldDescriptor* field, bool* value) {
+  message->GetReflection()->SetBool(message, field, *value);
 }
 
-void Write(const RmspropOptions& options, v1::Rmsprop* spec) {
-  WEFT_WRITE(lr);
-  WEFT_WRITE(alpha);
-  WEFT_WRITE(epsilon);
-  WEFT_WRITE(weight_decay);
-  WEFT_WRITE(momentum);
-  WEFT_WRITE(centered);
-}
-
-void Write(const AdadeltaOptions& options, v1::Adadelta* spec) {
-  WEFT_WRITE(lr);
-  WEFT_WRITE(rho);
-  WEFT_WRITE(epsilon);
-  WEFT_WRITE(weight_decay);
-}
-
-void Write(const LionOptions& options, v1::Lion* spec) {
-  WEFT_WRITE(lr);
-  WEFT_WRITE(beta1);
-  WEFT_WRITE(beta2);
-  WEFT_WRITE(weight_decay);
-}
-
-void Write(const LambOptions& options, v1::Lamb* spec) {
-  WEFT_WRITE(lr);
-  WEFT_WRITE(beta1);
-  WEFT_WRITE(beta2);
-  WEFT_WRITE(epsilon);
-  WEFT_WRITE(weight_decay);
-}
-
-void Write(const RowwiseAdagradOptions& options, v1::RowwiseAdagrad* spec) {
-  WEFT_WRITE(lr);
-  WEFT_WRITE(epsilon);
-  WEFT_WRITE(weight_decay);
-  WEFT_WRITE(initial_accumulator);
-}
-
-#undef WEFT_READ
-#undef WEFT_WRITE
-
-void WriteTo(v1::RuleSpec& spec, const SgdOptions& o) {
-  Write(o, spec.mutable_sgd());
-}
-void WriteTo(v1::RuleSpec& spec, const AdamOptions& o) {
-  WriteAdam(o, spec.mutable_adam());
-}
-void WriteTo(v1::RuleSpec& spec, const AdamWOptions& o) {
-  WriteAdam(o, spec.mutable_adamw());
-}
-void WriteTo(v1::RuleSpec& spec, const AdagradOptions& o) {
-  Write(o, spec.mutable_adagrad());
-}
-void WriteTo(v1::RuleSpec& spec, const FtrlOptions& o) {
-  Write(o, spec.mutable_ftrl());
-}
-void WriteTo(v1::RuleSpec& spec, const RmspropOptions& o) {
-  Write(o, spec.mutable_rmsprop());
-}
-void WriteTo(v1::RuleSpec& spec, const AdadeltaOptions& o) {
-  Write(o, spec.mutable_adadelta());
-}
-void WriteTo(v1::RuleSpec& spec, const LionOptions& o) {
-  Write(o, spec.mutable_lion());
-}
-void WriteTo(v1::RuleSpec& spec, const LambOptions& o) {
-  Write(o, spec.mutable_lamb());
-}
-void WriteTo(v1::RuleSpec& spec, const RowwiseAdagradOptions& o) {
-  Write(o, spec.mutable_rowwise_adagrad());
-}
-
+// An absent field keeps the default.
 absl::StatusOr<RuleOptions> ReadRule(const v1::RuleSpec& spec) {
-  switch (spec.rule_case()) {
-    case v1::RuleSpec::kSgd:
-      return Read(spec.sgd());
-    case v1::RuleSpec::kAdam:
-      return ReadAdam<AdamOptions>(spec.adam());
-    case v1::RuleSpec::kAdamw:
-      return ReadAdam<AdamWOptions>(spec.adamw());
-    case v1::RuleSpec::kAdagrad:
-      return Read(spec.adagrad());
-    case v1::RuleSpec::kFtrl:
-      return Read(spec.ftrl());
-    case v1::RuleSpec::kRmsprop:
-      return Read(spec.rmsprop());
-    case v1::RuleSpec::kAdadelta:
-      return Read(spec.adadelta());
-    case v1::RuleSpec::kLion:
-      return Read(spec.lion());
-    case v1::RuleSpec::kLamb:
-      return Read(spec.lamb());
-    case v1::RuleSpec::kRowwiseAdagrad:
-      return Read(spec.rowwise_adagrad());
-    case v1::RuleSpec::RULE_NOT_SET:
-      break;
+  const Reflection* const of_spec = spec.GetReflection();
+  const FieldDescriptor* const set = of_spec->GetOneofFieldDescriptor(
+      spec, v1::RuleSpec::descriptor()->FindOneofByName("rule"));
+  if (set == nullptr) {
+    return absl::InvalidArgumentError(
+        "RuleSpec.rule is not set or unknown to this build, allowed are sgd, "
+        "adam, adamw, adagrad, ftrl, rmsprop, adadelta, lion, lamb, "
+        "rowwise_adagrad");
   }
-  return absl::InvalidArgumentError(
-      "RuleSpec.rule is not set or unknown to this build, allowed are sgd, "
-      "adam, adamw, adagrad, ftrl, rmsprop, adadelta, lion, lamb, "
-      "rowwise_adagrad");
+  WEFT_ASSIGN_OR_RETURN(RuleOptions options, RuleNamed(set->name()));
+  const Message& rule = of_spec->GetMessage(spec, set);
+  for (const auto& [name, value] : FieldsOf(options)) {
+    const FieldDescriptor* const field = FieldNamed(rule, name);
+    if (!rule.GetReflection()->HasField(rule, field)) continue;
+    std::visit([&](auto* to) { Read(rule, field, to); }, value);
+  }
+  return options;
 }
 
 }  // namespace
 
 v1::RuleSpec ToSpec(const RuleOptions& options, const ClipOptions& clip) {
   v1::RuleSpec spec;
-  std::visit([&spec](const auto& o) { WriteTo(spec, o); }, options);
+  Message* const rule = spec.GetReflection()->MutableMessage(
+      &spec, FieldNamed(spec, std::string(RuleName(options))));
+  RuleOptions written = options;
+  for (const auto& [name, value] : FieldsOf(written)) {
+    const FieldDescriptor* const field = FieldNamed(*rule, name);
+    std::visit([&](auto* from) { Write(rule, field, from); }, value);
+  }
   if (clip.value != 0.0) spec.set_clip_value(clip.value);
   if (clip.norm != 0.0) spec.set_clip_norm(clip.norm);
   return spec;

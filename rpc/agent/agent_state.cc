@@ -107,7 +107,7 @@ absl::Status AgentState::Start(Agent* agent) {
   }
   transport().Register(ConnectionPurpose());
   transport().Accept(ConnectionPurpose(),
-                     // Until Stop: then the transport lets go of it.
+                     // The transport drops this function in Stop.
                      [this](std::unique_ptr<transport::Connection> connection) {
                        return AcceptConnection(std::move(connection));
                      });

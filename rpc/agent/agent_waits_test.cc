@@ -336,8 +336,10 @@ TEST(OrderedQueue, EndsWithItsPeerAndWithItsAgent) {
   EXPECT_THAT(ranks[0].Shutdown(absl::Milliseconds(50)),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        "in an ordered queue to w0"));
-  EXPECT_FALSE(runs.Wait(absl::Seconds(10)).ok());
-  EXPECT_FALSE(waits.Wait(absl::Seconds(10)).ok());
+  for (const Future<void>& call : {runs, waits}) {
+    EXPECT_FALSE(call.Wait(absl::Seconds(10)).ok());
+    EXPECT_TRUE(call.IsReady());
+  }
 }
 
 TEST(OrderedQueue, CallsThatWaitAreAmongThePendingOnes) {

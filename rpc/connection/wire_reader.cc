@@ -133,66 +133,71 @@ class Reader {
   uint64_t size_ = 0;  // of it, if that is kBytes
 };
 
-// Each Read takes the message that is the field which has just begun.
+// A field of a message: its tag, and what reads it where it has just begun.
+template <uint64_t kTagOfField, typename Take>
+struct Field {
+  static constexpr uint64_t kTag = kTagOfField;
+  Take take;
+};
+template <int kNumber, uint64_t kType, typename Take>
+Field<Tag(kNumber, kType), Take> FieldOf(Take take) {
+  return {std::move(take)};
+}
+template <int kNumber, typename T>
+auto Number(T* value) {
+  return FieldOf<kNumber, kVarint>([value](Reader& r) { r.Number(value); });
+}
+template <int kNumber, typename T>
+auto Fixed(T* value) {
+  return FieldOf < kNumber,
+         sizeof(T) == 8 ? kFixed64
+                        : kFixed32 > ([value](Reader& r) { r.Fixed(value); });
+}
+template <int kNumber, typename T>
+auto Text(T* text) {
+  return FieldOf<kNumber, kBytes>([text](Reader& r) { r.Text(text); });
+}
+auto Body(Slices* slices) {
+  return FieldOf<kBody, kBytes>([slices](Reader& r) { r.Shared(slices); });
+}
+// A message, or one of several, that a Read below takes.
+template <int kNumber, typename T>
+auto Message(T* message) {
+  return FieldOf<kNumber, kBytes>([message](Reader& r) { Read(r, message); });
+}
+template <int kNumber, typename T>
+auto Ids(T* ids) {
+  return FieldOf<kNumber, kBytes>([ids](Reader& r) { ReadIntervals(r, ids); });
+}
+
+// Reads a message that ends where `end` bytes remain. Other fields than these
+// are skipped.
+template <typename... Fields>
+void ReadUntil(size_t end, Reader& r, const Fields&... fields) {
+  while (const uint64_t tag = r.Next(end)) {
+    const bool is_known =
+        ((tag == Fields::kTag && (fields.take(r), true)) || ...);
+    if (!is_known) r.Skip();
+  }
+}
+// The message that is the field which has just begun.
+template <typename... Fields>
+void ReadFields(Reader& r, const Fields&... fields) {
+  ReadUntil(r.End(), r, fields...);
+}
 
 void Read(Reader& r, rendezvous::WorkerKey* key) {
-  const size_t end = r.End();
-  while (const uint64_t tag = r.Next(end)) {
-    switch (tag) {
-      case Tag(1, kVarint):
-        r.Number(&key->id);
-        break;
-      case Tag(2, kVarint):
-        r.Number(&key->epoch);
-        break;
-      default:
-        r.Skip();
-    }
-  }
+  ReadFields(r, Number<1>(&key->id), Number<2>(&key->epoch));
 }
 
 void Read(Reader& r, Hello* hello) {
   hello->magic = hello->min_version = hello->max_version = 0;
-  const size_t end = r.End();
-  while (const uint64_t tag = r.Next(end)) {
-    switch (tag) {
-      case Tag(1, kFixed32):
-        r.Fixed(&hello->magic);
-        break;
-      case Tag(2, kVarint):
-        r.Number(&hello->min_version);
-        break;
-      case Tag(3, kVarint):
-        r.Number(&hello->max_version);
-        break;
-      case Tag(4, kBytes):
-        r.Text(&hello->job);
-        break;
-      case Tag(5, kBytes):
-        r.Text(&hello->build);
-        break;
-      case Tag(6, kBytes):
-        r.Text(&hello->name);
-        break;
-      case Tag(7, kBytes):
-        Read(r, &hello->from);
-        break;
-      case Tag(8, kBytes):
-        Read(r, &hello->to);
-        break;
-      case Tag(9, kFixed64):
-        r.Fixed(&hello->registry);
-        break;
-      case Tag(10, kVarint):
-        r.Number(&hello->generation);
-        break;
-      case Tag(11, kVarint):
-        r.Number(&hello->resumes);
-        break;
-      default:
-        r.Skip();
-    }
-  }
+  ReadFields(r, Fixed<1>(&hello->magic), Number<2>(&hello->min_version),
+             Number<3>(&hello->max_version), Text<4>(&hello->job),
+             Text<5>(&hello->build), Text<6>(&hello->name),
+             Message<7>(&hello->from), Message<8>(&hello->to),
+             Fixed<9>(&hello->registry), Number<10>(&hello->generation),
+             Number<11>(&hello->resumes));
 }
 
 // A code that no status has counts as kUnknown.
@@ -205,22 +210,8 @@ absl::Status ToStatus(uint64_t code, absl::string_view message) {
 void Read(Reader& r, FunctionTable* functions) {
   std::string name;
   FunctionSignature function;
-  const size_t end = r.End();
-  while (const uint64_t tag = r.Next(end)) {
-    switch (tag) {
-      case Tag(1, kBytes):
-        r.Text(&name);
-        break;
-      case Tag(2, kBytes):
-        r.Text(&function.signature);
-        break;
-      case Tag(3, kFixed64):
-        r.Fixed(&function.digest);
-        break;
-      default:
-        r.Skip();
-    }
-  }
+  ReadFields(r, Text<1>(&name), Text<2>(&function.signature),
+             Fixed<3>(&function.digest));
   if (functions->size() == kMaxFunctions) return r.Fail("too many functions");
   functions->emplace(std::move(name), std::move(function));
 }
@@ -232,49 +223,12 @@ void Read(Reader& r, Welcome* welcome) {
   bool has_functions = false;
   Limits& limits = welcome->limits;
   limits.calls = limits.bytes = limits.nested_calls = 0;
-  const size_t end = r.End();
-  while (const uint64_t tag = r.Next(end)) {
-    switch (tag) {
-      case Tag(1, kVarint):
-        r.Number(&code);
-        break;
-      case Tag(2, kBytes):
-        r.Text(&error);
-        break;
-      case Tag(3, kVarint):
-        r.Number(&welcome->version);
-        break;
-      case Tag(4, kVarint):
-        r.Number(&welcome->forgotten);
-        break;
-      case Tag(5, kVarint):
-        r.Number(&welcome->replaced);
-        break;
-      case Tag(6, kFixed64):
-        r.Fixed(&welcome->registry);
-        break;
-      case Tag(7, kBytes):
-        r.Text(&welcome->build);
-        break;
-      case Tag(8, kVarint):
-        r.Number(&limits.calls);
-        break;
-      case Tag(9, kVarint):
-        r.Number(&limits.bytes);
-        break;
-      case Tag(10, kVarint):
-        r.Number(&limits.nested_calls);
-        break;
-      case Tag(11, kBytes):
-        Read(r, &functions);
-        break;
-      case Tag(12, kVarint):
-        r.Number(&has_functions);
-        break;
-      default:
-        r.Skip();
-    }
-  }
+  ReadFields(r, Number<1>(&code), Text<2>(&error), Number<3>(&welcome->version),
+             Number<4>(&welcome->forgotten), Number<5>(&welcome->replaced),
+             Fixed<6>(&welcome->registry), Text<7>(&welcome->build),
+             Number<8>(&limits.calls), Number<9>(&limits.bytes),
+             Number<10>(&limits.nested_calls), Message<11>(&functions),
+             Number<12>(&has_functions));
   if (limits.calls < 0 || limits.bytes < 0 || limits.nested_calls < 0) {
     r.Fail("a limit below 0");
   }
@@ -313,19 +267,7 @@ void Read(Reader& r, FrozenAttachments* attachments) {
   }
   FrozenAttachment& one = attachments->emplace_back();
   Slices bytes;
-  const size_t end = r.End();
-  while (const uint64_t tag = r.Next(end)) {
-    switch (tag) {
-      case Tag(1, kBytes):
-        r.Text(&one.kind);
-        break;
-      case Tag(kBody, kBytes):
-        r.Shared(&bytes);
-        break;
-      default:
-        r.Skip();
-    }
-  }
+  ReadFields(r, Text<1>(&one.kind), Body(&bytes));
   // A copy: the batch that it came with is not held for it.
   one.bytes = Bytes::Copy(Flatten(bytes).view());
   if (one.kind.empty() || one.kind.size() > FrozenAttachment::kMostKindBytes) {
@@ -341,50 +283,20 @@ void Read(Reader& r, RequestFrame* frame) {
   frame->request = std::make_shared<Request>();
   Request& request = *frame->request;
   uint64_t timeout_us = 0;
-  const size_t end = r.End();
-  while (const uint64_t tag = r.Next(end)) {
-    switch (tag) {
-      case Tag(1, kVarint):
-        r.Number(&request.id);
-        break;
-      case Tag(2, kBytes):
-        r.Text(&request.name);
-        request.function = request.name.view();
-        break;
-      case Tag(3, kFixed64):
-        r.Fixed(&request.signature);
-        break;
-      case Tag(4, kVarint):
-        r.Number(&timeout_us);
-        break;
-      case Tag(5, kVarint):
-        r.Number(&request.depth);
-        break;
-      case Tag(6, kBytes):
-        r.Text(&request.chain);
-        break;
-      case Tag(7, kBytes):
-        ReadTrace(r, &request.trace);
-        break;
-      case Tag(8, kVarint):
-        r.Number(&frame->body_bytes);
-        break;
-      case Tag(9, kVarint):
-        r.Number(&request.keeps_result);
-        break;
-      case Tag(10, kVarint):
-        r.Number(&request.ordered_queue);
-        break;
-      case Tag(11, kBytes):
-        Read(r, &request.attachments);
-        break;
-      case Tag(kBody, kBytes):
-        r.Shared(&request.body);
-        break;
-      default:
-        r.Skip();
-    }
-  }
+  const auto name = [&request](Reader& reader) {
+    reader.Text(&request.name);
+    request.function = request.name.view();
+  };
+  const auto trace = [&request](Reader& reader) {
+    ReadTrace(reader, &request.trace);
+  };
+  ReadFields(r, Number<1>(&request.id), FieldOf<2, kBytes>(name),
+             Fixed<3>(&request.signature), Number<4>(&timeout_us),
+             Number<5>(&request.depth), Text<6>(&request.chain),
+             FieldOf<7, kBytes>(trace), Number<8>(&frame->body_bytes),
+             Number<9>(&request.keeps_result),
+             Number<10>(&request.ordered_queue),
+             Message<11>(&request.attachments), Body(&request.body));
   // Far beyond any limit, and still far from overflow.
   timeout_us = std::min<uint64_t>(timeout_us, int64_t{1} << 50);
   request.began = r.now();
@@ -402,19 +314,7 @@ void Read(Reader& r, Details* details) {
     return r.Fail(absl::StrCat("more than ", kMaxDetails, " details"));
   }
   auto& [key, value] = details->emplace_back();
-  const size_t end = r.End();
-  while (const uint64_t tag = r.Next(end)) {
-    switch (tag) {
-      case Tag(1, kBytes):
-        r.Text(&key);
-        break;
-      case Tag(2, kBytes):
-        r.Text(&value);
-        break;
-      default:
-        r.Skip();
-    }
-  }
+  ReadFields(r, Text<1>(&key), Text<2>(&value));
 }
 
 void Read(Reader& r, ReplyFrame* frame) {
@@ -424,37 +324,10 @@ void Read(Reader& r, ReplyFrame* frame) {
   uint8_t refusal = 0;
   std::string error;
   Details details;
-  const size_t end = r.End();
-  while (const uint64_t tag = r.Next(end)) {
-    switch (tag) {
-      case Tag(1, kVarint):
-        r.Number(&reply.id);
-        break;
-      case Tag(2, kVarint):
-        r.Number(&code);
-        break;
-      case Tag(3, kBytes):
-        r.Text(&error);
-        break;
-      case Tag(4, kVarint):
-        r.Number(&refusal);
-        break;
-      case Tag(5, kBytes):
-        Read(r, &details);
-        break;
-      case Tag(6, kBytes):
-        Read(r, &reply.attachments);
-        break;
-      case Tag(8, kVarint):
-        r.Number(&frame->body_bytes);
-        break;
-      case Tag(kBody, kBytes):
-        r.Shared(&reply.body);
-        break;
-      default:
-        r.Skip();
-    }
-  }
+  ReadFields(r, Number<1>(&reply.id), Number<2>(&code), Text<3>(&error),
+             Number<4>(&refusal), Message<5>(&details),
+             Message<6>(&reply.attachments), Number<8>(&frame->body_bytes),
+             Body(&reply.body));
   if (code != 0) reply.status = ToStatus(code, error);
   for (auto& [key, value] : details) {
     reply.status.SetPayload(key, absl::Cord(value));
@@ -470,8 +343,8 @@ void Read(Reader& r, ReplyFrame* frame) {
   CheckBody(r, reply.body, frame->body_bytes);
 }
 
-template <typename Intervals>
-void ReadIntervals(Reader& r, Intervals* ids) {
+template <typename Ids>
+void ReadIntervals(Reader& r, Ids* ids) {
   const size_t end = r.End();
   while (r.IsBefore(end)) {
     Interval interval;
@@ -486,67 +359,18 @@ void ReadIntervals(Reader& r, Intervals* ids) {
 }
 
 void Read(Reader& r, Ack* ack) {
-  const size_t end = r.End();
-  while (const uint64_t tag = r.Next(end)) {
-    switch (tag) {
-      case Tag(1, kBytes):
-        ReadIntervals(r, &ack->ids);
-        break;
-      case Tag(2, kBytes):
-        ReadIntervals(r, &ack->confirm);
-        break;
-      default:
-        r.Skip();
-    }
-  }
+  ReadFields(r, Ids<1>(&ack->ids), Ids<2>(&ack->confirm));
 }
 
-void Read(Reader& r, Cancel* cancel) {
-  const size_t end = r.End();
-  while (const uint64_t tag = r.Next(end)) {
-    switch (tag) {
-      case Tag(1, kBytes):
-        ReadIntervals(r, &cancel->ids);
-        break;
-      default:
-        r.Skip();
-    }
-  }
-}
+void Read(Reader& r, Cancel* cancel) { ReadFields(r, Ids<1>(&cancel->ids)); }
 
 void Read(Reader& r, Closed* closed) {
-  const size_t end = r.End();
-  while (const uint64_t tag = r.Next(end)) {
-    switch (tag) {
-      case Tag(1, kBytes):
-        ReadIntervals(r, &closed->seen);
-        break;
-      case Tag(2, kBytes):
-        ReadIntervals(r, &closed->never);
-        break;
-      default:
-        r.Skip();
-    }
-  }
+  ReadFields(r, Ids<1>(&closed->seen), Ids<2>(&closed->never));
 }
 
 void Read(Reader& r, Chunk* chunk) {
-  const size_t end = r.End();
-  while (const uint64_t tag = r.Next(end)) {
-    switch (tag) {
-      case Tag(1, kVarint):
-        r.Number(&chunk->id);
-        break;
-      case Tag(2, kVarint):
-        r.Number(&chunk->in_memory);
-        break;
-      case Tag(kBody, kBytes):
-        r.Shared(&chunk->data);
-        break;
-      default:
-        r.Skip();
-    }
-  }
+  ReadFields(r, Number<1>(&chunk->id), Number<2>(&chunk->in_memory),
+             Body(&chunk->data));
   if (chunk->in_memory > 0 && !chunk->data.empty()) {
     r.Fail("a chunk that is here and in shared memory");
   }
@@ -557,19 +381,7 @@ void Read(Reader& r, Chunk* chunk) {
 std::optional<Consumed> ReadConsumed(Reader& r) {
   uint8_t kind = 0;
   Consumed consumed;
-  const size_t end = r.End();
-  while (const uint64_t tag = r.Next(end)) {
-    switch (tag) {
-      case Tag(1, kVarint):
-        r.Number(&kind);
-        break;
-      case Tag(4, kVarint):
-        r.Number(&consumed.position);
-        break;
-      default:
-        r.Skip();
-    }
-  }
+  ReadFields(r, Number<1>(&kind), Number<4>(&consumed.position));
   if (kind == 0 || kind > kConsumed) {
     r.Fail(absl::StrCat("shared memory with the kind ", kind));
   }
@@ -577,17 +389,14 @@ std::optional<Consumed> ReadConsumed(Reader& r) {
   return consumed;
 }
 
-// Reads the field as a T and hands it on.
-template <typename T>
-void TakeFrame(Reader& r, absl::FunctionRef<absl::Status(Frame&&)> take) {
-  Frame frame(std::in_place_type<T>);
-  Read(r, &std::get<T>(frame));
-  if (r.status().ok()) r.Fail(take(std::move(frame)));
-}
-
-void TakeConsumed(Reader& r, absl::FunctionRef<absl::Status(Frame&&)> take) {
-  const std::optional<Consumed> consumed = ReadConsumed(r);
-  if (r.status().ok() && consumed.has_value()) r.Fail(take(*consumed));
+// Reads a T and hands it on.
+template <int kNumber, typename T>
+auto FrameOf(absl::FunctionRef<absl::Status(Frame&&)> take) {
+  return FieldOf<kNumber, kBytes>([take](Reader& r) {
+    Frame frame(std::in_place_type<T>);
+    Read(r, &std::get<T>(frame));
+    if (r.status().ok()) r.Fail(take(std::move(frame)));
+  });
 }
 
 }  // namespace
@@ -595,39 +404,17 @@ void TakeConsumed(Reader& r, absl::FunctionRef<absl::Status(Frame&&)> take) {
 absl::Status ReadBatch(const Slices& message, Instant now,
                        absl::FunctionRef<absl::Status(Frame&&)> take) {
   Reader r(message, now);
-  while (const uint64_t tag = r.Next(0)) {
-    switch (tag) {
-      case Tag(1, kBytes):
-        TakeFrame<Hello>(r, take);
-        break;
-      case Tag(2, kBytes):
-        TakeFrame<Welcome>(r, take);
-        break;
-      case Tag(3, kBytes):
-        TakeFrame<RequestFrame>(r, take);
-        break;
-      case Tag(4, kBytes):
-        TakeFrame<ReplyFrame>(r, take);
-        break;
-      case Tag(5, kBytes):
-        TakeFrame<Ack>(r, take);
-        break;
-      case Tag(7, kBytes):
-        TakeFrame<Cancel>(r, take);
-        break;
-      case Tag(8, kBytes):
-        TakeFrame<Closed>(r, take);
-        break;
-      case Tag(6, kBytes):
-        TakeFrame<Chunk>(r, take);
-        break;
-      case Tag(kMemory, kBytes):
-        TakeConsumed(r, take);
-        break;
-      default:
-        r.Skip();
+  const auto take_consumed = [take](Reader& reader) {
+    const std::optional<Consumed> consumed = ReadConsumed(reader);
+    if (reader.status().ok() && consumed.has_value()) {
+      reader.Fail(take(*consumed));
     }
-  }
+  };
+  ReadUntil(0, r, FrameOf<1, Hello>(take), FrameOf<2, Welcome>(take),
+            FrameOf<3, RequestFrame>(take), FrameOf<4, ReplyFrame>(take),
+            FrameOf<5, Ack>(take), FrameOf<7, Cancel>(take),
+            FrameOf<8, Closed>(take), FrameOf<6, Chunk>(take),
+            FieldOf<kMemory, kBytes>(take_consumed));
   return r.status();
 }
 

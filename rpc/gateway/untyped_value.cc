@@ -5,9 +5,11 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/reworded.h"
@@ -134,12 +136,7 @@ absl::Status OutOfRange(const Type& type, absl::string_view found) {
 }
 
 // A number as it came: as wide as can be, with its sign.
-struct Number {
-  enum class Kind { kInteger, kNatural, kReal } kind;
-  int64_t integer = 0;
-  uint64_t natural = 0;
-  double real = 0;
-};
+using Number = std::variant<int64_t, uint64_t, double>;
 
 template <typename T>
 absl::Status PutAs(T value, Encoder& encoder) {
@@ -154,14 +151,9 @@ absl::Status PutInteger(uint64_t bits, const Type& type, Encoder& encoder) {
 }
 
 absl::Status PutNumber(const Number& n, const Type& type, Encoder& encoder) {
-  const bool is_negative = n.kind == Number::Kind::kInteger && n.integer < 0;
-  const uint64_t bits = n.kind == Number::Kind::kNatural
-                            ? n.natural
-                            : static_cast<uint64_t>(n.integer);
   if (type.kind == Kind::kFloat) {
-    const double real = n.kind == Number::Kind::kReal ? n.real
-                        : is_negative ? static_cast<double>(n.integer)
-                                      : static_cast<double>(bits);
+    const double real =
+        std::visit([](auto x) { return static_cast<double>(x); }, n);
     if (type.bytes == 8) return PutAs(real, encoder);
     if (std::isfinite(real) &&
         std::abs(real) > std::numeric_limits<float>::max()) {
@@ -169,25 +161,26 @@ absl::Status PutNumber(const Number& n, const Type& type, Encoder& encoder) {
     }
     return PutAs(static_cast<float>(real), encoder);
   }
-  if (n.kind == Number::Kind::kReal) {
+  if (std::holds_alternative<double>(n)) {
     return absl::InvalidArgumentError(
         absl::StrCat("wanted ", type.name, ", found a real number"));
   }
+  const int64_t* const integer = std::get_if<int64_t>(&n);
+  const bool is_negative = integer != nullptr && *integer < 0;
+  const uint64_t bits = integer != nullptr ? static_cast<uint64_t>(*integer)
+                                           : std::get<uint64_t>(n);
   const int width = 8 * type.bytes;
-  if (type.kind == Kind::kUnsigned) {
-    if (is_negative || (width < 64 && bits >> width != 0)) {
-      return OutOfRange(
-          type, is_negative ? absl::StrCat(n.integer) : absl::StrCat(bits));
-    }
-    return PutInteger(bits, type, encoder);
-  }
   const uint64_t largest = ~uint64_t{0} >> (65 - width);
-  if (is_negative ? static_cast<uint64_t>(-(n.integer + 1)) > largest
-                  : bits > largest) {
-    return OutOfRange(
-        type, is_negative ? absl::StrCat(n.integer) : absl::StrCat(bits));
+  bool fits;
+  if (type.kind == Kind::kUnsigned) {
+    fits = !is_negative && (width == 64 || bits >> width == 0);
+  } else {
+    fits = is_negative ? static_cast<uint64_t>(-(*integer + 1)) <= largest
+                       : bits <= largest;
   }
-  return PutInteger(bits, type, encoder);
+  if (fits) return PutInteger(bits, type, encoder);
+  return OutOfRange(type,
+                    is_negative ? absl::StrCat(*integer) : absl::StrCat(bits));
 }
 
 absl::Status EncodeValue(const v1::Value& value, const Type& type,
@@ -197,14 +190,11 @@ absl::Status EncodeNumber(const v1::Value& value, const Type& type,
                           Encoder& encoder) {
   switch (value.kind_case()) {
     case v1::Value::kInteger:
-      return PutNumber({Number::Kind::kInteger, value.integer()}, type,
-                       encoder);
+      return PutNumber(int64_t{value.integer()}, type, encoder);
     case v1::Value::kNatural:
-      return PutNumber({Number::Kind::kNatural, 0, value.natural()}, type,
-                       encoder);
+      return PutNumber(uint64_t{value.natural()}, type, encoder);
     case v1::Value::kReal:
-      return PutNumber({Number::Kind::kReal, 0, 0, value.real()}, type,
-                       encoder);
+      return PutNumber(value.real(), type, encoder);
     default:
       return Mismatch(type, value);
   }
@@ -232,24 +222,17 @@ absl::Status At(size_t index, const absl::Status& status) {
 template <typename Values, typename Encode>
 absl::Status EncodeElements(const Values& values, const Type& element,
                             Encoder& encoder, Encode encode) {
-  const auto count = static_cast<uint64_t>(values.size());
-  if (!element.is_number() || element.is_enum) {
-    encoder.Varint(count);
-    size_t index = 0;
-    for (const auto& value : values) {
-      const absl::Status status = encode(value, encoder);
-      if (!status.ok()) return At(index, status);
-      ++index;
-    }
-    return absl::OkStatus();
-  }
+  const bool is_numbers = element.is_number() && !element.is_enum;
   Encoder numbers;
+  Encoder& to = is_numbers ? numbers : encoder;
+  if (!is_numbers) to.Varint(static_cast<uint64_t>(values.size()));
   size_t index = 0;
   for (const auto& value : values) {
-    const absl::Status status = encode(value, numbers);
+    const absl::Status status = encode(value, to);
     if (!status.ok()) return At(index, status);
     ++index;
   }
+  if (!is_numbers) return absl::OkStatus();
   WEFT_ASSIGN_OR_RETURN(Slices encoded, std::move(numbers).Finish());
   encoder.Attach(Flatten(encoded));
   return absl::OkStatus();
@@ -265,25 +248,16 @@ absl::Status EncodeVector(const v1::Value& value, const Type& type,
                           });
   }
   if (!element.is_number()) return Mismatch(type, value);
+  const auto put = [&](Number one, Encoder& to) {
+    return PutNumber(one, element, to);
+  };
   switch (value.kind_case()) {
     case v1::Value::kIntegers:
-      return EncodeElements(
-          value.integers().values(), element, encoder,
-          [&](int64_t one, Encoder& to) {
-            return PutNumber({Number::Kind::kInteger, one}, element, to);
-          });
+      return EncodeElements(value.integers().values(), element, encoder, put);
     case v1::Value::kNaturals:
-      return EncodeElements(
-          value.naturals().values(), element, encoder,
-          [&](uint64_t one, Encoder& to) {
-            return PutNumber({Number::Kind::kNatural, 0, one}, element, to);
-          });
+      return EncodeElements(value.naturals().values(), element, encoder, put);
     case v1::Value::kReals:
-      return EncodeElements(
-          value.reals().values(), element, encoder,
-          [&](double one, Encoder& to) {
-            return PutNumber({Number::Kind::kReal, 0, 0, one}, element, to);
-          });
+      return EncodeElements(value.reals().values(), element, encoder, put);
     default:
       return Mismatch(type, value);
   }
@@ -395,20 +369,17 @@ absl::Status EncodeValue(const v1::Value& value, const Type& type,
 absl::StatusOr<Number> TakeNumber(Decoder& decoder, const Type& type) {
   uint64_t bits = 0;
   WEFT_RETURN_IF_ERROR(decoder.Raw(&bits, static_cast<size_t>(type.bytes)));
-  Number number{Number::Kind::kNatural, 0, bits};
   const int unused = 64 - 8 * type.bytes;
+  // The shifts carry the sign to the left.
   if (type.kind == Kind::kSigned) {
-    // The shifts carry the sign to the left.
-    number.kind = Number::Kind::kInteger;
-    number.integer = static_cast<int64_t>(bits << unused) >> unused;
-  } else if (type.kind == Kind::kFloat) {
-    number.kind = Number::Kind::kReal;
-    float single;
-    std::memcpy(&single, &bits, sizeof single);
-    std::memcpy(&number.real, &bits, sizeof number.real);
-    if (type.bytes == 4) number.real = single;
+    return static_cast<int64_t>(bits << unused) >> unused;
   }
-  return number;
+  if (type.kind != Kind::kFloat) return bits;
+  float single;
+  double real;
+  std::memcpy(&single, &bits, sizeof single);
+  std::memcpy(&real, &bits, sizeof real);
+  return type.bytes == 4 ? double{single} : real;
 }
 
 absl::Status DecodeNumbers(Decoder& decoder, const Type& element,
@@ -418,16 +389,12 @@ absl::Status DecodeNumbers(Decoder& decoder, const Type& element,
   const size_t count = size / static_cast<size_t>(element.bytes);
   for (size_t i = 0; i < count; ++i) {
     WEFT_ASSIGN_OR_RETURN(const Number number, TakeNumber(decoder, element));
-    switch (number.kind) {
-      case Number::Kind::kInteger:
-        value->mutable_integers()->add_values(number.integer);
-        break;
-      case Number::Kind::kNatural:
-        value->mutable_naturals()->add_values(number.natural);
-        break;
-      case Number::Kind::kReal:
-        value->mutable_reals()->add_values(number.real);
-        break;
+    if (const auto* integer = std::get_if<int64_t>(&number)) {
+      value->mutable_integers()->add_values(*integer);
+    } else if (const auto* natural = std::get_if<uint64_t>(&number)) {
+      value->mutable_naturals()->add_values(*natural);
+    } else {
+      value->mutable_reals()->add_values(std::get<double>(number));
     }
   }
   if (count > 0) return absl::OkStatus();
@@ -519,9 +486,13 @@ absl::Status DecodeValue(Decoder& decoder, const Type& type, v1::Value* value) {
     case Kind::kUnsigned:
     case Kind::kFloat: {
       WEFT_ASSIGN_OR_RETURN(const Number number, TakeNumber(decoder, type));
-      if (type.kind == Kind::kSigned) value->set_integer(number.integer);
-      if (type.kind == Kind::kUnsigned) value->set_natural(number.natural);
-      if (type.kind == Kind::kFloat) value->set_real(number.real);
+      if (const auto* integer = std::get_if<int64_t>(&number)) {
+        value->set_integer(*integer);
+      } else if (const auto* natural = std::get_if<uint64_t>(&number)) {
+        value->set_natural(*natural);
+      } else {
+        value->set_real(std::get<double>(number));
+      }
       return absl::OkStatus();
     }
     case Kind::kString:

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "weft/base/error.h"
+#include "weft/tensor/cuda/losses.h"
 #include "weft/tensor/on_device.h"
 #include "weft/tensor/ops/elementwise.h"
 #include "weft/tensor/ops/fold.h"
@@ -22,6 +22,10 @@ using internal::IsHalf;
 using internal::OnDevice;
 using internal::Operation;
 using internal::Wide;
+using internal::cuda::BceOfLogits;
+using internal::cuda::Huber;
+using internal::cuda::KlDivergence;
+using internal::cuda::SquaredError;
 
 // Rows of `n` elements, `stride` apart, of contiguous tensors: the lines along
 // one dimension.
@@ -402,13 +406,6 @@ void CrossEntropyBackwardOnHost(const CrossEntropyOptions& options,
   });
 }
 
-// The loss of one logit x for target t, without overflow.
-template <typename T>
-inline T BceLoss(T x, T t) {
-  return (x < T(0) ? T(0) : x) - x * t +
-         std::log1p(internal::Exp(-std::fabs(x)));
-}
-
 // out = op(x, t) of each.
 template <typename T, typename Op>
 void MapPair(const Tensor& x, const Tensor& t, const Tensor& out, Op op) {
@@ -418,25 +415,27 @@ void MapPair(const Tensor& x, const Tensor& t, const Tensor& out, Op op) {
   for (int64_t i = 0; i < x.numel(); ++i) result[i] = op(in[i], target[i]);
 }
 
-// The loss op(x, t) of each, reduced. `parameter` is what `op` holds.
-template <typename Op>
+// The loss Fn of each, one of cuda/losses.h, which kernels compute too.
+template <typename Fn>
 Tensor PairLoss(const char* where, const Tensor& x, const Tensor& t,
-                Reduction reduction, Op op, double parameter = 0) {
+                Reduction reduction, double parameter = 0) {
   CheckAlike(x, t, where);
   CheckFloating(x, where);
   if (IsHalf(x)) {
-    return PairLoss(where, Wide(x), Wide(t), reduction, op, parameter)
+    return PairLoss<Fn>(where, Wide(x), Wide(t), reduction, parameter)
         .To(x.dtype());
   }
   const Tensor losses = Tensor::EmptyLike(x);
   Tensor result = ResultFor(losses, reduction);
   OnDevice(
       {where, {static_cast<double>(reduction), parameter}},
-      [op, reduction](const Tensor& x, const Tensor& t, const Tensor& losses,
-                      const Tensor& result) {
+      [=](const Tensor& x, const Tensor& t, const Tensor& losses,
+          const Tensor& result) {
         VisitFloating(x.dtype(), "PairLoss", [&](auto type) {
           using T = typename decltype(type)::Type;
-          MapPair<T>(x, t, losses, op);
+          MapPair<T>(x, t, losses, [p = static_cast<T>(parameter)](T a, T b) {
+            return Fn::Loss(a, b, p);
+          });
           Reduce<T>(losses, reduction, result);
         });
       },
@@ -444,27 +443,30 @@ Tensor PairLoss(const char* where, const Tensor& x, const Tensor& t,
   return result;
 }
 
-// From `grad` = dL/dloss: dL/dx with op(x, t) = dloss/dx of each.
-template <typename Op>
+// From `grad` = dL/dloss: dL/dx.
+template <typename Fn>
 Tensor PairBackward(const char* where, const Tensor& grad, const Tensor& x,
-                    const Tensor& t, Reduction reduction, Op op,
+                    const Tensor& t, Reduction reduction,
                     double parameter = 0) {
   CheckAlike(x, t, where);
   CheckFloating(x, where);
   CheckSameDevice(grad, x, where);
   CheckGradOfLosses(grad, x.shape(), x.dtype(), reduction, where);
   if (IsHalf(x)) {
-    return PairBackward(where, Wide(grad), Wide(x), Wide(t), reduction, op,
-                        parameter)
+    return PairBackward<Fn>(where, Wide(grad), Wide(x), Wide(t), reduction,
+                            parameter)
         .To(x.dtype());
   }
   Tensor result = Tensor::EmptyLike(x);
   OnDevice(
       {where, {static_cast<double>(reduction), parameter}},
-      [op, reduction](const Tensor& grad, const Tensor& x, const Tensor& t,
-                      const Tensor& result) {
+      [=](const Tensor& grad, const Tensor& x, const Tensor& t,
+          const Tensor& result) {
         VisitFloating(x.dtype(), "PairBackward", [&](auto type) {
-          MapPair<typename decltype(type)::Type>(x, t, result, op);
+          using T = typename decltype(type)::Type;
+          MapPair<T>(x, t, result, [p = static_cast<T>(parameter)](T a, T b) {
+            return Fn::Slope(a, b, p);
+          });
         });
         Mul_(result, GradOfEach(grad, result.shape(), reduction));
       },
@@ -611,73 +613,49 @@ Tensor CrossEntropyBackward(const Tensor& grad, const Tensor& log_probs,
 
 Tensor BceWithLogits(const Tensor& logits, const Tensor& targets,
                      Reduction reduction) {
-  return PairLoss("BceWithLogits", logits, targets, reduction,
-                  [](auto x, auto t) { return BceLoss(x, t); });
+  return PairLoss<BceOfLogits>("BceWithLogits", logits, targets, reduction);
 }
 
 Tensor BceWithLogitsBackward(const Tensor& grad, const Tensor& logits,
                              const Tensor& targets, Reduction reduction) {
-  return PairBackward("BceWithLogitsBackward", grad, logits, targets, reduction,
-                      [](auto x, auto t) { return internal::Sigmoid(x) - t; });
+  return PairBackward<BceOfLogits>("BceWithLogitsBackward", grad, logits,
+                                   targets, reduction);
 }
 
 Tensor MseLoss(const Tensor& x, const Tensor& targets, Reduction reduction) {
-  return PairLoss("MseLoss", x, targets, reduction,
-                  [](auto a, auto b) { return (a - b) * (a - b); });
+  return PairLoss<SquaredError>("MseLoss", x, targets, reduction);
 }
 
 Tensor MseLossBackward(const Tensor& grad, const Tensor& x,
                        const Tensor& targets, Reduction reduction) {
-  return PairBackward("MseLossBackward", grad, x, targets, reduction,
-                      [](auto a, auto b) { return (a - b) + (a - b); });
+  return PairBackward<SquaredError>("MseLossBackward", grad, x, targets,
+                                    reduction);
 }
 
 Tensor HuberLoss(const Tensor& x, const Tensor& targets, double delta,
                  Reduction reduction) {
   CheckDelta(delta, "HuberLoss");
-  return PairLoss(
-      "HuberLoss", x, targets, reduction,
-      [delta](auto a, auto b) {
-        using T = decltype(a);
-        const T d = static_cast<T>(delta);
-        const T distance = std::fabs(a - b);
-        return distance <= d ? T(0.5) * distance * distance
-                             : d * (distance - T(0.5) * d);
-      },
-      delta);
+  return PairLoss<Huber>("HuberLoss", x, targets, reduction, delta);
 }
 
 Tensor HuberLossBackward(const Tensor& grad, const Tensor& x,
                          const Tensor& targets, double delta,
                          Reduction reduction) {
   CheckDelta(delta, "HuberLossBackward");
-  return PairBackward(
-      "HuberLossBackward", grad, x, targets, reduction,
-      [delta](auto a, auto b) {
-        const auto d = static_cast<decltype(a)>(delta);
-        const auto distance = a - b;
-        return distance < -d ? -d : (distance > d ? d : distance);
-      },
-      delta);
+  return PairBackward<Huber>("HuberLossBackward", grad, x, targets, reduction,
+                             delta);
 }
 
 Tensor KlDivLoss(const Tensor& log_probs, const Tensor& targets,
                  Reduction reduction) {
-  return PairLoss("KlDivLoss", log_probs, targets, reduction,
-                  [](auto a, auto t) {
-                    using T = decltype(a);
-                    return t > T(0) ? t * (std::log(t) - a) : T(0);
-                  });
+  return PairLoss<KlDivergence>("KlDivLoss", log_probs, targets, reduction);
 }
 
 Tensor KlDivLossBackward(const Tensor& grad, const Tensor& targets,
                          Reduction reduction) {
   // It does not depend on log_probs.
-  return PairBackward("KlDivLossBackward", grad, targets, targets, reduction,
-                      [](auto, auto t) {
-                        using T = decltype(t);
-                        return t < T(0) ? T(0) : -t;
-                      });
+  return PairBackward<KlDivergence>("KlDivLossBackward", grad, targets, targets,
+                                    reduction);
 }
 
 }  // namespace weft

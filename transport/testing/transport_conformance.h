@@ -218,6 +218,7 @@ TEST_P(TransportConformance, DestroyedConnectionIsClosed) {
   ASSERT_THAT(here->got().Wait(kSoon), ::weft::testing::IsOk());
   connection = nullptr;
   EXPECT_FALSE(there->closed().Wait(kSoon).ok());
+  EXPECT_EQ(there->closings(), 1);  // not the end of the wait
 }
 
 // ------------------------------------------------------------ two purposes
@@ -261,6 +262,7 @@ TEST_P(TransportConformance, ClosedConnectionOfOnePurposeLeavesTheOtherOpen) {
   first_here->Close();
   EXPECT_FALSE(first_there->closed().Wait(kSoon).ok());
   EXPECT_FALSE(first_here->closed().Wait(kSoon).ok());
+  EXPECT_EQ(first_there->closings(), 1);
   ASSERT_NE(second->Write(TextMessage("after")), Connection::Written::kRefused);
   EXPECT_THAT(second_there->got().Wait(kSoon), ::weft::testing::IsOk());
   EXPECT_EQ(second_there->closings(), 0);

@@ -213,8 +213,8 @@ absl::StatusOr<bool> HostTransfers::ReceiveHeader(int from) {
   return true;
 }
 
-// Of a content that is not in the ring: the byte that follows is taken once it
-// has been read as a whole, and counts as the last of it.
+// A content that is not in the ring is read as a whole; then the byte in the
+// ring that stands for it is taken, and counts as its last byte.
 absl::Status HostTransfers::ReadContent(int from, std::byte* to,
                                         int64_t bytes) {
   Incoming& in = incoming_[from];

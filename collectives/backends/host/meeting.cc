@@ -1,20 +1,15 @@
 #include "weft/collectives/backends/host/meeting.h"
 
 #include <algorithm>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <random>
 #include <tuple>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "weft/base/failpoint.h"
 #include "weft/base/reworded.h"
@@ -23,15 +18,18 @@
 #include "weft/collectives/diagnosis.h"
 #include "weft/net/edge/descriptor.h"
 #include "weft/net/edge/local_socket.h"
-#include "weft/proto/coordinator.pb.h"
+#include "weft/proto/collectives.pb.h"
 #include "weft/rendezvous/meeting_keys.h"
 
 namespace weft::collectives {
 namespace {
 
-// Values in the store.
-constexpr char kMapped[] = "ok";
-constexpr char kNone[] = "none ";
+using v1::Agreement;
+using v1::Agreements;
+using v1::Place;
+using v1::Places;
+
+constexpr char kMapped[] = "ok";  // a value in the store
 
 // What a page of places has: 1 MiB is the most that a value may have.
 constexpr int kRanksOfAPage = 512;
@@ -51,64 +49,17 @@ constexpr absl::Duration kToBeRead = absl::Seconds(5);
 // The time to remove keys, also where the deadline has passed.
 constexpr absl::Duration kToLeave = absl::Seconds(2);
 
-// Where a rank is, as it says itself.
-struct Place {
-  int size = 0;  // of the group, as it was told
-  std::string directory;
-  std::string socket;
-  std::string host;
-  transport::Destination stream;
-  uint64_t probe = 0;  // PeerMemory::OwnProbe
-  rendezvous::v1::Process process;
-
-  std::string Serialize() const {
-    return absl::StrCat(size, "\n", directory, "\n", socket, "\n", host, "\n",
-                        stream.name, "\n", stream.address, "\n",
-                        stream.memory_socket, "\n", probe, "\n",
-                        process.SerializeAsString());
-  }
-  static absl::StatusOr<Place> Parse(absl::string_view text) {
-    const std::vector<absl::string_view> parts =
-        absl::StrSplit(text, absl::MaxSplits('\n', 8));
-    Place place;
-    if (parts.size() != 9 || !absl::SimpleAtoi(parts[0], &place.size) ||
-        !absl::SimpleAtoi(parts[7], &place.probe) ||
-        !place.process.ParseFromString(std::string(parts[8]))) {
-      return absl::InternalError("a rank's place in the store is damaged");
-    }
-    place.directory = std::string(parts[1]);
-    place.socket = std::string(parts[2]);
-    place.host = std::string(parts[3]);
-    place.stream.name = std::string(parts[4]);
-    place.stream.address = std::string(parts[5]);
-    place.stream.memory_socket = std::string(parts[6]);
-    return place;
-  }
-};
-
-// Texts as one text.
-std::string Pack(const std::vector<std::string>& texts) {
-  std::string packed;
-  for (const std::string& text : texts) {
-    absl::StrAppend(&packed, text.size(), "\n", text);
-  }
-  return packed;
+// A message that another rank has written.
+template <typename Message>
+absl::StatusOr<Message> Parse(const std::string& text, absl::string_view what) {
+  Message message;
+  if (message.ParseFromString(text)) return message;
+  return absl::InternalError(absl::StrCat(what, " in the store is damaged"));
 }
 
-absl::StatusOr<std::vector<std::string>> Unpack(absl::string_view packed) {
-  std::vector<std::string> texts;
-  while (!packed.empty()) {
-    const size_t digits = packed.find('\n');
-    size_t size = 0;
-    if (digits == absl::string_view::npos ||
-        !absl::SimpleAtoi(packed.substr(0, digits), &size) ||
-        size > packed.size() - digits - 1) {
-      return absl::InternalError("a list in the store is damaged");
-    }
-    texts.emplace_back(packed.substr(digits + 1, size));
-    packed.remove_prefix(digits + 1 + size);
-  }
-  return texts;
+transport::Destination StreamOf(const Place& place) {
+  return {place.stream_name(), place.stream_address(),
+          place.stream_memory_socket()};
 }
 
 class Attempt {
@@ -157,8 +108,8 @@ class Attempt {
   absl::Status Arrive();
   // Rank 0 from each rank, the others from rank 0.
   absl::Status FindPlaces();
-  absl::StatusOr<std::vector<std::string>> CollectPlaces();
-  absl::StatusOr<std::vector<std::string>> ReadPlaces();
+  absl::Status CollectPlaces();
+  absl::Status ReadPlaces();
   // Waits for the key, and says who is missing if it does not come.
   absl::StatusOr<std::string> AwaitFromAll(const std::string& key);
   void LookWhoHasCome();
@@ -174,14 +125,14 @@ class Attempt {
   }
   absl::StatusOr<memory::Segment> Create(size_t ranks);
   absl::StatusOr<memory::Segment> Lead(const std::vector<int>& here);
-  absl::StatusOr<std::string> AwaitMapped(const std::vector<int>& here);
+  absl::StatusOr<Agreement> AwaitMapped(const std::vector<int>& here);
   absl::StatusOr<memory::Segment> Follow(int leader);
   absl::StatusOr<memory::Segment> Map(uint64_t token);
-  // What the leaders of all hosts have decided; of a host of one rank "".
-  absl::StatusOr<std::vector<std::string>> AwaitAgreements();
-  absl::Status ReadAgreements(const std::vector<std::string>& agreements,
+  // What the leaders of all hosts have decided.
+  absl::StatusOr<Agreements> AwaitAgreements();
+  absl::Status ReadAgreements(const Agreements& agreements,
                               Meeting* meeting) const;
-  static absl::Status ReadAgreement(absl::string_view text,
+  static absl::Status ReadAgreement(const Agreement& agreement,
                                     const std::vector<int>& possible,
                                     Meeting* meeting);
 
@@ -198,24 +149,26 @@ class Attempt {
 
 absl::Status Attempt::Arrive() {
   Place place;
-  place.size = options_.size;
-  place.directory = options_.directory;
-  place.host = options_.host;
-  place.stream = options_.stream;
+  place.set_size(options_.size);
+  place.set_directory(options_.directory);
+  place.set_host(options_.host);
+  place.set_stream_name(options_.stream.name);
+  place.set_stream_address(options_.stream.address);
+  place.set_stream_memory_socket(options_.stream.memory_socket);
   // Short: a path has at most 107 bytes. Drawn, so that another job of the same
   // name, whose group has the same name, does not take its place.
   std::random_device random;
-  place.socket = absl::StrCat(options_.directory, "/c",
-                              absl::Hex(uint64_t{random()} << 32 | random()),
-                              "-", options_.rank);
-  place.probe = PeerMemory::OwnProbe();
+  place.set_socket(absl::StrCat(options_.directory, "/c",
+                                absl::Hex(uint64_t{random()} << 32 | random()),
+                                "-", options_.rank));
+  place.set_probe(PeerMemory::OwnProbe());
   const auto process = rendezvous::ThisProcess();
-  if (process.has_value()) place.process = *process;
-  WEFT_ASSIGN_OR_RETURN(socket_, net::LocalSocket::Bind(place.socket));
+  if (process.has_value()) *place.mutable_process() = *process;
+  WEFT_ASSIGN_OR_RETURN(socket_, net::LocalSocket::Bind(place.socket()));
   WEFT_ASSIGN_OR_RETURN(
       const rendezvous::Store::Swap swap,
       options_.store->CompareSet(Key("place", options_.rank), 0,
-                                 place.Serialize(), left()));
+                                 place.SerializeAsString(), left()));
   has_arrived_ = swap.applied;
   if (swap.applied) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -267,62 +220,60 @@ absl::StatusOr<std::string> Attempt::AwaitFromAll(const std::string& key) {
 }
 
 absl::Status Attempt::CheckSize(const Place& place, int rank) const {
-  if (place.size == options_.size) return absl::OkStatus();
+  if (place.size() == options_.size) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("group ", options_.name, ": rank ", options_.rank,
                    " was given ", options_.size, " ranks, rank ", rank, " ",
-                   place.size, ": give the same number on each"));
+                   place.size(), ": give the same number on each"));
 }
 
-absl::StatusOr<std::vector<std::string>> Attempt::CollectPlaces() {
-  std::vector<std::string> places;
+absl::Status Attempt::CollectPlaces() {
   absl::Status sizes;
   for (int r = 0; r < options_.size; ++r) {
-    absl::StatusOr<std::string> text = AwaitFromAll(Key("place", r));
+    const absl::StatusOr<std::string> text = AwaitFromAll(Key("place", r));
     // What the others were given says more than that a rank is missing.
     if (!text.ok()) return sizes.ok() ? text.status() : sizes;
-    WEFT_ASSIGN_OR_RETURN(const Place place, Place::Parse(*text));
+    WEFT_ASSIGN_OR_RETURN(Place place, Parse<Place>(*text, "a rank's place"));
     if (sizes.ok()) sizes = CheckSize(place, r);
     has_come_[r] = true;
-    places.push_back(*std::move(text));
+    places_.push_back(std::move(place));
   }
   WEFT_RETURN_IF_ERROR(sizes);
   for (int page = 0; page < pages(); ++page) {
-    const auto begin = places.begin() + page * kRanksOfAPage;
-    const auto end =
-        places.begin() + std::min((page + 1) * kRanksOfAPage, options_.size);
+    Places some;
+    const int end = std::min((page + 1) * kRanksOfAPage, options_.size);
+    for (int r = page * kRanksOfAPage; r < end; ++r) {
+      *some.add_place() = places_[r];
+    }
     WEFT_RETURN_IF_ERROR(
-        options_.store->Set(Key("places", page), Pack({begin, end}), left())
+        options_.store
+            ->Set(Key("places", page), some.SerializeAsString(), left())
             .status());
   }
-  return places;
+  return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<std::string>> Attempt::ReadPlaces() {
+absl::Status Attempt::ReadPlaces() {
   WEFT_ASSIGN_OR_RETURN(const std::string first, AwaitFromAll(Key("place", 0)));
-  WEFT_ASSIGN_OR_RETURN(const Place place, Place::Parse(first));
+  WEFT_ASSIGN_OR_RETURN(const Place place,
+                        Parse<Place>(first, "a rank's place"));
   has_come_[0] = true;
   WEFT_RETURN_IF_ERROR(CheckSize(place, 0));
-  std::vector<std::string> places;
   for (int page = 0; page < pages(); ++page) {
-    WEFT_ASSIGN_OR_RETURN(const std::string packed,
+    WEFT_ASSIGN_OR_RETURN(const std::string text,
                           AwaitFromAll(Key("places", page)));
-    WEFT_ASSIGN_OR_RETURN(std::vector<std::string> some, Unpack(packed));
-    std::move(some.begin(), some.end(), std::back_inserter(places));
+    WEFT_ASSIGN_OR_RETURN(const Places some,
+                          Parse<Places>(text, "the list of ranks"));
+    places_.insert(places_.end(), some.place().begin(), some.place().end());
   }
-  return places;
+  if (static_cast<int>(places_.size()) == options_.size) {
+    return absl::OkStatus();
+  }
+  return absl::InternalError("the list of ranks in the store is damaged");
 }
 
 absl::Status Attempt::FindPlaces() {
-  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> places,
-                        options_.rank == 0 ? CollectPlaces() : ReadPlaces());
-  for (const std::string& text : places) {
-    WEFT_ASSIGN_OR_RETURN(Place place, Place::Parse(text));
-    places_.push_back(std::move(place));
-  }
-  if (static_cast<int>(places_.size()) != options_.size) {
-    return absl::InternalError("the list of ranks in the store is damaged");
-  }
+  WEFT_RETURN_IF_ERROR(options_.rank == 0 ? CollectPlaces() : ReadPlaces());
   FindPossibleHosts();
   has_found_all_ = true;
   return absl::OkStatus();
@@ -332,13 +283,14 @@ void Attempt::FindPossibleHosts() {
   std::map<std::tuple<std::string, std::string, std::string>, int> numbers;
   for (int r = 0; r < options_.size; ++r) {
     const Place& place = places_[r];
-    const std::string& space = place.process.space();
+    const std::string& space = place.process().space();
     const int next = static_cast<int>(possible_hosts_.size());
     // A rank that cannot tell where it is shares memory with nobody.
     const int number =
         space.empty()
             ? next
-            : numbers.try_emplace({space, place.directory, place.host}, next)
+            : numbers
+                  .try_emplace({space, place.directory(), place.host()}, next)
                   .first->second;
     if (number == next) possible_hosts_.emplace_back();
     possible_hosts_[number].push_back(r);
@@ -361,9 +313,11 @@ absl::StatusOr<memory::Segment> Attempt::Lead(const std::vector<int>& here) {
   absl::StatusOr<memory::Segment> segment = Create(here.size());
   if (here.size() == 1) return segment;
   if (!segment.ok()) {
-    const std::string why = absl::StrCat(kNone, segment.status().message());
-    WEFT_RETURN_IF_ERROR(Set("segment", why));
-    WEFT_RETURN_IF_ERROR(Set("agreed", why));
+    const std::string why(segment.status().message());
+    Agreement none;
+    none.set_no_segment(why);
+    WEFT_RETURN_IF_ERROR(Set("segment", absl::StrCat("none ", why)));
+    WEFT_RETURN_IF_ERROR(Set("agreed", none.SerializeAsString()));
     return segment.status();
   }
   std::random_device random;
@@ -371,35 +325,35 @@ absl::StatusOr<memory::Segment> Attempt::Lead(const std::vector<int>& here) {
   for (const int r : here) {
     if (r == options_.rank) continue;
     // A rank that does not get it reports that in mapped/.
-    net::LocalSocket::Send(places_[r].socket, token, {segment->fd()})
+    net::LocalSocket::Send(places_[r].socket(), token, {segment->fd()})
         .IgnoreError();
   }
   WEFT_RETURN_IF_ERROR(Set("segment", absl::StrCat(token)));
-  WEFT_ASSIGN_OR_RETURN(const std::string agreement, AwaitMapped(here));
-  WEFT_RETURN_IF_ERROR(Set("agreed", agreement));
+  WEFT_ASSIGN_OR_RETURN(const Agreement agreement, AwaitMapped(here));
+  WEFT_RETURN_IF_ERROR(Set("agreed", agreement.SerializeAsString()));
   return segment;
 }
 
-// The agreement: the ranks that have mapped it, then a line for each other.
-absl::StatusOr<std::string> Attempt::AwaitMapped(const std::vector<int>& here) {
+absl::StatusOr<Agreement> Attempt::AwaitMapped(const std::vector<int>& here) {
   const Instant deadline = SteadyClock().Now() + left() / 2;
-  std::string mapped = absl::StrCat(options_.rank);
-  std::string others;
+  Agreement agreement;
+  agreement.add_mapped(options_.rank);
   for (const int r : here) {
     if (r == options_.rank) continue;
     const absl::StatusOr<std::string> found =
         AwaitKey(Key("mapped", r), deadline);
     WEFT_RETURN_IF_ERROR(CheckWait());
     if (found.ok() && *found == kMapped) {
-      absl::StrAppend(&mapped, ",", r);
+      agreement.add_mapped(r);
       continue;
     }
-    absl::StrAppend(&others, "\nrank ", r, ": ",
-                    found.ok() ? *found
-                               : absl::StrCat("did not answer in time: ",
-                                              found.status().message()));
+    agreement.add_others(
+        absl::StrCat("rank ", r, ": ",
+                     found.ok() ? *found
+                                : absl::StrCat("did not answer in time: ",
+                                               found.status().message())));
   }
-  return mapped + others;
+  return agreement;
 }
 
 absl::StatusOr<memory::Segment> Attempt::Map(uint64_t token) {
@@ -425,7 +379,7 @@ absl::StatusOr<memory::Segment> Attempt::Follow(int leader) {
   return segment;
 }
 
-absl::StatusOr<std::vector<std::string>> Attempt::AwaitAgreements() {
+absl::StatusOr<Agreements> Attempt::AwaitAgreements() {
   const auto not_told = [&](int rank, const absl::Status& why) {
     return Reworded(
         why,
@@ -435,37 +389,42 @@ absl::StatusOr<std::vector<std::string>> Attempt::AwaitAgreements() {
                      " which ranks share a host's memory: ", why.message()));
   };
   if (options_.rank != 0) {
-    const absl::StatusOr<std::string> packed =
+    const absl::StatusOr<std::string> text =
         AwaitKey(KeyOfAll("agreed"), options_.deadline);
-    if (!packed.ok()) return not_told(0, packed.status());
-    WEFT_ASSIGN_OR_RETURN(std::vector<std::string> agreements, Unpack(*packed));
-    if (agreements.size() == possible_hosts_.size()) return agreements;
-    return absl::InternalError("the agreements in the store are damaged");
+    if (!text.ok()) return not_told(0, text.status());
+    WEFT_ASSIGN_OR_RETURN(Agreements agreements,
+                          Parse<Agreements>(*text, "what hosts agreed on"));
+    const auto found = static_cast<size_t>(agreements.of_host_size());
+    if (found == possible_hosts_.size()) return agreements;
+    return absl::InternalError("what hosts agreed on in the store is damaged");
   }
-  std::vector<std::string> agreements;
+  Agreements agreements;
   for (const std::vector<int>& possible : possible_hosts_) {
-    agreements.emplace_back();
+    Agreement* const agreement = agreements.add_of_host();
     if (possible.size() == 1) continue;
-    absl::StatusOr<std::string> text = Await("agreed", possible[0]);
+    const absl::StatusOr<std::string> text = Await("agreed", possible[0]);
     if (!text.ok()) return not_told(possible[0], text.status());
-    agreements.back() = *std::move(text);
+    WEFT_ASSIGN_OR_RETURN(*agreement,
+                          Parse<Agreement>(*text, "what a host agreed on"));
   }
   if (options_.size > 1) {
     WEFT_RETURN_IF_ERROR(
-        options_.store->Set(KeyOfAll("agreed"), Pack(agreements), left())
+        options_.store
+            ->Set(KeyOfAll("agreed"), agreements.SerializeAsString(), left())
             .status());
   }
   return agreements;
 }
 
-absl::Status Attempt::ReadAgreements(const std::vector<std::string>& agreements,
+absl::Status Attempt::ReadAgreements(const Agreements& agreements,
                                      Meeting* meeting) const {
   for (size_t h = 0; h < possible_hosts_.size(); ++h) {
     const std::vector<int>& possible = possible_hosts_[h];
     if (possible.size() == 1) {
       meeting->hosts.push_back(possible);
     } else {
-      WEFT_RETURN_IF_ERROR(ReadAgreement(agreements[h], possible, meeting));
+      WEFT_RETURN_IF_ERROR(ReadAgreement(
+          agreements.of_host(static_cast<int>(h)), possible, meeting));
     }
   }
   std::sort(meeting->hosts.begin(), meeting->hosts.end());
@@ -478,24 +437,21 @@ absl::Status Attempt::ReadAgreements(const std::vector<std::string>& agreements,
   return absl::OkStatus();
 }
 
-absl::Status Attempt::ReadAgreement(absl::string_view text,
+absl::Status Attempt::ReadAgreement(const Agreement& agreement,
                                     const std::vector<int>& possible,
                                     Meeting* meeting) {
-  if (absl::StartsWith(text, kNone)) {
+  if (!agreement.no_segment().empty()) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "rank ", possible[0], " has no shared memory for its host: ",
-        absl::StripPrefix(text, kNone)));
+        "rank ", possible[0],
+        " has no shared memory for its host: ", agreement.no_segment()));
   }
-  const std::pair<absl::string_view, absl::string_view> parts =
-      absl::StrSplit(text, absl::MaxSplits('\n', 1));
-  std::vector<int> mapped;
-  for (const absl::string_view part : absl::StrSplit(parts.first, ',')) {
-    int rank;
-    if (!absl::SimpleAtoi(part, &rank) ||
-        std::count(possible.begin(), possible.end(), rank) == 0) {
-      return absl::InternalError("the agreement in the store is damaged");
-    }
-    mapped.push_back(rank);
+  std::vector<int> mapped(agreement.mapped().begin(), agreement.mapped().end());
+  const auto is_possible = [&](int rank) {
+    return std::count(possible.begin(), possible.end(), rank) > 0;
+  };
+  if (mapped.empty() ||
+      !std::all_of(mapped.begin(), mapped.end(), is_possible)) {
+    return absl::InternalError("what a host agreed on in the store is damaged");
   }
   for (const int r : possible) {
     if (std::count(mapped.begin(), mapped.end(), r) == 0) {
@@ -503,10 +459,9 @@ absl::Status Attempt::ReadAgreement(absl::string_view text,
     }
   }
   meeting->hosts.push_back(std::move(mapped));
-  if (!parts.second.empty()) {
+  for (const std::string& why : agreement.others()) {
     absl::StrAppend(&meeting->not_mapped,
-                    meeting->not_mapped.empty() ? "" : "; ",
-                    absl::StrReplaceAll(parts.second, {{"\n", "; "}}));
+                    meeting->not_mapped.empty() ? "" : "; ", why);
   }
   return absl::OkStatus();
 }
@@ -526,7 +481,7 @@ absl::StatusOr<Meeting> Attempt::Run() {
   // Rank 0 tells the others what failed here before it gives up.
   if (leads && options_.rank != 0) WEFT_RETURN_IF_ERROR(segment.status());
   Meeting meeting;
-  const absl::StatusOr<std::vector<std::string>> agreements = AwaitAgreements();
+  const absl::StatusOr<Agreements> agreements = AwaitAgreements();
   if (leads && !segment.ok()) {
     rendezvous::AwaitOthersLeft(*options_.store, options_.name, options_.size,
                                 std::min(left(), kToBeRead));
@@ -539,11 +494,14 @@ absl::StatusOr<Meeting> Attempt::Run() {
   }
   meeting.counted = std::move(counted_);
   WEFT_ASSIGN_OR_RETURN(meeting.segment, std::move(segment));
-  for (const Place& place : places_) meeting.streams.push_back(place.stream);
+  for (const Place& place : places_) {
+    meeting.streams.push_back(StreamOf(place));
+  }
   for (const int r : meeting.ranks) {
-    meeting.watches.push_back(rendezvous::ProcessWatch::Of(places_[r].process));
+    const rendezvous::v1::Process& process = places_[r].process();
+    meeting.watches.push_back(rendezvous::ProcessWatch::Of(process));
     meeting.peers.push_back(
-        {static_cast<pid_t>(places_[r].process.pid()), places_[r].probe});
+        {static_cast<pid_t>(process.pid()), places_[r].probe()});
   }
   return meeting;
 }

@@ -1,16 +1,18 @@
 // Meeting: the ranks of a group find out who is on this host, and map one
 // segment.
 //
-// Messages, as keys of the store, under the meeting's name:
-//   place/<rank>      where the rank is: host, process, socket
-//   places/<page>     rank 0, once all have come: these of kRanksOfAPage ranks
+// Messages (proto/collectives.proto), as keys of the store, under the meeting's
+// name:
+//   place/<rank>      Place: where the rank is
+//   places/<page>     Places of kRanksOfAPage ranks: by rank 0, once all have
+//                     come
 //   segment/<leader>  the token under which the leader of a host, its lowest
 //                     rank, has sent the segment to the others' sockets; or why
 //                     there is none
 //   mapped/<rank>     "ok", or why the rank could not map it
-//   agreed/<leader>   the ranks that have mapped it, and why others have not;
-//                     or why there is no segment
-//   agreed            rank 0: these of all hosts
+//   agreed/<leader>   Agreement: the ranks that have mapped it, and why others
+//                     have not; or why there is no segment
+//   agreed            Agreements of all hosts: by rank 0
 //   left              how many ranks need none of these any more: the last
 //                     removes all
 // So the store gets a number of requests that is proportional to the number of

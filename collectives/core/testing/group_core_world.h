@@ -1,8 +1,12 @@
-// World: ranks that call operations, each with its core, and what is on its way
-// between them.
+// World: processes that call operations as the ranks of one group, each with
+// its core, and what is on its way between them.
+//
+// A process may stand still and go on, and end and be followed by another one
+// of the same rank; each process has a number of its own, which for the first
+// ones is their rank.
 
-#ifndef WEFT_COLLECTIVES_CORE_GROUP_CORE_WORLD_H_
-#define WEFT_COLLECTIVES_CORE_GROUP_CORE_WORLD_H_
+#ifndef WEFT_COLLECTIVES_CORE_TESTING_GROUP_CORE_WORLD_H_
+#define WEFT_COLLECTIVES_CORE_TESTING_GROUP_CORE_WORLD_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -13,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "weft/base/bytes.h"
 #include "weft/base/clock.h"
@@ -65,11 +70,14 @@ using Program = std::vector<Call>;
 // A rank that runs its program as a backend does (mesh_backend.cc), and then
 // leaves.
 struct Rank {
-  enum Stage { kBegins, kCompares, kMoves, kEnds, kHasLeft, kDead };
+  enum Stage { kBegins, kCompares, kMoves, kEnds, kHasLeft, kDead, kMeets };
 
-  Rank(GroupCore group_core, Program program_to_run)
-      : core(std::move(group_core)), program(std::move(program_to_run)) {}
+  Rank(int number, GroupCore group_core, Program program_to_run)
+      : process(number),
+        core(std::move(group_core)),
+        program(std::move(program_to_run)) {}
 
+  int process;
   GroupCore core;
   Program program;
   Stage stage = kBegins;
@@ -79,6 +87,14 @@ struct Rank {
   bool has_asked = false;  // in this operation
   std::vector<absl::StatusCode> results;
   std::string report;
+  // For simulations, in which time passes.
+  bool is_stopped = false;
+  bool was_stopped = false;
+  bool is_waiting = false;  // the last step led nowhere
+  Instant waits_since;
+  Instant ask_at;         // not again before
+  Instant open_again_at;  // while it meets the others
+  Instant meet_until;
 
   uint64_t sequence() const { return kFirst + at; }
   const Call& call() const { return program[at]; }
@@ -118,57 +134,59 @@ struct Rank {
 
 class World {
  public:
-  explicit World(std::vector<Program> programs) {
-    const int size = static_cast<int>(programs.size());
-    for (int r = 0; r < size; ++r) {
-      GroupCoreOptions options;
-      options.group = "g";
-      options.rank = r;
-      options.size = size;
-      ranks_.emplace_back(GroupCore(options), std::move(programs[r]));
+  enum class Meeting { kIsOver, kComes };
+
+  // kIsOver: all have met before anybody calls anything.
+  explicit World(std::vector<Program> programs,
+                 Meeting meeting = Meeting::kIsOver)
+      : size_(static_cast<int>(programs.size())) {
+    for (int r = 0; r < size_; ++r) Add(r, std::move(programs[r]));
+    for (int r = 0; r < size_; ++r) OpenToHigher(r);
+    if (meeting == Meeting::kComes) return;
+    for (int r = 0; r < size_; ++r) {
+      for (int peer = r + 1; peer < size_; ++peer) Deliver(r, peer);
     }
-    channels_.resize(size, std::vector<Channel>(size));
-    for (int r = 0; r < size; ++r) {
-      for (int peer = r + 1; peer < size; ++peer) {
-        ranks_[r].core.Open(peer);
-        EXPECT_TRUE(ranks_[peer].core.Accept(r, "", Instant()).ok());
-      }
-    }
-    for (int r = 0; r < size; ++r) Act(r);
-    // All have met before anybody calls anything.
-    for (int r = 0; r < size; ++r) {
-      for (int peer = 0; peer < size; ++peer) {
-        if (peer != r) Deliver(r, peer);
-      }
+    for (int r = 0; r < size_; ++r) {
+      for (int peer = 0; peer < r; ++peer) Deliver(r, peer);
+      ranks_[r].stage = Rank::kBegins;
     }
   }
 
-  int size() const { return static_cast<int>(ranks_.size()); }
-  const Rank& rank(int r) const { return ranks_[r]; }
+  // How many ranks the group has, and how many processes there were.
+  int size() const { return size_; }
+  int processes() const { return static_cast<int>(ranks_.size()); }
+  const Rank& rank(int process) const { return ranks_[process]; }
 
   // --- What may come next. Each returns whether it could come. ---
 
-  // The next frame from one rank to another, or the end of its stream.
+  // The next frame from one process to another, or the end of its stream.
   bool Deliver(int from, int to) {
     Channel& channel = channels_[from][to];
+    if (ranks_[to].is_stopped) return false;
     if (channel.frames.empty() && !channel.is_ending) return false;
+    const int peer = ranks_[from].core.rank();
     if (channel.frames.empty()) {
       channel.is_ending = false;
-      ranks_[to].core.Close(from, absl::UnavailableError("its stream ended"));
+      if (KnownTo(to, peer) != from) return true;
+      ranks_[to].core.Close(peer, absl::UnavailableError("its stream ended"));
     } else {
       Frame frame = std::move(channel.frames.front());
       channel.frames.pop_front();
-      ranks_[to].core.Receive(from, std::move(frame), Instant());
+      if (KnownTo(to, peer) != from && !Accept(from, to)) return true;
+      ranks_[to].core.Receive(peer, std::move(frame), now_);
     }
     Act(to);
     return true;
   }
 
-  // A rank goes on, as far as it can without the others.
+  // A process goes on, as far as it can without the others.
   bool Step(int r) {
     Rank& rank = ranks_[r];
+    if (rank.is_stopped) return false;
     const bool has_moved = [&] {
       switch (rank.stage) {
+        case Rank::kMeets:
+          return Meet(r);
         case Rank::kBegins:
           return Begin(rank);
         case Rank::kCompares:
@@ -183,35 +201,105 @@ class World {
           return false;
       }
     }();
+    if (!has_moved && !rank.is_waiting) rank.waits_since = now_;
+    rank.is_waiting = !has_moved;
     if (has_moved) Act(r);
     return has_moved;
   }
 
-  // A rank that waits asks the others what they do: its timer.
+  // A process that waits asks the others what they do: its timer.
   bool Ask(int r) {
     Rank& rank = ranks_[r];
-    if (rank.has_asked ||
-        (rank.stage != Rank::kCompares && rank.stage != Rank::kMoves)) {
-      return false;
-    }
+    const bool is_due = !rank.has_asked || now_ >= rank.ask_at;
+    if (rank.is_stopped || !is_due || !IsInAnOperation(rank)) return false;
     rank.has_asked = true;
+    rank.ask_at = now_ + absl::Seconds(1);
     rank.core.Ask(rank.sequence());
     Act(r);
     return true;
   }
 
-  // A rank dies; of what it has sent, either all arrives or nothing.
+  // A process that waits for one that is silent takes it for dead.
+  bool FindSilence(int r) {
+    Rank& rank = ranks_[r];
+    if (rank.is_stopped || !rank.is_waiting || !IsInAnOperation(rank)) {
+      return false;
+    }
+    for (int peer = 0; peer < size_; ++peer) {
+      if (!Awaits(rank, peer) ||
+          !rank.core.CheckPeer(rank.sequence(), peer).ok() ||
+          !rank.core.IsSilent(peer, rank.waits_since, now_)) {
+        continue;
+      }
+      ++taken_for_dead_;
+      const Rank& silent = ranks_[KnownTo(r, peer)];
+      if (silent.stage != Rank::kDead && !silent.was_stopped) {
+        broken_ = absl::StrCat("rank ", rank.core.rank(), " takes rank ", peer,
+                               " for dead, which answers");
+      }
+      Act(r);
+      return true;
+    }
+    return false;
+  }
+
+  // A process dies; of what it has sent, either all arrives or nothing.
   bool Kill(int r, bool drops_frames) {
     Rank& rank = ranks_[r];
     if (rank.stage == Rank::kDead || rank.stage == Rank::kHasLeft) return false;
     rank.stage = Rank::kDead;
-    for (int peer = 0; peer < size(); ++peer) {
+    rank.is_stopped = false;
+    for (int peer = 0; peer < processes(); ++peer) {
       if (drops_frames) channels_[r][peer].frames.clear();
       channels_[r][peer].is_ending = peer != r;
       channels_[peer][r].frames.clear();
     }
     return true;
   }
+
+  // Another process comes as the rank of one that has ended. Returns its
+  // number.
+  int Restart(int ended, Program program) {
+    Add(ranks_[ended].core.rank(), std::move(program));
+    OpenToHigher(processes() - 1);
+    return processes() - 1;
+  }
+
+  // A process does nothing and hears nothing until it continues.
+  bool Stop(int r) {
+    Rank& rank = ranks_[r];
+    if (rank.stage == Rank::kDead || rank.stage == Rank::kHasLeft) return false;
+    rank.is_stopped = rank.was_stopped = true;
+    return true;
+  }
+  void Continue(int r) { ranks_[r].is_stopped = false; }
+
+  void Pass(absl::Duration time) { now_ += time; }
+  // So long a process that meets the others waits for them from now on.
+  void SetPatience(int process, absl::Duration patience) {
+    ranks_[process].meet_until = now_ + patience;
+  }
+
+  // Whether all have left or ended, and nothing is under way.
+  bool IsOver() const {
+    for (const Rank& rank : ranks_) {
+      if (rank.stage != Rank::kDead && rank.stage != Rank::kHasLeft) {
+        return false;
+      }
+    }
+    for (int from = 0; from < processes(); ++from) {
+      for (int to = 0; to < processes(); ++to) {
+        const Channel& channel = channels_[from][to];
+        const bool is_empty = channel.frames.empty() && !channel.is_ending;
+        if (ranks_[to].stage != Rank::kDead && !is_empty) return false;
+      }
+    }
+    return true;
+  }
+  // How often a process took another one for dead, and refused the stream of
+  // one because it had one of that rank.
+  int taken_for_dead() const { return taken_for_dead_; }
+  int refused() const { return refused_; }
 
   // --- What must hold. ---
 
@@ -220,31 +308,32 @@ class World {
 
   // To be called once nothing more can come.
   std::string BrokenAtTheEnd() const {
-    bool has_death = false;
+    bool has_death = taken_for_dead_ > 0 || has_missed_;
     for (const Rank& rank : ranks_) has_death |= rank.stage == Rank::kDead;
-    for (int r = 0; r < size(); ++r) {
+    for (int r = 0; r < processes(); ++r) {
       const Rank& rank = ranks_[r];
       if (rank.stage == Rank::kDead) continue;
       if (rank.stage != Rank::kHasLeft) {
-        return absl::StrCat("rank ", r, " waits for ever in ",
-                            rank.call().Text());
+        return absl::StrCat(
+            "process ", r, " of rank ", rank.core.rank(), " waits for ever ",
+            IsInAnOperation(rank) ? "in " + rank.call().Text() : "");
       }
       // One that leaves after it has heard of a refusal may be seen to leave
       // before that refusal has come.
       if (!has_death && !AnyRefuses() && Hears(r) && !AnyDiffers()) {
         return absl::StrCat("rank ", r, " hears of no difference");
       }
-      for (int other = 0; other < size(); ++other) {
-        if (has_death || size() > 2 || !Differ(r, other) || Hears(r)) continue;
+      for (int other = 0; other < size_; ++other) {
+        if (has_death || size_ > 2 || !Differ(r, other) || Hears(r)) continue;
         return absl::StrCat("rank ", r, " called something else than rank ",
                             other, " and does not hear of it");
       }
-      if (!rank.core.IsOver() && !has_death) {
+      if (!rank.core.IsOver() && !has_death && !is_unanswered_) {
         return absl::StrCat("rank ", r, " still has streams");
       }
     }
     bool anybody_hears = has_death;
-    for (int r = 0; r < size(); ++r) anybody_hears |= Hears(r);
+    for (int r = 0; r < processes(); ++r) anybody_hears |= Hears(r);
     return AnyDiffers() && !anybody_hears ? "nobody hears of a difference" : "";
   }
 
@@ -295,16 +384,79 @@ class World {
     bool is_ending = false;
   };
 
+  void Add(int r, Program program) {
+    GroupCoreOptions options;
+    options.group = "g";
+    options.rank = r;
+    options.size = size_;
+    ranks_.emplace_back(processes(), GroupCore(options), std::move(program));
+    ranks_.back().stage = Rank::kMeets;
+    ranks_.back().meet_until = now_ + absl::Seconds(30);
+    known_.resize(ranks_.size() * size_, kNobody);
+    newest_.resize(size_);
+    newest_[r] = processes() - 1;
+    for (auto& from : channels_) from.emplace_back();
+    channels_.emplace_back(ranks_.size());
+  }
+
+  void OpenToHigher(int process) {
+    const int r = ranks_[process].core.rank();
+    for (int peer = r + 1; peer < size_; ++peer) Open(process, peer);
+    Act(process);
+  }
+
+  void Open(int process, int peer) {
+    const int to = newest_[peer];
+    KnownTo(process, peer) = to;
+    ranks_[process].core.Open(peer);
+    if (ranks_[to].stage == Rank::kDead)
+      channels_[to][process].is_ending = true;
+  }
+
+  // The first frame of a stream has come. False: `to` refuses the stream; or
+  // its group is over, of which its process knows nothing more: nobody answers.
+  bool Accept(int from, int to) {
+    const int peer = ranks_[from].core.rank();
+    if (ranks_[to].core.IsOver()) {
+      is_unanswered_ = true;
+      return false;
+    }
+    if (ranks_[to].core.Accept(peer, "", now_).ok()) {
+      KnownTo(to, peer) = from;
+      return true;
+    }
+    ++refused_;
+    channels_[from][to] = {};
+    if (ranks_[from].stage != Rank::kDead) channels_[to][from].is_ending = true;
+    return false;
+  }
+
   void Act(int r) {
     Rank& rank = ranks_[r];
     GroupCore::Actions actions;
     rank.core.TakeActions(actions);
     for (GroupCore::Action& action : actions.todo) {
-      if (action.kind != GroupCore::Action::kPost) continue;
-      if (ranks_[action.peer].stage == Rank::kDead) continue;
-      channels_[r][action.peer].frames.push_back(std::move(action.frame));
+      const int to = KnownTo(r, action.peer);
+      if (ranks_[to].stage == Rank::kDead) continue;
+      if (action.kind == GroupCore::Action::kPost) {
+        channels_[r][to].frames.push_back(std::move(action.frame));
+      } else if (!rank.core.HasLeft(action.peer)) {
+        channels_[r][to].is_ending = true;
+      }
     }
     if (!actions.report.empty()) rank.report = actions.report;
+  }
+
+  static bool IsInAnOperation(const Rank& rank) {
+    return rank.stage == Rank::kCompares || rank.stage == Rank::kMoves;
+  }
+  // Whether the operation of `rank` cannot go on without `peer`.
+  static bool Awaits(const Rank& rank, int peer) {
+    if (rank.stage == Rank::kCompares) {
+      return rank.core.AwaitedAnswer() == peer;
+    }
+    return (rank.Takes(peer) && !rank.taken[peer]) ||
+           (rank.Sends(peer) && !rank.sent[peer]);
   }
 
   bool Hears(int r) const {
@@ -347,13 +499,11 @@ class World {
   // A barrier is OK only if all have called the same up to it.
   void CheckOk(const Rank& rank) {
     if (!rank.call().is_barrier()) return;
-    for (int other = 0; other < size(); ++other) {
+    for (int other = 0; other < size_; ++other) {
       for (size_t k = 0; k <= rank.at; ++k) {
         if (other == rank.core.rank()) continue;
-        if (ranks_[other].called > k &&
-            ranks_[other].program[k] == rank.program[k]) {
-          continue;
-        }
+        const Rank& met = Known(rank, other);
+        if (met.called > k && met.program[k] == rank.program[k]) continue;
         broken_ = absl::StrCat("a barrier of rank ", rank.core.rank(),
                                " is OK, and rank ", other,
                                " has not called the same");
@@ -361,9 +511,41 @@ class World {
     }
   }
 
+  int& KnownTo(int process, int rank) { return known_[process * size_ + rank]; }
+  int KnownTo(int process, int rank) const {
+    return known_[process * size_ + rank];
+  }
+  // The process that `rank` has met as rank `other`.
+  const Rank& Known(const Rank& rank, int other) const {
+    return ranks_[KnownTo(rank.process, other)];
+  }
+
+  // Opens refused streams again, as their processes may not have got so far.
+  bool Meet(int process) {
+    Rank& rank = ranks_[process];
+    const absl::StatusOr<bool> have_come =
+        rank.core.HaveAllCome(/*is_late=*/now_ >= rank.meet_until);
+    if (!have_come.ok()) {
+      has_missed_ = true;
+      rank.results.push_back(have_come.status().code());
+      rank.stage = Rank::kEnds;
+      return true;
+    }
+    if (*have_come) {
+      rank.stage = Rank::kBegins;
+      return true;
+    }
+    if (now_ < rank.open_again_at) return false;
+    const std::vector<int> refused = rank.core.TakeRefused();
+    if (refused.empty()) return false;
+    rank.open_again_at = now_ + absl::Milliseconds(50);
+    for (const int peer : refused) Open(process, peer);
+    return true;
+  }
+
   bool Begin(Rank& rank) {
-    rank.sent.assign(size(), false);
-    rank.taken.assign(size(), false);
+    rank.sent.assign(size_, false);
+    rank.taken.assign(size_, false);
     rank.has_asked = false;
     if (rank.at == rank.program.size()) {
       rank.stage = Rank::kEnds;
@@ -405,7 +587,7 @@ class World {
   bool Move(Rank& rank) {
     bool has_moved = false;
     bool is_done = true;
-    for (int peer = 0; peer < size(); ++peer) {
+    for (int peer = 0; peer < size_; ++peer) {
       if (rank.Sends(peer) && !rank.sent[peer]) {
         if (rank.MaySend() &&
             rank.core.TakePartRoom(peer, 1, /*is_first=*/true)) {
@@ -421,7 +603,7 @@ class World {
         }
       }
     }
-    for (int peer = 0; peer < size(); ++peer) {
+    for (int peer = 0; peer < size_; ++peer) {
       if (!rank.Takes(peer) || rank.taken[peer]) continue;
       const auto next = rank.core.NextPart(rank.sequence(), peer, 1);
       if (!next.ok()) {
@@ -435,7 +617,7 @@ class World {
       (*next)->content.clear();
       EXPECT_TRUE(rank.core.TookOfPart(peer, 1));
       rank.taken[peer] = has_moved = true;
-      if (!(ranks_[peer].program[rank.at] == rank.call())) {
+      if (!(Known(rank, peer).program[rank.at] == rank.call())) {
         broken_ = absl::StrCat("rank ", rank.core.rank(),
                                " took a message of another operation");
       }
@@ -445,10 +627,8 @@ class World {
       return true;
     }
     if (has_moved) return true;
-    for (int peer = 0; peer < size(); ++peer) {
-      const bool awaits = (rank.Takes(peer) && !rank.taken[peer]) ||
-                          (rank.Sends(peer) && !rank.sent[peer]);
-      if (!awaits) continue;
+    for (int peer = 0; peer < size_; ++peer) {
+      if (!Awaits(rank, peer)) continue;
       const absl::Status status = rank.core.CheckPeer(rank.sequence(), peer);
       if (status.ok()) continue;
       End(rank, status);
@@ -457,11 +637,24 @@ class World {
     return false;
   }
 
-  std::vector<Rank> ranks_;
-  std::vector<std::vector<Channel>> channels_;  // [from][to]
+  static constexpr int kNobody = -1;
+
+  int size_;
+  std::vector<Rank> ranks_;                     // by process
+  std::vector<std::vector<Channel>> channels_;  // [from][to], by process
+  // KnownTo(process, rank): the process to which it has opened a stream, or
+  // whose stream it has accepted, as that rank; or kNobody.
+  std::vector<int> known_;
+  std::vector<int>
+      newest_;  // by rank: its process, the last if there were more
+  Instant now_;
+  bool has_missed_ = false;     // one waited in vain for others to come
+  bool is_unanswered_ = false;  // a stream, which stays open then
+  int taken_for_dead_ = 0;
+  int refused_ = 0;
   std::string broken_;
 };
 
 }  // namespace weft::collectives::group_core
 
-#endif  // WEFT_COLLECTIVES_CORE_GROUP_CORE_WORLD_H_
+#endif  // WEFT_COLLECTIVES_CORE_TESTING_GROUP_CORE_WORLD_H_
