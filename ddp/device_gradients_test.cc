@@ -81,8 +81,9 @@ std::vector<absl::Status> RunGroups(
   collectives::NcclWorld apart(size, way.seed);
   collectives::SameDeviceWorld together(size, way.seed);
   return RunRanks(size, [&](int rank) -> absl::Status {
-    SimulatedDevices& devices =
-        way.by == By::kSameDevice ? together.devices() : apart.devices(rank);
+    SimulatedDevices& devices = way.by == By::kSameDevice
+                                    ? together.devices(rank)
+                                    : apart.devices(rank);
     collectives::GroupOptions options;
     options.timeout = absl::Seconds(30);
     absl::StatusOr<std::unique_ptr<collectives::Backend>> backend =

@@ -144,17 +144,14 @@ absl::Status CheckBackend(const weft::worker::Options& worker,
         absl::StrCat("--backend=", backend, ": wanted ", wanted));
   };
   if (!weft::worker::CheckBackendName(backend).ok()) {
-    return refuse("host, nccl or auto");
+    return refuse("host, nccl, same_device or auto");
   }
-  if (backend == "same_device") {
-    return refuse(
-        "host, nccl or auto: the trainers of a job are processes, and only "
-        "ranks of one process can share a device so (worker::JoinGroup)");
-  }
-  if (backend != "nccl") return absl::OkStatus();
+  if (backend != "nccl" && backend != "same_device") return absl::OkStatus();
   if (training.strategy != kDdp) return refuse("--strategy=ddp");
   if (worker.device == "cpu") {
-    return refuse("--device=cuda, whose tensors NCCL moves");
+    return refuse(backend == "nccl" ? "--device=cuda, whose tensors NCCL moves"
+                                    : "--device=cuda or simulated, which the "
+                                      "trainers of a host share");
   }
   if (worker.is_elastic()) {
     return refuse("host or auto in an elastic job, whose members change");
@@ -370,8 +367,9 @@ absl::Status ParseFlags(int argc, char** argv, weft::worker::Options& options,
   flags.Add(
       "backend", &training.backend.name,
       "with --strategy=ddp, what moves gradients: host; nccl, from device "
-      "to device; auto: nccl where each trainer has a CUDA device of its "
-      "own and the library is found. The log says what it took");
+      "to device; same_device, on the device that all share; auto: nccl where "
+      "each trainer has a CUDA device of its own and the library is found, "
+      "same_device where all are on one device. The log says what it took");
   int loss_every = 100;
   flags.Add("loss-every", &loss_every,
             "with --json, the loss of every so many steps; 0: of none");

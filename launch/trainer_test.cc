@@ -192,8 +192,9 @@ TEST_F(TrainerProgramTest, ValuesOutOfRangeAreUsageErrors) {
       {{"--precision=f8"}, "'f8'; allowed are f32, f16 and bf16"},
       {{"--precision=f16"}, "--precision=f16: wanted --strategy=ddp"},
       {{"--device=cuda"}, "--device=cuda: wanted --strategy=ddp; with"},
-      {{"--backend=mpi"}, "--backend=mpi: wanted host, nccl or auto"},
-      {{"--backend=same_device"}, "--backend=same_device: wanted host, nccl"},
+      {{"--backend=mpi"}, "--backend=mpi: wanted host, nccl"},
+      {{"--backend=same_device"},
+       "--backend=same_device: wanted --strategy=ddp"},
       {{"--backend=nccl"}, "--backend=nccl: wanted --strategy=ddp"},
       {{"--device=tpu"}, "device \"tpu\": wanted cpu, cuda"},
       {{"--epochs=many"}, "--epochs=many: wanted an integer"},
@@ -223,6 +224,9 @@ TEST_F(TrainerProgramTest, NcclWantsDevicesAndMembersThatStay) {
   ExpectUsageError(
       {"--strategy=ddp", "--trainers=1", "--device=cpu", "--backend=nccl"},
       "--backend=nccl: wanted --device=cuda, whose tensors NCCL moves");
+  ExpectUsageError({"--strategy=ddp", "--trainers=1", "--device=cpu",
+                    "--backend=same_device"},
+                   "--backend=same_device: wanted --device=cuda or simulated");
   ExpectUsageError({"--strategy=ddp", "--workers=1:2", "--virtual-shards=2",
                     "--device=simulated", "--backend=nccl"},
                    "--backend=nccl: wanted host or auto in an elastic job");

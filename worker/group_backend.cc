@@ -1,5 +1,7 @@
 #include "weft/worker/group_backend.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -7,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "weft/collectives/backends/same_device/device_place.h"
 #include "weft/rendezvous/boot_id.h"
 
 namespace weft::worker {
@@ -72,8 +75,8 @@ std::string WhyNotNccl(const std::vector<BackendOffer>& offers,
 }
 
 // Why the ranks are not threads that share a device; empty if they are.
-std::string WhyNotSameDevice(const std::vector<BackendOffer>& offers,
-                             const std::vector<std::string>& names) {
+std::string WhyNotThreads(const std::vector<BackendOffer>& offers,
+                          const std::vector<std::string>& names) {
   for (size_t i = 0; i < offers.size(); ++i) {
     if (offers[i].shared.empty()) {
       return absl::StrCat(names[i],
@@ -82,10 +85,42 @@ std::string WhyNotSameDevice(const std::vector<BackendOffer>& offers,
     }
     if (offers[i].shared == offers[0].shared) continue;
     return absl::StrCat(names[0], " and ", names[i],
-                        " do not share a device as threads of one process; "
-                        "ranks of several processes cannot yet");
+                        " do not share a device as threads of one process");
   }
   return "";
+}
+
+// Why the ranks are not processes on one device; empty if they are.
+std::string WhyNotProcesses(const std::vector<BackendOffer>& offers,
+                            const std::vector<std::string>& names) {
+  std::map<std::string, size_t> processes;
+  for (size_t i = 0; i < offers.size(); ++i) {
+    if (offers[i].place.empty()) {
+      return absl::StrCat(names[i],
+                          " has no device whose memory other processes can "
+                          "open (--device)");
+    }
+    if (offers[i].place != offers[0].place) {
+      return absl::StrCat(names[0], " is on the device ", offers[0].place,
+                          " and ", names[i], " on ", offers[i].place);
+    }
+    const auto [known, is_new] = processes.try_emplace(offers[i].process, i);
+    if (!is_new) {
+      return absl::StrCat(names[known->second], " and ", names[i],
+                          " are of one process");
+    }
+  }
+  return "";
+}
+
+// Why the ranks do not share a device; empty if they do.
+std::string WhyNotSameDevice(const std::vector<BackendOffer>& offers,
+                             const std::vector<std::string>& names) {
+  std::string why_not_threads = WhyNotThreads(offers, names);
+  if (why_not_threads.empty()) return "";
+  const std::string why_not_processes = WhyNotProcesses(offers, names);
+  if (why_not_processes.empty()) return "";
+  return absl::StrCat(why_not_threads, "; and ", why_not_processes);
 }
 
 }  // namespace
@@ -103,8 +138,15 @@ BackendOffer OfferOf(const GroupBackend& backend, absl::string_view host) {
   offer.wanted = backend.name;
   if (offer.wanted == kHost) return offer;
   if (backend.shared != nullptr) offer.shared = backend.shared->token();
-  if (offer.wanted == kSameDevice) return offer;
   offer.host = host.empty() ? rendezvous::BootId() : std::string(host);
+  if (!backend.device.is_cpu()) {
+    // Ranks of other hosts, as a user calls them, share nothing.
+    const absl::StatusOr<std::string> place = collectives::DevicePlaceOf(
+        backend.device.context()->runtime(), backend.device.id());
+    if (place.ok()) offer.place = absl::StrCat(*place, "/", offer.host);
+    offer.process = absl::StrCat(getpid());
+  }
+  if (offer.wanted == kSameDevice) return offer;
   if (backend.device.is_cpu()) offer.gpu = kCpu;
   const absl::StatusOr<std::string> gpu = OwnGpu(backend);
   if (gpu.ok()) {
@@ -122,18 +164,20 @@ std::string Encode(const BackendOffer& offer) {
                         : absl::StrReplaceAll(text, {{" ", "_"}, {"\n", "_"}});
   };
   return absl::StrCat(offer.wanted, " ", word(offer.host), " ", word(offer.gpu),
-                      " ", word(offer.shared), " ",
+                      " ", word(offer.shared), " ", word(offer.place), " ",
+                      word(offer.process), " ",
                       absl::StrReplaceAll(offer.why_not, {{"\n", " "}}));
 }
 
 absl::StatusOr<BackendOffer> DecodeOffer(absl::string_view text) {
   const std::vector<std::string> parts =
-      absl::StrSplit(text, absl::MaxSplits(' ', 4));
-  if (parts.size() != 5 || !CheckBackendName(parts[0]).ok()) {
+      absl::StrSplit(text, absl::MaxSplits(' ', 6));
+  if (parts.size() != 7 || !CheckBackendName(parts[0]).ok()) {
     return absl::InvalidArgumentError("what it has brought is no backend");
   }
-  return BackendOffer{parts[0], parts[1], parts[2], parts[4],
-                      parts[3] == "-" ? "" : parts[3]};
+  const auto word = [&](int i) { return parts[i] == "-" ? "" : parts[i]; };
+  return BackendOffer{parts[0], parts[1], parts[2], parts[6],
+                      word(3),  word(4),  word(5)};
 }
 
 absl::StatusOr<BackendChoice> ChooseBackend(
@@ -153,7 +197,10 @@ absl::StatusOr<BackendChoice> ChooseBackend(
         absl::StrCat("backend same_device: ", why_not_same,
                      "; or take the backend host, or auto"));
   }
-  if (wanted != kNccl && why_not_same.empty()) {
+  // One rank alone shares nothing.
+  const bool is_alone = offers.size() == 1 && offers[0].shared.empty();
+  if (wanted == kSameDevice ||
+      (wanted == kAuto && why_not_same.empty() && !is_alone)) {
     return BackendChoice{
         kSameDevice, absl::StrCat(offers.size(), " ranks share one device")};
   }

@@ -24,18 +24,19 @@ struct GroupBackend {
   //        device
   // nccl   NCCL, from device to device (collectives/backends/nccl)
   // same_device
-  //        on the device that all ranks share, as threads of one process
-  //        (collectives/backends/same_device)
+  //        on the device that all ranks share, as threads of one process or as
+  //        processes of one host (collectives/backends/same_device)
   // auto   nccl where each rank has a CUDA device of its own and the library is
   //        found, all on one host or in a job with --insecure; same_device
-  //        where all have the same `shared`; else host. The log says what it
-  //        took and why.
+  //        where all have the same `shared`, or are processes on one device;
+  //        else host. The log says what it took and why.
   // The same on all ranks.
   std::string name = "host";
   // Whose tensors this rank gives to the group, but with host; and its context.
   Device device = {};
   std::shared_ptr<device::Context> devices = nullptr;
-  // Where the ranks of this process share the device: the same for each.
+  // Where ranks that are threads of this process share the device: the same for
+  // each. Processes need none.
   std::shared_ptr<collectives::SharedDevice> shared = nullptr;
   // Null: those of libnccl.so.2. For tests, which have no CUDA device.
   std::shared_ptr<const collectives::NcclFunctions> nccl = nullptr;
@@ -51,6 +52,10 @@ struct BackendOffer {
   std::string gpu;      // which of that host's; cpu: none
   std::string why_not;  // it cannot use NCCL; empty: it can
   std::string shared;   // SharedDevice::token; empty: it has none
+  // By which processes share its device: which it is (DevicePlaceOf), and which
+  // process this is. Empty: they cannot.
+  std::string place = {};
+  std::string process = {};
 };
 // This rank's offer. `host`: what Options::host_id says; empty: the machine's
 // id.

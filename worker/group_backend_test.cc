@@ -124,10 +124,48 @@ TEST(ChooseBackend, TakesTheDeviceThatAllRanksShare) {
       StatusIs(kNotSo, "trainer1 has no device that it shares"));
 }
 
+TEST(ChooseBackend, TakesTheDeviceThatProcessesShare) {
+  const auto process = [](std::string place, std::string pid,
+                          std::string wanted) {
+    BackendOffer offer = Gpu("a", "0", std::move(wanted));
+    offer.place = std::move(place);
+    offer.process = std::move(pid);
+    return offer;
+  };
+  for (const char* wanted : {"auto", "same_device"}) {
+    const auto choice = ChooseBackend(
+        {process("gpu0@a", "1", wanted), process("gpu0@a", "2", wanted)},
+        Names(), false);
+    ASSERT_THAT(choice, IsOk());
+    EXPECT_EQ(choice->name, "same_device");
+  }
+  const auto why_not = [&](BackendOffer a, BackendOffer b) {
+    const auto choice = ChooseBackend({a, b}, Names(), false);
+    EXPECT_THAT(choice, StatusIs(kNotSo, "backend same_device: "));
+    return std::string(choice.status().message());
+  };
+  EXPECT_THAT(why_not(process("gpu0@a", "1", "same_device"),
+                      process("gpu1@a", "2", "same_device")),
+              HasSubstr("trainer0 is on the device gpu0@a and trainer1 on "
+                        "gpu1@a"));
+  EXPECT_THAT(why_not(process("gpu0@a", "1", "same_device"),
+                      process("gpu0@a", "1", "same_device")),
+              HasSubstr("trainer0 and trainer1 are of one process"));
+  EXPECT_THAT(why_not(process("gpu0@a", "1", "same_device"),
+                      process("", "", "same_device")),
+              HasSubstr("trainer1 has no device whose memory"));
+  // One that has a GPU of its own takes NCCL.
+  EXPECT_EQ(ChooseBackend({process("gpu0@a", "1", "auto")}, {"trainer0"}, false)
+                ->name,
+            "nccl");
+}
+
 TEST(BackendOffer, ReadsWhatItWrites) {
   BackendOffer offer = Gpu("a b", "0000:1b:00.0", "nccl");
   offer.why_not = "two\nlines of it";
   offer.shared = "0123abcd";
+  offer.place = "0000:1b:00.0@x/pid:[1]/0";
+  offer.process = "77";
   const auto read = DecodeOffer(Encode(offer));
   ASSERT_THAT(read, IsOk());
   EXPECT_EQ(read->wanted, "nccl");
@@ -135,10 +173,12 @@ TEST(BackendOffer, ReadsWhatItWrites) {
   EXPECT_EQ(read->gpu, "0000:1b:00.0");
   EXPECT_EQ(read->why_not, "two lines of it");
   EXPECT_EQ(read->shared, "0123abcd");
+  EXPECT_EQ(read->place, offer.place);
+  EXPECT_EQ(read->process, "77");
   const auto unshared = DecodeOffer(Encode(Gpu("a", "0")));
   ASSERT_THAT(unshared, IsOk());
   EXPECT_EQ(unshared->shared, "");
-  for (const char* text : {"", "nccl", "nccl a b c", "tpu a b c d"}) {
+  for (const char* text : {"", "nccl", "nccl a b c d e", "tpu a b c d e f"}) {
     EXPECT_THAT(DecodeOffer(text), StatusIs(kInvalid, "")) << text;
   }
 }

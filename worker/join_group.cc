@@ -220,6 +220,11 @@ absl::StatusOr<std::unique_ptr<collectives::Backend>> WithChosen(
     collectives::SameDeviceOptions same;
     static_cast<collectives::GroupTerms&>(same) = endpoint;
     same.device = options.backend.shared;
+    if (same.device == nullptr) {
+      WEFT_ASSIGN_OR_RETURN(same.device, collectives::SharedDevice::Create(
+                                             options.backend.devices,
+                                             options.backend.device.index()));
+    }
     return collectives::ConnectSameDevice(std::move(same), std::move(host));
   }
   collectives::NcclOptions nccl;

@@ -5,10 +5,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <deque>
+#include <functional>
 #include <iterator>
+#include <map>
 #include <string>
 #include <thread>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -17,8 +21,10 @@
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
 #include "weft/base/steady_deadline.h"
+#include "weft/device/cuda/current_device.h"
 #include "weft/device/cuda/error.h"
 #include "weft/device/first_failure.h"
+#include "weft/device/sharing.h"
 
 namespace weft::device {
 namespace {
@@ -26,32 +32,6 @@ namespace {
 cudaStream_t Native(Stream stream) {
   return static_cast<cudaStream_t>(stream.native());
 }
-
-// Makes a device current, and what was current again at its end: other
-// libraries on this thread have their own. Both are a load where it is the
-// same.
-class CurrentCudaDevice {
- public:
-  explicit CurrentCudaDevice(int index) {
-    error_ = cudaGetDevice(&before_);
-    if (error_ == cudaSuccess && before_ != index) {
-      error_ = cudaSetDevice(index);
-      changed_ = error_ == cudaSuccess;
-    }
-  }
-  ~CurrentCudaDevice() {
-    if (changed_) cudaSetDevice(before_);
-  }
-  CurrentCudaDevice(const CurrentCudaDevice&) = delete;
-  CurrentCudaDevice& operator=(const CurrentCudaDevice&) = delete;
-
-  cudaError_t error() const { return error_; }
-
- private:
-  int before_ = 0;
-  bool changed_ = false;
-  cudaError_t error_ = cudaSuccess;
-};
 
 // Returns after a pause that grows with the number of calls.
 class Backoff {
@@ -72,7 +52,7 @@ class Backoff {
   std::chrono::microseconds sleep_{20};
 };
 
-class CudaRuntime final : public Runtime {
+class CudaRuntime final : public Runtime, public Sharing {
  public:
   CudaRuntime(int count, CudaOptions options) : options_(options) {
     for (int i = 0; i < count; ++i) devices_.push_back(std::make_unique<Gpu>());
@@ -86,8 +66,10 @@ class CudaRuntime final : public Runtime {
   absl::StatusOr<Properties> GetProperties(Device device) override;
   absl::StatusOr<MemoryUse> GetMemoryUse(Device device) override;
   absl::Status Health(Device device) override;
-  absl::StatusOr<void*> Allocate(Device device, int64_t bytes) override;
-  absl::Status Free(Device device, void* memory) override;
+  absl::StatusOr<void*> Allocate(Device device, int64_t bytes) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Free(Device device, void* memory) override
+      ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<void*> AllocatePinned(int64_t bytes) override;
   absl::Status FreePinned(void* memory) override;
   absl::StatusOr<Location> Locate(const void* address) override;
@@ -114,8 +96,25 @@ class CudaRuntime final : public Runtime {
                            HostKernel kernel) override;
   absl::Status LaunchNative(Stream stream, absl::string_view name,
                             NativeLaunch launch) override;
+  absl::StatusOr<Lent> Share(const void* address) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<void*> OpenMemory(Device device,
+                                   const IpcHandle& handle) override;
+  absl::Status CloseMemory(void* memory) override;
+  absl::StatusOr<SharedEvent> CreateSharedEvent(Device device) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<Event> OpenEvent(Device device,
+                                  const IpcHandle& handle) override
+      ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  struct Allocation {
+    Device device;
+    int64_t bytes = 0;
+    bool is_shared = false;
+    bool is_freed = false;  // only of one that is shared
+    IpcHandle handle = {};  // of one that is shared
+  };
   // A device. All but `failure` is guarded by mu_.
   struct Gpu {
     FirstFailure failure;
@@ -206,6 +205,14 @@ class CudaRuntime final : public Runtime {
   }
   void ReleaseEvent(Device device, uint64_t handle) override
       ABSL_LOCKS_EXCLUDED(mu_);
+  // Freed memory that other processes may have open, of this size; or null.
+  void* TakeShared(Device device, int64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether the memory is kept for TakeShared; else it is forgotten. An error:
+  // it was freed before.
+  absl::StatusOr<bool> KeepShared(Device device, void* memory)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // An event that is not used again for another.
+  Event MakeOwnEvent(Device device, cudaEvent_t event) ABSL_LOCKS_EXCLUDED(mu_);
   // One that was given back, or null.
   cudaEvent_t TakeFreeEvent(Device device) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -213,7 +220,13 @@ class CudaRuntime final : public Runtime {
   std::vector<std::unique_ptr<Gpu>> devices_;  // by index
   Mutex mu_;
   std::vector<Stream> streams_ ABSL_GUARDED_BY(mu_);  // by id
+  std::map<const char*, Allocation> allocations_ ABSL_GUARDED_BY(mu_);
+  // Those that processes share.
+  std::unordered_set<uint64_t> shared_events_ ABSL_GUARDED_BY(mu_);
 };
+
+static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(IpcHandle));
+static_assert(sizeof(cudaIpcEventHandle_t) == sizeof(IpcHandle));
 
 CudaRuntime::~CudaRuntime() {
   // A device that failed refuses, and there is nobody to tell.
@@ -265,10 +278,15 @@ absl::StatusOr<void*> CudaRuntime::Allocate(Device device, int64_t bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat(Name(device), ": ", what(), ": wanted at least 1"));
   }
-  void* memory = nullptr;
+  void* memory = TakeShared(device, bytes);
+  if (memory != nullptr) return memory;
   absl::Status status =
       On(device, what, [&] { return cudaMalloc(&memory, bytes); });
-  if (status.ok()) return memory;
+  if (status.ok()) {
+    MutexLock lock(mu_);
+    allocations_[static_cast<const char*>(memory)] = {device, bytes};
+    return memory;
+  }
   if (absl::IsResourceExhausted(status)) {
     const absl::StatusOr<MemoryUse> use = GetMemoryUse(device);
     if (use.ok()) {
@@ -281,6 +299,8 @@ absl::StatusOr<void*> CudaRuntime::Allocate(Device device, int64_t bytes) {
 }
 
 absl::Status CudaRuntime::Free(Device device, void* memory) {
+  WEFT_ASSIGN_OR_RETURN(const bool is_kept, KeepShared(device, memory));
+  if (is_kept) return absl::OkStatus();
   return On(
       device, [] { return "Free"; }, [=] { return cudaFree(memory); });
 }
@@ -381,6 +401,10 @@ absl::StatusOr<Event> CudaRuntime::CreateEvent(Device device) {
 
 void CudaRuntime::ReleaseEvent(Device device, uint64_t handle) {
   MutexLock lock(mu_);
+  if (shared_events_.erase(handle) > 0) {
+    (void)cudaEventDestroy(reinterpret_cast<cudaEvent_t>(handle));
+    return;
+  }
   devices_[device.index]->free_events.push_back(
       reinterpret_cast<cudaEvent_t>(handle));
 }
@@ -538,6 +562,116 @@ absl::Status CudaRuntime::LaunchNative(Stream stream, absl::string_view name,
   // CUDA's own words first: they say more than what the launcher made of them.
   WEFT_RETURN_IF_ERROR(Check(cudaGetLastError(), stream.device(), what));
   return launched;
+}
+
+// ----- what other processes open
+
+void* CudaRuntime::TakeShared(Device device, int64_t bytes) {
+  MutexLock lock(mu_);
+  for (auto& [memory, known] : allocations_) {
+    if (!known.is_freed || !(known.device == device) || known.bytes != bytes) {
+      continue;
+    }
+    known.is_freed = false;
+    return const_cast<char*>(memory);
+  }
+  return nullptr;
+}
+
+// While another process may have it open, cudaFree of it is undefined.
+absl::StatusOr<bool> CudaRuntime::KeepShared(Device device, void* memory) {
+  MutexLock lock(mu_);
+  const auto known = allocations_.find(static_cast<const char*>(memory));
+  if (known == allocations_.end() || !(known->second.device == device)) {
+    return false;
+  }
+  if (!known->second.is_shared) {
+    allocations_.erase(known);
+    return false;
+  }
+  if (!std::exchange(known->second.is_freed, true)) return true;
+  return absl::InvalidArgumentError(
+      absl::StrCat(Name(device), ": Free: it was freed before"));
+}
+
+absl::StatusOr<Sharing::Lent> CudaRuntime::Share(const void* address) {
+  const auto* const at = static_cast<const char*>(address);
+  const auto what = [] { return "Share"; };
+  MutexLock lock(mu_);
+  auto known = allocations_.upper_bound(at);
+  if (known != allocations_.begin()) --known;
+  if (known == allocations_.end() || known->second.is_freed ||
+      std::less<>()(at, known->first) ||
+      !std::less<>()(at, known->first + known->second.bytes)) {
+    return absl::InvalidArgumentError(
+        "Share: wanted an address of device memory that this Runtime gave");
+  }
+  Allocation& allocation = known->second;
+  if (!allocation.is_shared) {
+    cudaIpcMemHandle_t native;
+    WEFT_RETURN_IF_ERROR(On(allocation.device, what, [&] {
+      return cudaIpcGetMemHandle(&native, const_cast<char*>(known->first));
+    }));
+    std::memcpy(allocation.handle.bytes.data(), &native, sizeof native);
+    allocation.is_shared = true;
+  }
+  return Lent{allocation.handle, at - known->first};
+}
+
+absl::StatusOr<void*> CudaRuntime::OpenMemory(Device device,
+                                              const IpcHandle& handle) {
+  cudaIpcMemHandle_t native;
+  std::memcpy(&native, handle.bytes.data(), sizeof native);
+  void* memory = nullptr;
+  WEFT_RETURN_IF_ERROR(On(
+      device, [] { return "OpenMemory"; },
+      [&] {
+        return cudaIpcOpenMemHandle(&memory, native,
+                                    cudaIpcMemLazyEnablePeerAccess);
+      }));
+  return memory;
+}
+
+absl::Status CudaRuntime::CloseMemory(void* memory) {
+  WEFT_ASSIGN_OR_RETURN(const Location location, Locate(memory));
+  return On(
+      location.device, [] { return "CloseMemory"; },
+      [=] { return cudaIpcCloseMemHandle(memory); });
+}
+
+Event CudaRuntime::MakeOwnEvent(Device device, cudaEvent_t event) {
+  const auto handle = reinterpret_cast<uint64_t>(event);
+  MutexLock lock(mu_);
+  shared_events_.insert(handle);
+  return MakeEvent(device, handle);
+}
+
+absl::StatusOr<Sharing::SharedEvent> CudaRuntime::CreateSharedEvent(
+    Device device) {
+  const auto what = [] { return "CreateSharedEvent"; };
+  cudaEvent_t event = nullptr;
+  WEFT_RETURN_IF_ERROR(On(device, what, [&] {
+    return cudaEventCreateWithFlags(
+        &event, cudaEventDisableTiming | cudaEventInterprocess);
+  }));
+  SharedEvent made;
+  made.event = MakeOwnEvent(device, event);
+  cudaIpcEventHandle_t native;
+  WEFT_RETURN_IF_ERROR(
+      On(device, what, [&] { return cudaIpcGetEventHandle(&native, event); }));
+  std::memcpy(made.handle.bytes.data(), &native, sizeof native);
+  return made;
+}
+
+absl::StatusOr<Event> CudaRuntime::OpenEvent(Device device,
+                                             const IpcHandle& handle) {
+  cudaIpcEventHandle_t native;
+  std::memcpy(&native, handle.bytes.data(), sizeof native);
+  cudaEvent_t event = nullptr;
+  WEFT_RETURN_IF_ERROR(On(
+      device, [] { return "OpenEvent"; },
+      [&] { return cudaIpcOpenEventHandle(&event, native); }));
+  return MakeOwnEvent(device, event);
 }
 
 }  // namespace

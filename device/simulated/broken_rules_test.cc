@@ -418,6 +418,44 @@ TEST(BrokenRule, TheHostTouchesDeviceMemory) {
   EXPECT_EQ(p.Read(stream, x), 1.0f);  // the rule kept: through a copy
 }
 
+TEST(BrokenRule, TheHostTouchesMemoryOfAnotherProcess) {
+  const auto other = testing::MakeSimulated(0);
+  const auto own = testing::MakeSimulated(1);
+  const auto memory = other->Allocate(Device::Simulated(0), 4096);
+  WEFT_ASSERT_OK(memory);
+  const auto lent = other->Share(*memory);
+  WEFT_ASSERT_OK(lent);
+  const auto opened = own->OpenMemory(Device::Simulated(0), lent->handle);
+  WEFT_ASSERT_OK(opened);
+  auto* const x = static_cast<float*>(*opened);
+  EXPECT_EQ(TouchInChild(x, /*writes=*/false), 42);
+  EXPECT_EQ(TouchInChild(x, /*writes=*/true), 42);
+}
+
+// A stream that reads what the stream of another process has still to write.
+TEST(BrokenRule, AStreamDoesNotWaitForThatOfAnotherProcess) {
+  constexpr Device kDevice = Device::Simulated(0);
+  int wrong = 0;
+  for (int seed = 0; seed < 20; ++seed) {
+    const auto other = testing::MakeSimulated(seed);
+    const auto own = testing::MakeSimulated(seed + 100);
+    const Stream writer = *other->CreateStream(kDevice);
+    const Stream reader = *own->CreateStream(kDevice);
+    auto* const memory = static_cast<float*>(*other->Allocate(kDevice, 4096));
+    WEFT_ASSERT_OK(testing::Fill(writer, memory, 1.0f, 1));
+    WEFT_ASSERT_OK(other->Synchronize(writer, kPatience));
+    const auto lent = other->Share(memory);
+    WEFT_ASSERT_OK(lent);
+    const auto opened = own->OpenMemory(kDevice, lent->handle);
+    WEFT_ASSERT_OK(opened);
+    WEFT_ASSERT_OK(testing::Fill(writer, memory, 2.0f, 1));
+    float found = 0;
+    WEFT_ASSERT_OK(own->CopyAsync(&found, *opened, sizeof found, reader));
+    wrong += found == 1.0f;
+  }
+  EXPECT_GT(wrong, 0);
+}
+
 TEST(BrokenRule, TheHostMayTouchPinnedMemory) {
   Program p(0);
   EXPECT_EQ(TouchInChild(p.NewPinned(), /*writes=*/true), 0);

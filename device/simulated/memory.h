@@ -4,6 +4,7 @@
 // It is one memfd, mapped twice. The addresses that a program holds are those
 // of the first mapping, which has no access rights: a load or store of the host
 // ends in SIGSEGV, at that address. The device's tasks use the second mapping.
+// Behind it lies what other processes read that open it (shared_state.h).
 //
 // New memory is filled with 0xFF, which is NaN in each floating-point type, and
 // -1: who reads what nobody wrote computes NaN. Addresses that were given back
@@ -17,18 +18,22 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "weft/device/simulated/peer_memory.h"
+#include "weft/device/simulated/shared_state.h"
+#include "weft/device/simulated/task_memory.h"
 
 namespace weft::device {
 
-class SimulatedMemory {
+class SimulatedMemory final : public TaskMemory {
  public:
   // `bytes`, rounded up to pages. Takes memory of the host as it is allocated.
   // kResourceExhausted if the host has no such address space.
   static absl::StatusOr<std::unique_ptr<SimulatedMemory>> Create(int64_t bytes);
-  ~SimulatedMemory();
+  ~SimulatedMemory() override;
   SimulatedMemory(const SimulatedMemory&) = delete;
   SimulatedMemory& operator=(const SimulatedMemory&) = delete;
 
@@ -38,13 +43,23 @@ class SimulatedMemory {
   // kInvalidArgument if Allocate did not give it, or it was given back.
   absl::Status Free(const void* memory);
 
-  // Whether it is an address of this memory, allocated or not.
-  bool Contains(const void* address) const;
-  // The address in the second mapping of `bytes` at `address`. kInternal if
-  // they do not lie in one living allocation.
-  absl::StatusOr<void*> Reach(const void* address, int64_t bytes) const;
-  // Which allocation of all that were made holds `address`; 0 if none does.
-  int64_t AllocationOf(const void* address) const;
+  bool Contains(const void* address) const override;
+  absl::StatusOr<void*> Reach(const void* address,
+                              int64_t bytes) const override;
+  int64_t AllocationOf(const void* address) const override;
+
+  // For another process: of the allocation that holds `address`, which begins
+  // at the handle's offset. kInvalidArgument if none does.
+  absl::StatusOr<SimulatedHandle> HandleOf(const void* address) const;
+  int64_t OffsetOf(const void* address) const;
+
+  // A slot for an event, and its handle. kResourceExhausted: all are taken.
+  absl::StatusOr<SimulatedHandle> TakeEvent();
+  // One whose records are not over stays taken.
+  void GiveBackEvent(int slot);
+  SharedEventSlot& EventAt(int slot) const { return state_->EventAt(slot); }
+  // Nothing that was put on its streams runs any more.
+  void CompleteAllEvents() const;
 
   int64_t total_bytes() const { return total_bytes_; }
   int64_t used_bytes() const { return used_bytes_; }
@@ -57,12 +72,18 @@ class SimulatedMemory {
   };
   using Ranges = std::map<int64_t, Range>;  // by offset
 
-  SimulatedMemory(int fd, char* visible, char* backing, int64_t bytes);
+  SimulatedMemory(int fd, std::unique_ptr<SharedState> state, char* visible,
+                  char* backing, int64_t bytes);
+  // What the fields of all its handles are.
+  SimulatedHandle OwnHandle(SimulatedHandle::Kind kind) const;
+  // Tells other processes whose the pages are.
+  void Publish(int64_t offset, const Range& range, int64_t number) const;
   Ranges::const_iterator Find(const void* address) const;
   // The first offset >= `from` where `bytes` are free, or -1.
   int64_t FindFree(int64_t from, int64_t bytes) const;
 
   const int fd_;
+  const std::unique_ptr<SharedState> state_;
   char* const visible_;
   char* const backing_;
   const int64_t total_bytes_;
@@ -70,6 +91,8 @@ class SimulatedMemory {
   int64_t next_ = 0;  // where the next search begins
   int64_t allocations_ = 0;
   Ranges ranges_;
+  int next_event_ = 0;
+  std::vector<int> free_events_;
 };
 
 }  // namespace weft::device

@@ -1,7 +1,6 @@
 #include "weft/device/simulated/runtime.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <utility>
@@ -12,11 +11,11 @@
 #include "weft/base/check.h"
 #include "weft/base/status_macros.h"
 #include "weft/base/steady_deadline.h"
+#include "weft/device/simulated/parts.h"
 
 namespace weft::device {
 namespace {
 
-constexpr int64_t kPinnedAlignment = 4096;
 constexpr size_t kTraceLines = 4096;
 
 std::string Sized(absl::string_view what, int64_t bytes) {
@@ -24,37 +23,6 @@ std::string Sized(absl::string_view what, int64_t bytes) {
 }
 
 }  // namespace
-
-struct SimulatedRuntime::PinnedBlock {
-  explicit PinnedBlock(int64_t size)
-      : bytes(size),
-        memory(static_cast<char*>(std::aligned_alloc(
-            kPinnedAlignment, (size + kPinnedAlignment - 1) / kPinnedAlignment *
-                                  kPinnedAlignment))) {}
-  ~PinnedBlock() { std::free(memory); }
-  PinnedBlock(const PinnedBlock&) = delete;
-  PinnedBlock& operator=(const PinnedBlock&) = delete;
-
-  const int64_t bytes;
-  char* const memory;
-};
-
-struct SimulatedRuntime::Simulated {
-  std::unique_ptr<SimulatedMemory> memory;
-  FirstFailure failure;
-  Stream default_stream;
-  int failing_allocations = 0;
-  std::vector<std::string> failing_kernels;
-};
-
-// Where a copy reads or writes. It is found when the copy is asked for, and
-// once more when it runs: what was given back in between is no memory then.
-struct SimulatedRuntime::End {
-  char* address = nullptr;
-  Location location;
-  int64_t allocation = 0;               // of kDevice
-  std::shared_ptr<PinnedBlock> pinned;  // of kPinned
-};
 
 class SimulatedRuntime::KernelMemory final : public DeviceMemory {
  public:
@@ -66,14 +34,15 @@ class SimulatedRuntime::KernelMemory final : public DeviceMemory {
                               int64_t bytes) const override {
     if (bytes == 0) return const_cast<void*>(address);
     MutexLock lock(runtime_.mu_);
-    const absl::optional<Location> found = runtime_.FindDevice(address);
-    if (found.has_value() && found->device == device_) {
-      return runtime_.devices_[device_.index]->memory->Reach(address, bytes);
+    FoundMemory found = runtime_.FindMemory(address);
+    if (found.memory != nullptr && found.device == device_) {
+      if (found.peer != nullptr) peers_.push_back(std::move(found.peer));
+      return found.memory->Reach(address, bytes);
     }
-    if (found.has_value()) {
+    if (found.memory != nullptr) {
       return absl::InternalError(absl::StrFormat(
           "illegal address %p: memory of %s, which %s cannot reach", address,
-          Name(found->device), Name(device_)));
+          Name(found.device), Name(device_)));
     }
     std::shared_ptr<PinnedBlock> pinned = runtime_.FindPinned(address);
     if (pinned == nullptr) {
@@ -96,6 +65,7 @@ class SimulatedRuntime::KernelMemory final : public DeviceMemory {
   const Device device_;
   // Alive until the kernel ends, even if another thread gives it back.
   mutable std::vector<std::shared_ptr<PinnedBlock>> used_;
+  mutable std::vector<std::shared_ptr<PeerMemory>> peers_;
 };
 
 absl::StatusOr<std::unique_ptr<SimulatedRuntime>> SimulatedRuntime::Create(
@@ -123,7 +93,9 @@ absl::StatusOr<std::unique_ptr<SimulatedRuntime>> SimulatedRuntime::Create(
 SimulatedRuntime::SimulatedRuntime(Options options)
     : options_(options), schedule_(options.seed) {}
 
-SimulatedRuntime::~SimulatedRuntime() = default;
+SimulatedRuntime::~SimulatedRuntime() {
+  for (const auto& device : devices_) device->memory->CompleteAllEvents();
+}
 
 // ----- who may call what
 
@@ -191,6 +163,7 @@ void SimulatedRuntime::LoseDevice(Device device) {
 
 void SimulatedRuntime::Fail(Device device, const absl::Status& cause) {
   devices_[device.index]->failure.Set(cause);
+  devices_[device.index]->memory->CompleteAllEvents();
   // What hung is over, as all else on it: the tasks are dropped as they come.
   for (const Stream stream : streams_) {
     if (stream.device() == device) schedule_.SetHangs(stream.id(), false);
@@ -303,14 +276,19 @@ absl::Status SimulatedRuntime::FreePinned(void* memory) {
   return absl::OkStatus();
 }
 
-absl::optional<Location> SimulatedRuntime::FindDevice(
+SimulatedRuntime::FoundMemory SimulatedRuntime::FindMemory(
     const void* address) const {
   for (int i = 0; i < options_.devices; ++i) {
-    if (devices_[i]->memory->Contains(address)) {
-      return Location{Location::Place::kDevice, Device::Simulated(i)};
+    const SimulatedMemory& memory = *devices_[i]->memory;
+    if (memory.Contains(address)) {
+      return {&memory, Device::Simulated(i), nullptr};
     }
   }
-  return absl::nullopt;
+  for (const OpenedMemory& opened : opened_) {
+    if (!opened.memory->Contains(address)) continue;
+    return {opened.memory.get(), opened.device, opened.memory};
+  }
+  return {};
 }
 
 std::shared_ptr<SimulatedRuntime::PinnedBlock> SimulatedRuntime::FindPinned(
@@ -325,8 +303,10 @@ std::shared_ptr<SimulatedRuntime::PinnedBlock> SimulatedRuntime::FindPinned(
 
 absl::StatusOr<Location> SimulatedRuntime::Locate(const void* address) {
   MutexLock lock(mu_);
-  const absl::optional<Location> device = FindDevice(address);
-  if (device.has_value()) return *device;
+  const FoundMemory found = FindMemory(address);
+  if (found.memory != nullptr) {
+    return Location{Location::Place::kDevice, found.device};
+  }
   Location location;
   if (FindPinned(address) != nullptr) {
     location.place = Location::Place::kPinned;
@@ -362,9 +342,10 @@ absl::StatusOr<Event> SimulatedRuntime::CreateEvent(Device device) {
   return MakeEvent(device, next_event_++);
 }
 
-void SimulatedRuntime::ReleaseEvent(Device, uint64_t handle) {
+void SimulatedRuntime::ReleaseEvent(Device device, uint64_t handle) {
   MutexLock lock(mu_);
   events_.erase(handle);
+  ReleaseShared(device, handle);
 }
 
 absl::Status SimulatedRuntime::RecordEvent(Event& event, Stream stream) {
@@ -376,6 +357,7 @@ absl::Status SimulatedRuntime::RecordEvent(Event& event, Stream stream) {
                                                    Name(stream)));
   }
   MutexLock lock(mu_);
+  WEFT_RETURN_IF_ERROR(RecordShared(HandleOf(event), stream));
   events_[HandleOf(event)] = schedule_.MarkOf(stream.id());
   return absl::OkStatus();
 }
@@ -387,6 +369,7 @@ absl::Status SimulatedRuntime::StreamWaitEvent(Stream stream,
   MutexLock lock(mu_);
   const absl::optional<Schedule::Mark>& mark = events_.at(HandleOf(event));
   if (mark.has_value()) schedule_.Wait(stream.id(), *mark);
+  WaitForPeer(stream, HandleOf(event));
   return absl::OkStatus();
 }
 
@@ -409,7 +392,7 @@ absl::StatusOr<bool> SimulatedRuntime::Query(const Event& event) {
   WEFT_RETURN_IF_ERROR(Admit(event, "Query"));
   MutexLock lock(mu_);
   const absl::optional<Schedule::Mark> mark = events_.at(HandleOf(event));
-  if (!mark.has_value()) return true;
+  if (!mark.has_value()) return IsOverAtPeer(HandleOf(event));
   return QueryMark(*mark, event.device(), "Query");
 }
 
@@ -426,7 +409,7 @@ absl::Status SimulatedRuntime::Synchronize(const Event& event,
   WEFT_RETURN_IF_ERROR(Admit(event, "Synchronize"));
   MutexLock lock(mu_);
   const absl::optional<Schedule::Mark> mark = events_.at(HandleOf(event));
-  if (!mark.has_value()) return absl::OkStatus();
+  if (!mark.has_value()) return AwaitPeer(event, timeout);
   return RunUntil({*mark}, event.device(), timeout, "Synchronize(event)");
 }
 
@@ -456,6 +439,7 @@ void SimulatedRuntime::Enqueue(Task task) {
 
 bool SimulatedRuntime::RunNext() {
   if (is_running_) return false;
+  OpenGates();
   const absl::optional<Schedule::Pick> pick = schedule_.Next();
   if (!pick.has_value()) return false;
   const auto it = tasks_.find(pick->task);
@@ -508,7 +492,10 @@ absl::Status SimulatedRuntime::RunUntil(
     if (is_running_) {
       changed_.WaitUntil(mu_, deadline);
     } else if (!RunNext()) {
-      return timed_out(", for a stream hangs (no time passed)");
+      if (gates_.empty()) {
+        return timed_out(", for a stream hangs (no time passed)");
+      }
+      changed_.WaitUntil(mu_, std::min(deadline, NextLookAtPeers()));
     }
   }
   return Admit(device, what);
@@ -520,12 +507,12 @@ absl::StatusOr<SimulatedRuntime::End> SimulatedRuntime::FindEnd(
     const void* address, int64_t bytes) const {
   End end;
   end.address = static_cast<char*>(const_cast<void*>(address));
-  const absl::optional<Location> device = FindDevice(address);
-  if (device.has_value()) {
-    end.location = *device;
-    const SimulatedMemory& memory = *devices_[device->device.index]->memory;
-    WEFT_RETURN_IF_ERROR(memory.Reach(address, bytes).status());
-    end.allocation = memory.AllocationOf(address);
+  FoundMemory found = FindMemory(address);
+  if (found.memory != nullptr) {
+    end.location = {Location::Place::kDevice, found.device};
+    WEFT_RETURN_IF_ERROR(found.memory->Reach(address, bytes).status());
+    end.allocation = found.memory->AllocationOf(address);
+    end.peer = std::move(found.peer);
     return end;
   }
   end.pinned = FindPinned(address);
@@ -550,13 +537,14 @@ absl::StatusOr<char*> SimulatedRuntime::ReachEnd(const End& end,
     return end.address;
   }
   if (end.location.place == Location::Place::kPageable) return end.address;
-  const SimulatedMemory& memory = *devices_[end.location.device.index]->memory;
-  if (memory.AllocationOf(end.address) != end.allocation) {
+  const TaskMemory* const memory = FindMemory(end.address).memory;
+  if (memory == nullptr ||
+      memory->AllocationOf(end.address) != end.allocation) {
     return absl::InternalError(absl::StrFormat(
         "the device memory at %p was given back before the copy ran",
         end.address));
   }
-  WEFT_ASSIGN_OR_RETURN(void* const found, memory.Reach(end.address, bytes));
+  WEFT_ASSIGN_OR_RETURN(void* const found, memory->Reach(end.address, bytes));
   return static_cast<char*>(found);
 }
 

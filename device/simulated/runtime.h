@@ -22,7 +22,8 @@
 // of the calls. With several it depends on theirs.
 //
 // No time passes: where no task is ready, since a stream hangs, a wait ends at
-// once with kDeadlineExceeded.
+// once with kDeadlineExceeded; but where a stream waits for an event of another
+// process (Sharing), whose tasks run there.
 //
 // After a device failed its tasks are dropped, and what waits for them on
 // another device goes on.
@@ -48,12 +49,14 @@
 #include "weft/base/mutex.h"
 #include "weft/device/first_failure.h"
 #include "weft/device/runtime.h"
+#include "weft/device/sharing.h"
 #include "weft/device/simulated/memory.h"
+#include "weft/device/simulated/peer_memory.h"
 #include "weft/device/simulated/schedule.h"
 
 namespace weft::device {
 
-class SimulatedRuntime final : public Runtime {
+class SimulatedRuntime final : public Runtime, public Sharing {
  public:
   struct Options {
     int devices = 1;
@@ -136,6 +139,18 @@ class SimulatedRuntime final : public Runtime {
   absl::Status LaunchNative(Stream stream, absl::string_view name,
                             NativeLaunch launch) override;
 
+  absl::StatusOr<Lent> Share(const void* address) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<void*> OpenMemory(Device device,
+                                   const IpcHandle& handle) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status CloseMemory(void* memory) override ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<SharedEvent> CreateSharedEvent(Device device) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<Event> OpenEvent(Device device,
+                                  const IpcHandle& handle) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+
  private:
   using Deadline = std::chrono::steady_clock::time_point;
   class KernelMemory;
@@ -147,6 +162,36 @@ class SimulatedRuntime final : public Runtime {
     std::string name;
     bool is_kernel = false;  // that FailKernel may fail
     absl::AnyInvocable<absl::Status()> run;
+  };
+
+  struct FoundMemory {
+    const TaskMemory* memory = nullptr;  // null: it is no device memory
+    Device device = {};
+    std::shared_ptr<PeerMemory> peer = nullptr;  // whose it is, if another's
+  };
+  // Of another process, for the tasks of one device.
+  struct OpenedMemory {
+    std::shared_ptr<PeerMemory> memory;
+    Device device;
+    int uses = 0;
+  };
+  // An event that processes share.
+  struct SharedRecord {
+    SharedEventSlot* slot = nullptr;
+    int number = -1;                   // of the slot; -1: another process's
+    std::shared_ptr<PeerMemory> peer;  // that process's
+    int stream = -1;                   // on which it is recorded
+  };
+  // A stream of the schedule alone, with one task that waits for a record of
+  // another process; what waits for it waits for its mark.
+  struct Gate {
+    int stream = -1;
+    Schedule::Mark mark;
+    Device device;  // of the stream that waits
+    std::shared_ptr<PeerMemory> peer;
+    SharedEventSlot* slot = nullptr;
+    uint64_t record = 0;
+    bool is_open = false;
   };
 
   explicit SimulatedRuntime(Options options);
@@ -161,7 +206,7 @@ class SimulatedRuntime final : public Runtime {
   void Fail(Device device, const absl::Status& cause)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Stream AddStream(Device device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::optional<Location> FindDevice(const void* address) const
+  FoundMemory FindMemory(const void* address) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<PinnedBlock> FindPinned(const void* address) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -184,6 +229,24 @@ class SimulatedRuntime final : public Runtime {
   void ReleaseEvent(Device device, uint64_t handle) override
       ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Of sharing.cc. That of another process, opened at most once for a device.
+  absl::StatusOr<std::shared_ptr<PeerMemory>> OpenPeer(
+      Device device, const SimulatedHandle& handle)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The next five: nothing, or true, for an event that is not shared.
+  absl::Status RecordShared(uint64_t handle, Stream stream)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ReleaseShared(Device device, uint64_t handle)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WaitForPeer(Stream stream, uint64_t handle)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsOverAtPeer(uint64_t handle) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status AwaitPeer(const Event& event, absl::Duration timeout)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Lets the streams go on whose waits for other processes are over.
+  void OpenGates() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  static Deadline NextLookAtPeers();
+
   const Options options_;
   // The devices, by index. What they hold is guarded by mu_, but for failure.
   std::vector<std::unique_ptr<Simulated>> devices_;
@@ -197,6 +260,11 @@ class SimulatedRuntime final : public Runtime {
   std::unordered_map<uint64_t, absl::optional<Schedule::Mark>> events_
       ABSL_GUARDED_BY(mu_);
   uint64_t next_event_ ABSL_GUARDED_BY(mu_) = 1;
+  std::unordered_map<uint64_t, SharedRecord> shared_events_
+      ABSL_GUARDED_BY(mu_);  // those of events_ that processes share
+  std::vector<OpenedMemory> opened_ ABSL_GUARDED_BY(mu_);
+  std::vector<Gate> gates_ ABSL_GUARDED_BY(mu_);      // that are not passed
+  std::vector<int> free_gates_ ABSL_GUARDED_BY(mu_);  // their streams
   std::map<const char*, std::shared_ptr<PinnedBlock>> pinned_
       ABSL_GUARDED_BY(mu_);
   std::deque<std::string> trace_ ABSL_GUARDED_BY(mu_);

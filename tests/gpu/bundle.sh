@@ -11,7 +11,7 @@ set -euo pipefail
 to=$(realpath -m "$1")
 cd "$(dirname "$0")/../.."
 tests="runtime_test caching_allocator_test cuda/runtime_test simulated/runtime_test simulated/broken_rules_test"
-targets=(//bench:device_bench //tests/gpu:kernels_test //tests/gpu:same_device_test)
+targets=(//bench:device_bench //tests/gpu:kernels_test //tests/gpu:same_device_test //tests/gpu:same_device_processes_test)
 for test in $tests; do
   case $test in
     */*) targets+=("//device/${test%/*}:${test#*/}") ;;
@@ -20,7 +20,7 @@ for test in $tests; do
 done
 bazel build --noshow_progress --dynamic_mode=off "${targets[@]}"
 mkdir -p "$to/lib"
-cp -L --no-preserve=mode bazel-bin/bench/device_bench bazel-bin/tests/gpu/{kernels_test,same_device_test} "$to/"
+cp -L --no-preserve=mode bazel-bin/bench/device_bench bazel-bin/tests/gpu/{kernels_test,same_device_test,same_device_processes_test} "$to/"
 for test in $tests; do cp -L --no-preserve=mode "bazel-bin/device/$test" "$to/${test//\//_}"; done
 # Debian's libraries, but for glibc's own, which must be the driver's.
 for program in "$to"/*_test "$to"/device_bench; do ldd "$program"; done | awk '/=> \//{print $3}' | sort -u |

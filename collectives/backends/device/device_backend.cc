@@ -25,6 +25,8 @@ namespace {
 
 // How often a device is asked whether a Send or Receive has ended.
 constexpr absl::Duration kDevicePoll = absl::Microseconds(100);
+// How often a wait for ranks looks whether all of them live.
+constexpr absl::Duration kCheckRanksInterval = absl::Milliseconds(100);
 
 // Two threads: one lets each operation be compared, and gives it to the mover;
 // one ends them (DeviceFlights).
@@ -275,9 +277,17 @@ absl::Status DeviceBackend::Launch(DeviceFlight& flight, bool with_factors) {
         DevicePassage::Begin(*mover_->context(), stream_, operation, rank()));
     on_device = &flight.passage->operation();
   }
-  status = communicator_->Enqueue(
-      *on_device, with_factors, flight.scratch,
-      {driver().clock(), operation.deadline, [this] { return health(); }});
+  Instant check_ranks_at = driver().clock().Now() + kCheckRanksInterval;
+  const auto check = [&]() -> absl::Status {
+    WEFT_RETURN_IF_ERROR(health());
+    const Instant now = driver().clock().Now();
+    if (now < check_ranks_at) return absl::OkStatus();
+    check_ranks_at = now + kCheckRanksInterval;
+    return host_->CheckRanks();
+  };
+  status =
+      communicator_->Enqueue(*on_device, with_factors, flight.scratch,
+                             {driver().clock(), operation.deadline, check});
   if (status.ok() && flight.passage != nullptr) {
     status = flight.passage->CopyBack();
   }

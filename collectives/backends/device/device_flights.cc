@@ -79,7 +79,8 @@ absl::optional<absl::Status> DeviceFlights::Look(DeviceFlight& flight) {
     Break(is_over.status());
     return is_over.status();
   }
-  if (*is_over) {
+  const bool has_failed = !broken_.ok() || !flight.failure.ok();
+  if (*is_over && (has_failed || communicator_.HasEnded(flight.scratch))) {
     if (flight.passage != nullptr) flight.passage->Finish();
     return flight.failure.ok() ? broken_ : flight.failure;
   }

@@ -42,6 +42,8 @@ struct DeviceScratch {
     int64_t bytes;
   };
   std::vector<Copy> copies;
+  // Which operation of the communicator it is: for HasEnded.
+  uint64_t number = 0;
 };
 
 // One rank's part of a communicator, whose ranks launch the same operations in
@@ -65,6 +67,10 @@ class DeviceCommunicator {
   // Whether the call that was begun last, the communicator's making included,
   // is over, or the error it ended with.
   virtual absl::StatusOr<bool> IsReady() = 0;
+  // Whether all ranks have done what was launched with `scratch`; called again
+  // and again once this rank's stream has. On a rank whose process or device
+  // has failed it never ends, while the streams of others may go on.
+  virtual bool HasEnded(const DeviceScratch& /*scratch*/) { return true; }
   // The first error of what was put on the stream, as far as is known by now.
   virtual absl::Status AsyncError() = 0;
   // Ends what was launched and waits for other ranks, on this rank. What it

@@ -377,9 +377,11 @@ absl::StatusOr<bool> DeviceTransfers::MoveOnDevice(Transfer& transfer,
     one.Enter(One::Phase::kFlight);
   }
   WEFT_RETURN_IF_ERROR(CheckDevice());
-  const absl::StatusOr<bool> is_over =
-      mover_->context()->runtime().Query(one.event);
+  absl::StatusOr<bool> is_over = mover_->context()->runtime().Query(one.event);
   if (!is_over.ok()) return Break(is_over.status());
+  if (*is_over && lane.communicator != nullptr && one.pinned == nullptr) {
+    is_over = lane.communicator->HasEnded(one.scratch);
+  }
   if (*is_over && one.passage != nullptr) one.passage->Finish();
   if (!*is_over && lane.communicator != nullptr && one.pinned == nullptr) {
     const absl::Status error = lane.communicator->AsyncError();

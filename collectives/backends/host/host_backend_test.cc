@@ -1,7 +1,6 @@
 #include "weft/collectives/backends/host/host_backend.h"
 
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -22,6 +21,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/collectives/backends/host/host_test_worlds.h"
 #include "weft/collectives/process_group.h"
+#include "weft/collectives/testing/children.h"
 #include "weft/collectives/testing/conformance.h"
 #include "weft/collectives/testing/directory_store.h"
 #include "weft/tests/support/patience.h"
@@ -280,38 +280,6 @@ TEST(HostBackend, RankOfASubgroupIsAskedForByItsNumberInTheWorld) {
 }
 
 // --- Ranks as processes. -----------------------------------------------------
-
-// Runs `body` in a child for each rank. REQUIRES: no threads yet.
-class Children {
- public:
-  template <typename Body>
-  Children(int size, Body body) {
-    for (int rank = 0; rank < size; ++rank) {
-      const pid_t pid = fork();
-      if (pid == 0) _exit(body(rank));
-      pids_.push_back(pid);
-    }
-  }
-  ~Children() {
-    for (const pid_t pid : pids_) {
-      if (pid == kNobody) continue;
-      kill(pid, SIGKILL);
-      waitpid(pid, nullptr, 0);
-    }
-  }
-
-  pid_t pid(int rank) const { return pids_[rank]; }
-  int Wait(int rank) {
-    int status = 0;
-    waitpid(pids_[rank], &status, 0);
-    pids_[rank] = kNobody;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
-
- private:
-  static constexpr pid_t kNobody = -1;
-  std::vector<pid_t> pids_;
-};
 
 TEST(HostBackend, ProcessesReduceWithoutACopyAndLeaveNothingBehind) {
   testing::TempDir directory;

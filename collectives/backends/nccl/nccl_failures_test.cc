@@ -29,19 +29,18 @@
 namespace weft::collectives {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::Each;
 using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
-absl::Status Reduce(const NcclRank& rank, const CallOptions& options = {}) {
+absl::Status Reduce(const DeviceRank& rank, const CallOptions& options = {}) {
   return rank.group.AllReduce(rank.Place(Numbers(rank.group.rank(), 100)), {},
                               options);
 }
 
 // All ranks go on, as a new group over the same NCCL.
-absl::Status ShrinkAndReduce(const NcclRank& rank) {
+absl::Status ShrinkAndReduce(const DeviceRank& rank) {
   ProcessGroup& group = rank.group;
   std::vector<int> all;
   for (int r = 0; r < group.size(); ++r) all.push_back(r);
@@ -53,91 +52,6 @@ absl::Status ShrinkAndReduce(const NcclRank& rank) {
   return group.Barrier();
 }
 
-// ----- before NCCL
-
-TEST(NcclFailures, DifferentOperationsAreNamedAndNoneIsLaunched) {
-  const std::vector<std::function<absl::Status(const NcclRank&)>> others = {
-      [](const NcclRank& r) {
-        return r.group.Broadcast(r.Place(Tensor::Zeros({4})), 0);
-      },
-      [](const NcclRank& r) {
-        return r.group.AllReduce(r.Place(Tensor::Zeros({5})));
-      },
-      // Over the host, where the others' is for NCCL.
-      [](const NcclRank& r) {
-        return r.group.AllReduce(r.Place(Tensor::Zeros({4})), ReduceOp::kMax);
-      },
-      [](const NcclRank& r) { return r.group.Barrier(); }};
-  for (size_t i = 0; i < others.size(); ++i) {
-    SCOPED_TRACE(absl::StrCat("case ", i));
-    NcclWorld world(3, i);
-    const auto statuses = world.Run([&](const NcclRank& rank) {
-      return rank.group.rank() == 2
-                 ? others[i](rank)
-                 : rank.group.AllReduce(rank.Place(Tensor::Zeros({4})));
-    });
-    EXPECT_THAT(statuses,
-                Each(AllOf(StatusIs(kDifferent, "different operations"),
-                           StatusIs(kDifferent, "rank 2 called"))));
-    EXPECT_EQ(world.nccl().launches(), 0);
-  }
-}
-
-TEST(NcclFailures, CountsThatOnlyPairsKnowAreComparedToo) {
-  NcclWorld world(3, 1);
-  const auto statuses = world.Run([](const NcclRank& rank) {
-    ProcessGroup& group = rank.group;
-    std::vector<Tensor> parts;
-    for (int r = 0; group.rank() == 0 && r < 3; ++r) {
-      parts.push_back(rank.Place(Tensor::Zeros({4})));
-    }
-    const int64_t own = group.rank() == 2 ? 5 : 4;
-    return group.Gather(rank.Place(Tensor::Zeros({own})), parts, 0);
-  });
-  EXPECT_THAT(statuses[0], StatusIs(kDifferent, "rank 2 sends 5 elements"));
-  EXPECT_THAT(statuses[2], StatusIs(kDifferent, "which wants 4"));
-  EXPECT_FALSE(statuses[1].ok());
-  EXPECT_EQ(world.nccl().mismatches(), 0);
-}
-
-TEST(NcclFailures, RankThatDoesNotCallIsNamedAndNothingIsLaunched) {
-  NcclWorld world(3, 1);
-  std::atomic<int> failed{0};
-  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
-    ProcessGroup& group = rank.group;
-    WEFT_RETURN_IF_ERROR(group.Barrier());
-    if (group.rank() == 1) {
-      WANT_EQ(bool(Becomes([&] { return failed == 2; })), true);
-      return absl::OkStatus();
-    }
-    const absl::Status found = Reduce(rank, Within(absl::Milliseconds(200)));
-    ++failed;
-    return found;
-  });
-  for (const int r : {0, 2})
-    EXPECT_THAT(statuses[r], StatusIs(kLate, "rank 1"));
-  EXPECT_EQ(world.nccl().launches(), 0);
-}
-
-TEST(NcclFailures, RefusalLeavesTheGroupAsItIs) {
-  NcclWorld world(3, 1);
-  const auto statuses = world.Run([](const NcclRank& rank) -> absl::Status {
-    ProcessGroup& group = rank.group;
-    for (int round = 0; round < 3; ++round) {
-      const Tensor wrong = rank.Place(Tensor::Zeros({4}));
-      const absl::Status found = group.rank() == 1
-                                     ? group.AllReduce(wrong, ReduceOp::kXor)
-                                     : group.AllReduce(wrong);
-      WANT_EQ(found.code(),
-              group.rank() == 1 ? kInvalid : absl::StatusCode::kAborted);
-      WEFT_RETURN_IF_ERROR(Reduce(rank));
-    }
-    return group.health();
-  });
-  EXPECT_THAT(statuses, Each(IsOk()));
-  EXPECT_EQ(world.nccl().launches(), 9);
-}
-
 // ----- in NCCL
 
 // A rank has called it, and its kernel does not come.
@@ -145,7 +59,7 @@ TEST(NcclFailures, KernelThatNeverComesEndsAtTheDeadlineAndTheRanksGoOn) {
   NcclWorld world(3, 2);
   world.nccl().SetSilent(1, true);
   std::atomic<int> failed{0};
-  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
+  const auto statuses = world.Run([&](const DeviceRank& rank) -> absl::Status {
     ProcessGroup& group = rank.group;
     const absl::Status found = Reduce(rank, Within(absl::Milliseconds(300)));
     WANT_EQ(found.code(), kLate);
@@ -165,7 +79,7 @@ TEST(NcclFailures, KernelThatNeverComesEndsAtTheDeadlineAndTheRanksGoOn) {
 TEST(NcclFailures, AsynchronousErrorIsToldOnEveryRank) {
   NcclWorld world(2, 3);
   world.nccl().SetSilent(1, true);
-  const auto statuses = world.Run([&](const NcclRank& rank) {
+  const auto statuses = world.Run([&](const DeviceRank& rank) {
     Future<void> reduced =
         rank.group.AllReduceAsync(rank.Place(Numbers(rank.group.rank(), 100)));
     if (rank.group.rank() == 0) {
@@ -188,18 +102,19 @@ TEST(NcclFailures, CallThatFailsOnOneRankEndsItOnAll) {
     const Verb verb = one.second;
     SCOPED_TRACE(name);
     NcclWorld world(2, 4);
-    const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
-      ProcessGroup& group = rank.group;
-      WEFT_RETURN_IF_ERROR(group.Barrier());
-      if (group.rank() == 1) {
-        world.nccl().FailCall(1, name, nccl::Result::kInternalError);
-      }
-      const Tensor x = rank.Place(Numbers(group.rank(), 100));
-      if (verb == Verb::kAllReduce) {
-        return group.AllReduce(x, Reduction(ReduceOp::kSum, 2));
-      }
-      return group.AllToAll(x, rank.Place(Tensor::Zeros({100})));
-    });
+    const auto statuses =
+        world.Run([&](const DeviceRank& rank) -> absl::Status {
+          ProcessGroup& group = rank.group;
+          WEFT_RETURN_IF_ERROR(group.Barrier());
+          if (group.rank() == 1) {
+            world.nccl().FailCall(1, name, nccl::Result::kInternalError);
+          }
+          const Tensor x = rank.Place(Numbers(group.rank(), 100));
+          if (verb == Verb::kAllReduce) {
+            return group.AllReduce(x, Reduction(ReduceOp::kSum, 2));
+          }
+          return group.AllToAll(x, rank.Place(Tensor::Zeros({100})));
+        });
     EXPECT_THAT(statuses, Each(StatusIs(kFailed, name)));
     EXPECT_EQ(world.nccl().misuses(), 0);
   }
@@ -209,7 +124,7 @@ TEST(NcclFailures, RevokeEndsWhatIsInFlight) {
   NcclWorld world(3, 5);
   world.nccl().SetSilent(2, true);
   std::atomic<int> begun{0};
-  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
+  const auto statuses = world.Run([&](const DeviceRank& rank) -> absl::Status {
     ProcessGroup& group = rank.group;
     Future<void> first = group.AllReduceAsync(rank.Place(Tensor::Ones({100})));
     Future<void> second = group.AllReduceAsync(rank.Place(Tensor::Ones({9})));
@@ -248,7 +163,7 @@ TEST(NcclFailures, EndOfTheGroupEndsWhatIsInFlight) {
 TEST(NcclFailures, DeathOfARankWhileItsKernelIsAwaitedIsNamed) {
   NcclWorld world(3, 7);
   world.nccl().SetSilent(1, true);
-  const auto statuses = world.Run([&](const NcclRank& rank) {
+  const auto statuses = world.Run([&](const DeviceRank& rank) {
     Future<void> reduced =
         rank.group.AllReduceAsync(rank.Place(Numbers(rank.group.rank(), 100)));
     if (rank.group.rank() == 1) {
@@ -266,7 +181,7 @@ TEST(NcclFailures, DeathOfARankWhileItsKernelIsAwaitedIsNamed) {
 TEST(NcclFailures, ThoseWhoLiveGoOnOverNcclWithoutTheDead) {
   NcclWorld world(3, 7);
   world.nccl().SetSilent(1, true);
-  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
+  const auto statuses = world.Run([&](const DeviceRank& rank) -> absl::Status {
     ProcessGroup& group = rank.group;
     Future<void> reduced =
         group.AllReduceAsync(rank.Place(Numbers(group.rank(), 100)));
@@ -293,7 +208,7 @@ TEST(NcclFailures, ThoseWhoLiveGoOnOverNcclWithoutTheDead) {
 
 TEST(NcclFailures, DeviceThatFailsIsNamedOnEveryRank) {
   NcclWorld world(2, 8);
-  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
+  const auto statuses = world.Run([&](const DeviceRank& rank) -> absl::Status {
     WEFT_RETURN_IF_ERROR(Reduce(rank));
     if (rank.group.rank() == 1) {
       rank.devices.runtime().FailKernel(rank.device().id(), "NCCL");
@@ -306,7 +221,7 @@ TEST(NcclFailures, DeviceThatFailsIsNamedOnEveryRank) {
 TEST(NcclFailures, LostDeviceIsNamedOnEveryRank) {
   NcclWorld world(2, 9);
   world.nccl().SetSilent(0, true);
-  const auto statuses = world.Run([&](const NcclRank& rank) {
+  const auto statuses = world.Run([&](const DeviceRank& rank) {
     Future<void> reduced =
         rank.group.AllReduceAsync(rank.Place(Numbers(rank.group.rank(), 100)));
     if (rank.group.rank() == 1) {
@@ -321,7 +236,7 @@ TEST(NcclFailures, LostDeviceIsNamedOnEveryRank) {
 TEST(NcclFailures, TooLittleMemoryForThePassageIsToldOnEveryRank) {
   NcclWorld world(2, 10);
   world.moves_host_tensors = true;
-  const auto statuses = world.Run([&](const NcclRank& rank) {
+  const auto statuses = world.Run([&](const DeviceRank& rank) {
     ProcessGroup& group = rank.group;
     if (group.rank() == 1) {
       rank.devices.runtime().FailAllocations(rank.device().id(), 100);

@@ -6,17 +6,15 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/status_macros.h"
+#include "weft/collectives/backends/device/device_suite.h"
 #include "weft/collectives/backends/device/device_transfer_calls.h"
-#include "weft/collectives/backends/device/device_transfers.h"
 #include "weft/collectives/backends/device/transfer_handshake.h"
 #include "weft/collectives/backends/nccl/nccl_communicator.h"
 #include "weft/collectives/backends/nccl/nccl_meeting.h"
@@ -41,7 +39,7 @@ constexpr absl::Duration kPatience = absl::Seconds(30);
 
 std::string OnHost(const Tensor& x) { return BytesOf(x.To(Device::Cpu())); }
 
-Tensor Zeros(const NcclRank& rank, int64_t count, DType dtype = DType::kF32) {
+Tensor Zeros(const DeviceRank& rank, int64_t count, DType dtype = DType::kF32) {
   return rank.Place(Tensor::Zeros({count}, dtype));
 }
 
@@ -51,78 +49,34 @@ class ByNccl : public NcclWorld {
   explicit ByNccl(int size, uint64_t seed) : NcclWorld(size, seed) {
     host_bytes = 0;
   }
-  // Whether NCCL was used as it is to be.
-  ~ByNccl() {
-    EXPECT_EQ(nccl().communicators(), 0);
-    EXPECT_EQ(nccl().mismatches(), 0);
-    EXPECT_EQ(nccl().misuses(), 0);
-  }
+  ~ByNccl() override { ExpectSound(); }
 };
 
-class NcclTransfersTest
-    : public ::testing::TestWithParam<std::tuple<uint64_t, int>> {
+DeviceWorldKind NcclKind() {
+  return {"nccl", [](int size, uint64_t seed) {
+            return std::make_unique<NcclWorld>(size, seed);
+          }};
+}
+
+INSTANTIATE_TEST_SUITE_P(Nccl, DeviceTransfersTest,
+                         DeviceCases({NcclKind()}, {2, 4}), DeviceCaseName);
+
+class NcclTransfersTest : public ::testing::TestWithParam<int> {
  protected:
-  uint64_t seed() const { return std::get<0>(GetParam()); }
-  int size() const { return std::get<1>(GetParam()); }
+  uint64_t seed() const { return GetParam(); }
 };
 
-INSTANTIATE_TEST_SUITE_P(Seeds, NcclTransfersTest,
-                         ::testing::Combine(::testing::Range<uint64_t>(0, 20),
-                                            ::testing::Values(2, 4)),
-                         [](const auto& info) {
-                           return absl::StrCat("seed", std::get<0>(info.param),
-                                               "_ranks",
-                                               std::get<1>(info.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(Seeds, NcclTransfersTest, ::testing::Range(0, 20));
 
-// ----- as the conformance suite has them
-
-TEST_P(NcclTransfersTest, AreMatchedByTagAndKeepTheirOrder) {
-  ByNccl world(2, seed());
-  const auto statuses = world.Run(
-      [](const NcclRank& rank) { return MatchByTagAndKeepTheOrder(rank); });
-  EXPECT_THAT(statuses, Each(IsOk()));
-  EXPECT_EQ(world.nccl().launches(), 8);  // of one element or more
-}
-
-// Each rank sends to each other and receives from it, two of each, in an order
-// of its own; collective operations go on meanwhile.
-TEST_P(NcclTransfersTest, OfAllPairsGoOnAtOnceInAnyOrder) {
-  ByNccl world(size(), seed());
-  const auto statuses = world.Run([&](const NcclRank& rank) {
-    return SendBetweenAllPairsAtOnce(rank, seed());
-  });
-  EXPECT_THAT(statuses, Each(IsOk()));
-}
-
-TEST_P(NcclTransfersTest, ExchangeAndReceiveAny) {
-  ByNccl world(size(), seed());
-  const auto statuses = world.Run(
-      [](const NcclRank& rank) { return ExchangeAndReceiveFromAny(rank); });
-  EXPECT_THAT(statuses, Each(IsOk()));
-}
-
-TEST_P(NcclTransfersTest, TensorOfAnotherKindIsAnErrorAndIsDropped) {
-  ByNccl world(2, seed());
-  const auto statuses = world.Run(
-      [](const NcclRank& rank) { return RefuseTensorsOfAnotherKind(rank); });
-  EXPECT_THAT(statuses, Each(IsOk()));
-  EXPECT_EQ(world.nccl().launches(), 2);
-}
-
-// ----- from where to where
-
-TEST_P(NcclTransfersTest, BetweenTheCpuAndDevices) {
-  NcclWorld world(2, seed());
-  world.host_bytes = seed() % 2 == 0 ? 0 : 100;
-  const auto statuses = world.Run(
-      [](const NcclRank& rank) { return SendBetweenTheCpuAndDevices(rank); });
-  EXPECT_THAT(statuses, Each(IsOk()));
+TEST(NcclTransfers, TensorsOfOneElementOrMoreGoByNccl) {
+  ByNccl world(2, 1);
+  EXPECT_THAT(world.Run(MatchByTagAndKeepTheOrder), Each(IsOk()));
+  EXPECT_EQ(world.nccl().launches(), 8);
 }
 
 TEST(NcclTransfers, FewBytesAreKeptByTheHostUntilTheyAreAskedFor) {
   NcclWorld world(2, 1);
-  const auto statuses = world.Run([](const NcclRank& rank) -> absl::Status {
+  const auto statuses = world.Run([](const DeviceRank& rank) -> absl::Status {
     ProcessGroup& group = rank.group;
     const Tensor tensor = Zeros(rank, 100);
     if (group.rank() == 0) {
@@ -138,29 +92,10 @@ TEST(NcclTransfers, FewBytesAreKeptByTheHostUntilTheyAreAskedFor) {
   EXPECT_EQ(world.nccl().launches(), 0);
 }
 
-// ----- order
-
-TEST_P(NcclTransfersTest, AreOrderedByEventsAndKeptUntilThem) {
-  ByNccl world(2, seed());
-  const auto statuses = world.Run(
-      [](const NcclRank& rank) { return SendWhatIsNotComputedYet(rank); });
-  EXPECT_THAT(statuses, Each(IsOk()));
-}
-
 // ----- what goes wrong
 
-TEST_P(NcclTransfersTest, PeerThatDoesNotCallIsNamedAndTheGroupGoesOn) {
-  ByNccl world(2, seed());
-  std::atomic<bool> is_late{false};
-  const auto statuses = world.Run([&](const NcclRank& rank) {
-    return GiveUpWhatIsNotReceived(rank, is_late);
-  });
-  EXPECT_THAT(statuses, Each(IsOk()));
-  EXPECT_EQ(world.nccl().launches(), 2);
-}
-
 // Ranks go on, as a new group over the same NCCL.
-absl::Status ShrinkAndSend(const NcclRank& rank) {
+absl::Status ShrinkAndSend(const DeviceRank& rank) {
   ProcessGroup& group = rank.group;
   WEFT_RETURN_IF_ERROR(group.Shrink({0, 1}));
   const Tensor x = rank.Place(Numbers(group.rank(), 9));
@@ -174,7 +109,7 @@ TEST_P(NcclTransfersTest, KernelThatNeverComesEndsAtTheDeadline) {
   ByNccl world(2, seed());
   world.nccl().SetSilent(1, true);
   std::atomic<int> failed{0};
-  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
+  const auto statuses = world.Run([&](const DeviceRank& rank) -> absl::Status {
     ProcessGroup& group = rank.group;
     const Tensor x = rank.Place(Numbers(group.rank(), 100));
     const CallOptions options = Within(absl::Milliseconds(300));
@@ -192,7 +127,7 @@ TEST_P(NcclTransfersTest, KernelThatNeverComesEndsAtTheDeadline) {
 }
 
 // Begins it; once both ranks have given it to NCCL, its Future.
-absl::StatusOr<Future<void>> Begin(ByNccl& world, const NcclRank& rank) {
+absl::StatusOr<Future<void>> Begin(ByNccl& world, const DeviceRank& rank) {
   ProcessGroup& group = rank.group;
   const Tensor x = rank.Place(Numbers(group.rank(), 100));
   Future<void> begun =
@@ -204,7 +139,7 @@ absl::StatusOr<Future<void>> Begin(ByNccl& world, const NcclRank& rank) {
 TEST_P(NcclTransfersTest, RevokeEndsWhatIsInFlight) {
   ByNccl world(2, seed());
   world.nccl().SetSilent(1, true);
-  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
+  const auto statuses = world.Run([&](const DeviceRank& rank) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const Future<void> begun, Begin(world, rank));
     if (rank.group.rank() == 1) {
       rank.group.Revoke(absl::CancelledError("a rank is slow"));
@@ -217,7 +152,7 @@ TEST_P(NcclTransfersTest, RevokeEndsWhatIsInFlight) {
 TEST(NcclTransfers, DeathOfTheOtherRankIsNamed) {
   ByNccl world(2, 7);
   world.nccl().SetSilent(1, true);
-  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
+  const auto statuses = world.Run([&](const DeviceRank& rank) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const Future<void> begun, Begin(world, rank));
     if (rank.group.rank() == 1) world.host().Kill(1);
     return begun.Wait(kPatience);
@@ -227,7 +162,7 @@ TEST(NcclTransfers, DeathOfTheOtherRankIsNamed) {
 
 TEST(NcclTransfers, DeathOfTheOtherRankBeforeItAnswersIsNamed) {
   ByNccl world(2, 7);
-  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
+  const auto statuses = world.Run([&](const DeviceRank& rank) -> absl::Status {
     if (rank.group.rank() == 0) return rank.group.Send(Zeros(rank, 4), 1);
     world.host().Kill(1);
     return absl::UnavailableError("rank 1 is no more");
@@ -241,15 +176,16 @@ TEST(NcclTransfers, ErrorsOfNcclAreToldOnBothRanks) {
         "ncclCommGetAsyncError"}) {
     SCOPED_TRACE(name);
     ByNccl world(2, 4);
-    const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
-      ProcessGroup& group = rank.group;
-      WEFT_RETURN_IF_ERROR(group.Barrier());
-      if (group.rank() == 0) {
-        world.nccl().FailCall(0, name, nccl::Result::kInternalError);
-      }
-      const Tensor x = rank.Place(Numbers(group.rank(), 100));
-      return group.rank() == 0 ? group.Send(x, 1) : group.Receive(x, 0);
-    });
+    const auto statuses =
+        world.Run([&](const DeviceRank& rank) -> absl::Status {
+          ProcessGroup& group = rank.group;
+          WEFT_RETURN_IF_ERROR(group.Barrier());
+          if (group.rank() == 0) {
+            world.nccl().FailCall(0, name, nccl::Result::kInternalError);
+          }
+          const Tensor x = rank.Place(Numbers(group.rank(), 100));
+          return group.rank() == 0 ? group.Send(x, 1) : group.Receive(x, 0);
+        });
     EXPECT_THAT(statuses, Each(StatusIs(kFailed, name)));
     EXPECT_THAT(statuses, Each(StatusIs(kFailed, "rank 0")));
   }
@@ -258,7 +194,7 @@ TEST(NcclTransfers, ErrorsOfNcclAreToldOnBothRanks) {
 TEST(NcclTransfers, AsynchronousErrorIsToldOnBothRanks) {
   ByNccl world(2, 3);
   world.nccl().SetSilent(1, true);
-  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
+  const auto statuses = world.Run([&](const DeviceRank& rank) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const Future<void> begun, Begin(world, rank));
     if (rank.group.rank() == 0) {
       world.nccl().SetAsyncError(0, nccl::Result::kRemoteError);
@@ -270,7 +206,7 @@ TEST(NcclTransfers, AsynchronousErrorIsToldOnBothRanks) {
 
 TEST(NcclTransfers, DeviceThatFailsIsNamedOnBothRanks) {
   ByNccl world(2, 8);
-  const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
+  const auto statuses = world.Run([&](const DeviceRank& rank) -> absl::Status {
     ProcessGroup& group = rank.group;
     if (group.rank() == 1) {
       rank.devices.runtime().FailKernel(rank.device().id(), "NCCL messages");
@@ -379,43 +315,35 @@ TEST(NcclTransfers, PinnedMemoryOfAReceiveThatIsGivenUpIsFreed) {
   for (const bool is_lost : {false, true}) {
     SCOPED_TRACE(is_lost);
     NcclWorld world(2, 5);
-    const auto statuses = world.Run([&](const NcclRank& rank) -> absl::Status {
-      ProcessGroup& group = rank.group;
-      if (group.rank() == 0) {
-        WEFT_RETURN_IF_ERROR(group.Send(Numbers(0, 30'000), 1));
-        WEFT_RETURN_IF_ERROR(group.Barrier());
-        Becomes([&] { return !group.health().ok(); });
-        return group.health();
-      }
-      WEFT_RETURN_IF_ERROR(group.Barrier());  // the message has come
-      const Tensor x = Zeros(rank, 30'000);
-      device::SimulatedRuntime& runtime = rank.devices.runtime();
-      WEFT_ASSIGN_OR_RETURN(const device::Stream current,
-                            rank.devices.context().CurrentStream(0));
-      runtime.SetHangs(current, true);
-      WANT_EQ(runtime.pinned_blocks(), int64_t{0});
-      const absl::Status late =
-          group.Receive(x, 0, 0, Within(absl::Seconds(1)));
-      WANT_EQ(runtime.pinned_blocks(), int64_t{1});  // the copy may read it
-      if (is_lost) {
-        runtime.LoseDevice(rank.device().id());
-      } else {
-        runtime.SetHangs(current, false);
-      }
-      return late;
-    });
+    const auto statuses =
+        world.Run([&](const DeviceRank& rank) -> absl::Status {
+          ProcessGroup& group = rank.group;
+          if (group.rank() == 0) {
+            WEFT_RETURN_IF_ERROR(group.Send(Numbers(0, 30'000), 1));
+            WEFT_RETURN_IF_ERROR(group.Barrier());
+            Becomes([&] { return !group.health().ok(); });
+            return group.health();
+          }
+          WEFT_RETURN_IF_ERROR(group.Barrier());  // the message has come
+          const Tensor x = Zeros(rank, 30'000);
+          device::SimulatedRuntime& runtime = rank.devices.runtime();
+          WEFT_ASSIGN_OR_RETURN(const device::Stream current,
+                                rank.devices.context().CurrentStream(0));
+          runtime.SetHangs(current, true);
+          WANT_EQ(runtime.pinned_blocks(), int64_t{0});
+          const absl::Status late =
+              group.Receive(x, 0, 0, Within(absl::Seconds(1)));
+          WANT_EQ(runtime.pinned_blocks(), int64_t{1});  // the copy may read it
+          if (is_lost) {
+            runtime.LoseDevice(rank.device().id());
+          } else {
+            runtime.SetHangs(current, false);
+          }
+          return late;
+        });
     EXPECT_THAT(statuses, Each(StatusIs(kLate, "it has begun, and not ended")));
     EXPECT_EQ(world.devices(1).runtime().pinned_blocks(), 0);
   }
-}
-
-TEST(NcclTransfers, TagOfTheBackendIsRefused) {
-  NcclWorld world(2, 1);
-  const auto statuses = world.Run([](const NcclRank& rank) {
-    return rank.group.Send(Tensor::Zeros({4}), 1 - rank.group.rank(),
-                           DeviceTransfers::kNoticeTag);
-  });
-  EXPECT_THAT(statuses, Each(StatusIs(kInvalid, "the nccl backend's own")));
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
-// The same_device backend: ranks that are threads of one process and share a
-// device, which NCCL refuses. Their tensors stay there: a rank's elements are
-// read and written by work of the device, behind the streams of all ranks.
+// The same_device backend: ranks that share a device, which NCCL refuses: as
+// threads of one process, or as processes. Their tensors stay there: a rank's
+// elements are read and written by work of the device, behind the streams of
+// all ranks.
 //
-//   auto shared = SharedDevice::Create(devices, 0);  // one for the process
+//   auto shared = SharedDevice::Create(devices, 0);  // one for each process
 //   ... on the thread of each rank:
 //   SameDeviceOptions options;
 //   options.device = *shared;
@@ -23,6 +24,10 @@
 // Sums are added in the order of the ranks, with the bits of the host backend;
 // no rank's tensor is copied to the host.
 //
+// Processes open each other's memory and events by handles of the Runtime
+// (device/sharing.h), and meet in memory that rank 0 makes (shared_room.h).
+// They are of one machine, user and pid namespace.
+//
 // Cost of a rank: two threads, two streams; for each rank that it sends to or
 // receives from on the device, a stream more.
 
@@ -41,7 +46,9 @@
 namespace weft::collectives {
 
 struct SameDeviceOptions : GroupTerms {
-  // The same on all ranks. REQUIRED. No other group on it has this `name`.
+  // The same for all ranks, which are threads of one process; or one of each
+  // rank's own, of the same GPU (simulated: of the same number), and they are
+  // processes. REQUIRED. No other group on it has this `name`.
   std::shared_ptr<SharedDevice> device = nullptr;
   // A Send of at most so many bytes goes over the host; it is over once the
   // host's group has it, and not only once it was received.
@@ -57,11 +64,15 @@ struct SameDeviceOptions : GroupTerms {
 
 // Waits for all ranks, each of which has given its group of the host: `host`.
 // Errors:
-//   kInvalidArgument  options that make no sense
-//   kUnimplemented    ranks that have another SharedDevice, as those of another
-//                     process have; or more than 64 ranks
-//   else              of the device, or why `host` was aborted; of absent ranks
-//                     those of Backend::Run
+//   kInvalidArgument     options that make no sense
+//   kFailedPrecondition  processes that are not on one device, or of other
+//   users
+//                        or pid namespaces
+//   kUnimplemented       several processes, and several ranks in one of them;
+//   or
+//                        more than 64 ranks
+//   else                 of the device, or why `host` was aborted; of absent
+//                        ranks those of Backend::Run
 // Where it fails on one rank, it fails on all: `host` is aborted.
 absl::StatusOr<std::unique_ptr<Backend>> ConnectSameDevice(
     SameDeviceOptions options, std::unique_ptr<Backend> host);

@@ -68,7 +68,8 @@ absl::Status SameDeviceCommunicator::Launch(const Operation& operation,
   own.ready = nullptr;  // the stream waits for it
   own.whole = nullptr;
   if (IsInPlace(own)) WEFT_RETURN_IF_ERROR(CopyInputs(own, scratch));
-  return room_->Launch(rank_, own, stream_);
+  WEFT_ASSIGN_OR_RETURN(scratch.number, room_->Launch(own));
+  return absl::OkStatus();
 }
 
 absl::Status SameDeviceCommunicator::Enqueue(const Operation& operation,
@@ -77,15 +78,14 @@ absl::Status SameDeviceCommunicator::Enqueue(const Operation& operation,
                                              const DeviceWait& wait) {
   WEFT_RETURN_IF_ERROR(Launch(operation, with_factors, scratch));
   while (true) {
-    const absl::StatusOr<bool> is_ready =
-        room_->AwaitReady(rank_, kLookInterval);
+    const absl::StatusOr<bool> is_ready = room_->AwaitReady(kLookInterval);
     WEFT_RETURN_IF_ERROR(is_ready.status());
     if (*is_ready) return absl::OkStatus();
     absl::Status why = wait.check == nullptr ? absl::OkStatus() : wait.check();
     if (why.ok() && wait.clock.Now() >= wait.deadline) {
       why = absl::DeadlineExceededError(absl::StrCat(
           Describe(operation), ": all ranks have called it, and rank ",
-          absl::StrJoin(room_->MissingFor(rank_), ", "),
+          absl::StrJoin(room_->Missing(), ", "),
           " has not brought its tensors to the shared device in time"));
     }
     if (why.ok()) continue;

@@ -1,4 +1,4 @@
-// SameDeviceCommunicator: one rank in a SameDeviceRoom.
+// SameDeviceCommunicator: one rank in a room, of threads or of processes.
 
 #ifndef WEFT_COLLECTIVES_BACKENDS_SAME_DEVICE_SAME_DEVICE_COMMUNICATOR_H_
 #define WEFT_COLLECTIVES_BACKENDS_SAME_DEVICE_SAME_DEVICE_COMMUNICATOR_H_
@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "weft/collectives/backends/device/device_mover.h"
-#include "weft/collectives/backends/same_device/same_device_room.h"
+#include "weft/collectives/backends/same_device/rank_of_room.h"
 #include "weft/device/context.h"
 #include "weft/device/runtime.h"
 
@@ -19,7 +19,7 @@ namespace weft::collectives {
 class SameDeviceCommunicator final : public DeviceCommunicator {
  public:
   SameDeviceCommunicator(std::shared_ptr<device::Context> context,
-                         std::shared_ptr<SameDeviceRoom> room,
+                         std::unique_ptr<RankOfRoom> room,
                          device::Stream stream, int rank)
       : context_(std::move(context)),
         room_(std::move(room)),
@@ -32,7 +32,10 @@ class SameDeviceCommunicator final : public DeviceCommunicator {
                        DeviceScratch& scratch, const DeviceWait& wait) override;
   absl::Status Launch(const Operation& operation, bool with_factors,
                       DeviceScratch& scratch) override;
-  absl::StatusOr<bool> IsReady() override { return room_->IsReady(rank_); }
+  absl::StatusOr<bool> IsReady() override { return room_->IsReady(); }
+  bool HasEnded(const DeviceScratch& scratch) override {
+    return room_->HasEnded(scratch.number);
+  }
   // The events of the stream tell of them.
   absl::Status AsyncError() override { return absl::OkStatus(); }
   void Abort() override;
@@ -43,7 +46,7 @@ class SameDeviceCommunicator final : public DeviceCommunicator {
   absl::Status CopyInputs(Operation& operation, DeviceScratch& scratch) const;
 
   const std::shared_ptr<device::Context> context_;
-  const std::shared_ptr<SameDeviceRoom> room_;
+  const std::unique_ptr<RankOfRoom> room_;
   const device::Stream stream_;
   const int rank_;
 };

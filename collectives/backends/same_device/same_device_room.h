@@ -1,6 +1,6 @@
-// SameDeviceRoom: where the ranks of one communicator lay down what they have
-// launched. The last to come puts the work of all on its stream, behind the
-// streams of the others, and has theirs wait for it.
+// SameDeviceRoom: where the ranks of one communicator, threads of one process,
+// lay down what they have launched. The last to come puts the work of all on
+// its stream, behind the streams of the others, and has theirs wait for it.
 //
 //   rank 0's stream  --begun--+                          +--> goes on
 //   rank 1's stream  --begun--+--> the work of all ------+--> goes on
@@ -13,6 +13,8 @@
 #define WEFT_COLLECTIVES_BACKENDS_SAME_DEVICE_SAME_DEVICE_ROOM_H_
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -20,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "weft/base/mutex.h"
+#include "weft/collectives/backends/same_device/rank_of_room.h"
 #include "weft/collectives/operation.h"
 #include "weft/device/runtime.h"
 
@@ -76,6 +79,33 @@ class SameDeviceRoom {
   absl::Status closed_ ABSL_GUARDED_BY(mu_);
   int64_t done_ ABSL_GUARDED_BY(mu_) = 0;         // operations, on all streams
   std::vector<Part> parts_ ABSL_GUARDED_BY(mu_);  // by rank
+};
+
+// One rank in it, which works on `stream`.
+class RankOfThreads final : public RankOfRoom {
+ public:
+  RankOfThreads(std::shared_ptr<SameDeviceRoom> room, int rank,
+                device::Stream stream)
+      : room_(std::move(room)), rank_(rank), stream_(stream) {}
+
+  absl::StatusOr<uint64_t> Launch(const Operation& operation) override {
+    const absl::Status status = room_->Launch(rank_, operation, stream_);
+    if (!status.ok()) return status;
+    return uint64_t{0};
+  }
+  // A device that fails is that of all.
+  bool HasEnded(uint64_t /*number*/) override { return true; }
+  absl::StatusOr<bool> IsReady() override { return room_->IsReady(rank_); }
+  absl::StatusOr<bool> AwaitReady(absl::Duration longest) override {
+    return room_->AwaitReady(rank_, longest);
+  }
+  std::vector<int> Missing() override { return room_->MissingFor(rank_); }
+  void Close(const absl::Status& why) override { room_->Close(why); }
+
+ private:
+  const std::shared_ptr<SameDeviceRoom> room_;
+  const int rank_;
+  const device::Stream stream_;
 };
 
 }  // namespace weft::collectives

@@ -1,10 +1,9 @@
-// Send, Receive and Exchange between tensors of ranks that share a device: on
-// the device where host_bytes is 0.
+// What goes wrong in Send and Receive between ranks that share a device; what
+// goes right is in the suite of devices.
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <tuple>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -33,117 +32,68 @@ constexpr absl::Duration kPatience = absl::Seconds(30);
 // All that is sent from the device stays there.
 class OnTheDevice : public SameDeviceWorld {
  public:
-  OnTheDevice(int size, uint64_t seed) : SameDeviceWorld(size, seed) {
-    options.host_bytes = 0;
+  OnTheDevice(int size, uint64_t seed, Sharers sharers)
+      : SameDeviceWorld(size, seed, sharers) {
+    host_bytes = 0;
   }
 };
 
-class SameDeviceTransfers
-    : public ::testing::TestWithParam<std::tuple<uint64_t, int>> {
- protected:
-  uint64_t seed() const { return std::get<0>(GetParam()); }
-  int size() const { return std::get<1>(GetParam()); }
-};
+class SameDeviceTransfersFail : public ::testing::TestWithParam<Sharers> {};
 
-INSTANTIATE_TEST_SUITE_P(Seeds, SameDeviceTransfers,
-                         ::testing::Combine(::testing::Range<uint64_t>(0, 20),
-                                            ::testing::Values(2, 4)));
-
-TEST_P(SameDeviceTransfers, AreMatchedByTagAndKeepTheirOrder) {
-  OnTheDevice world(2, seed());
-  EXPECT_THAT(world.Run(MatchByTagAndKeepTheOrder), Each(IsOk()));
-}
-
-TEST_P(SameDeviceTransfers, OfAllPairsGoOnAtOnceInAnyOrder) {
-  OnTheDevice world(size(), seed());
-  EXPECT_THAT(world.Run([&](const SameDeviceRank& rank) {
-    return SendBetweenAllPairsAtOnce(rank, seed());
-  }),
-              Each(IsOk()));
-}
-
-TEST_P(SameDeviceTransfers, ExchangeAndReceiveAny) {
-  OnTheDevice world(size(), seed());
-  EXPECT_THAT(world.Run(ExchangeAndReceiveFromAny), Each(IsOk()));
-}
-
-TEST_P(SameDeviceTransfers, TensorOfAnotherKindIsAnErrorAndIsDropped) {
-  OnTheDevice world(2, seed());
-  EXPECT_THAT(world.Run(RefuseTensorsOfAnotherKind), Each(IsOk()));
-}
-
-TEST_P(SameDeviceTransfers, BetweenTheCpuAndDevices) {
-  SameDeviceWorld world(2, seed());
-  world.options.host_bytes = seed() % 2 == 0 ? 0 : 100;
-  EXPECT_THAT(world.Run(SendBetweenTheCpuAndDevices), Each(IsOk()));
-}
-
-TEST_P(SameDeviceTransfers, AreOrderedByEventsAndKeptUntilThem) {
-  OnTheDevice world(2, seed());
-  EXPECT_THAT(world.Run(SendWhatIsNotComputedYet), Each(IsOk()));
-}
-
-TEST_P(SameDeviceTransfers, PeerThatDoesNotCallIsNamedAndTheGroupGoesOn) {
-  OnTheDevice world(2, seed());
-  std::atomic<bool> is_late{false};
-  EXPECT_THAT(world.Run([&](const SameDeviceRank& rank) {
-    return GiveUpWhatIsNotReceived(rank, is_late);
-  }),
-              Each(IsOk()));
-}
-
-// ----- what goes wrong
+INSTANTIATE_TEST_SUITE_P(Sharers, SameDeviceTransfersFail,
+                         ::testing::Values(Sharers::kThreads,
+                                           Sharers::kProcesses),
+                         ::testing::PrintToStringParamName());
 
 // Rank 0 sends to rank 1 what its stream, which hangs, has still to compute.
 // Once the copy waits on the device `end` is called on each rank.
 std::vector<absl::Status> SendFromAStreamThatHangs(
     OnTheDevice& world, const CallOptions& options,
-    const std::function<void(const SameDeviceRank&)>& end) {
+    const std::function<void(const DeviceRank&)>& end) {
   std::atomic<int> ended{0};
-  return world.Run([&](const SameDeviceRank& rank) -> absl::Status {
+  return world.Run([&](const DeviceRank& rank) -> absl::Status {
     ProcessGroup& group = rank.group;
     const Tensor x = rank.Place(Numbers(group.rank(), 100));
     WANT_EQ(HostBytesOf(x), BytesOf(Numbers(group.rank(), 100)));
-    WEFT_ASSIGN_OR_RETURN(const device::Stream stream,
-                          world.runtime().CreateStream(rank.device().id()));
+    WEFT_ASSIGN_OR_RETURN(
+        const device::Stream stream,
+        rank.devices.runtime().CreateStream(rank.device().id()));
     const device::StreamScope scope(stream);
     WEFT_RETURN_IF_ERROR(group.Barrier());
     Tensor sent = x;
     if (group.rank() == 0) {
-      world.runtime().SetHangs(stream, true);
+      rank.devices.runtime().SetHangs(stream, true);
       sent = x.Clone();
     }
     Future<void> begun = group.rank() == 0
                              ? group.SendAsync(sent, 1, 0, options)
                              : group.ReceiveAsync(x, 0, 0, options);
-    // That of Clone, and the copy.
     WANT_EQ(bool(Becomes([&] {
-              return world.runtime().pending_tasks() == 2 ||
-                     !group.health().ok();
+              return world.WaitsForAStreamThatHangs() || !group.health().ok();
             })),
             true);
     end(rank);
     const absl::Status status = begun.Wait(kPatience);
     ++ended;
     WANT_EQ(bool(Becomes([&] { return ended == group.size(); })), true);
-    world.runtime().SetHangs(stream, false);
+    rank.devices.runtime().SetHangs(stream, false);
     return status;
   });
 }
 
-TEST(SameDeviceTransfersFail, StreamThatHangsEndsThemAtTheDeadline) {
-  OnTheDevice world(2, 3);
+TEST_P(SameDeviceTransfersFail, StreamThatHangsEndsThemAtTheDeadline) {
+  OnTheDevice world(2, 3, GetParam());
   const auto statuses = SendFromAStreamThatHangs(
-      world, Within(absl::Milliseconds(300)), [](const SameDeviceRank&) {});
+      world, Within(absl::Milliseconds(300)), [](const DeviceRank&) {});
   for (const absl::Status& status : statuses) {
     EXPECT_THAT(status, StatusIs(kLate, "rank"));
   }
 }
 
-TEST(SameDeviceTransfersFail, RevokeEndsWhatIsInFlight) {
-  OnTheDevice world(2, 4);
+TEST_P(SameDeviceTransfersFail, RevokeEndsWhatIsInFlight) {
+  OnTheDevice world(2, 4, GetParam());
   const auto statuses =
-      SendFromAStreamThatHangs(world, {}, [](const SameDeviceRank& rank) {
+      SendFromAStreamThatHangs(world, {}, [](const DeviceRank& rank) {
         if (rank.group.rank() == 1) {
           rank.group.Revoke(absl::CancelledError("a rank is slow"));
         }
@@ -151,33 +101,24 @@ TEST(SameDeviceTransfersFail, RevokeEndsWhatIsInFlight) {
   EXPECT_THAT(statuses, Each(StatusIs(kCancelled, "a rank is slow")));
 }
 
-TEST(SameDeviceTransfersFail, DeathOfTheOtherRankIsNamed) {
-  OnTheDevice world(2, 5);
+TEST_P(SameDeviceTransfersFail, DeathOfTheOtherRankIsNamed) {
+  OnTheDevice world(2, 5, GetParam());
   const auto statuses =
-      SendFromAStreamThatHangs(world, {}, [&](const SameDeviceRank& rank) {
+      SendFromAStreamThatHangs(world, {}, [&](const DeviceRank& rank) {
         if (rank.group.rank() == 1) world.host().Kill(1);
       });
   EXPECT_THAT(statuses[0], StatusIs(kLost, "rank 1 has ended"));
 }
 
-TEST(SameDeviceTransfersFail, DeviceThatIsLostIsNamedOnBothRanks) {
-  OnTheDevice world(2, 6);
+TEST_P(SameDeviceTransfersFail, DeviceThatIsLostIsNamedOnBothRanks) {
+  OnTheDevice world(2, 6, GetParam());
   const auto statuses =
-      SendFromAStreamThatHangs(world, {}, [&](const SameDeviceRank& rank) {
+      SendFromAStreamThatHangs(world, {}, [&](const DeviceRank& rank) {
         if (rank.group.rank() == 1) {
-          world.runtime().LoseDevice(rank.device().id());
+          rank.devices.runtime().LoseDevice(rank.device().id());
         }
       });
   EXPECT_THAT(statuses, Each(StatusIs(kLost, "the device is lost")));
-}
-
-TEST(SameDeviceTransfersFail, TagOfTheBackendIsRefused) {
-  OnTheDevice world(2, 7);
-  const auto statuses = world.Run([](const SameDeviceRank& rank) {
-    const Tensor x = ZerosOf(rank, 4);
-    return rank.group.Send(x, 1 - rank.group.rank(), ~uint64_t{0});
-  });
-  EXPECT_THAT(statuses, Each(StatusIs(kInvalid, "same_device backend's own")));
 }
 
 }  // namespace
