@@ -335,7 +335,7 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
   flags.Add("prefix", &options.prefix, "begin lines with the rank's name");
   flags.AllowPositional("PROGRAM ARGS");
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
-  WEFT_RETURN_IF_ERROR(ReadTorchrunFlags(torchrun, options));
+  WEFT_RETURN_IF_ERROR(ReadTorchrunFlags(flags, torchrun, options));
   if (options.allowed_trainer_exits < 0) {
     return RunUsage(
         absl::StrCat("--allow-trainer-exits=", options.allowed_trainer_exits,

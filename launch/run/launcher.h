@@ -25,6 +25,7 @@ struct LaunchOptions {
   // each.
   std::vector<RoleSpec> roles;
   int nodes = 1;
+  std::string nodes_text;   // as the user has said it: "1:3"; empty: `nodes`
   int node = 0;             // this one, from 0; 0 has the ranks from 0 on
   std::string coordinator;  // for WEFT_COORDINATOR; empty: not set
   // For WEFT_COORDINATOR_HOST: a process of its own hosts the coordinator,
