@@ -180,22 +180,6 @@ bool StuckWatch::IsOfThisNode(const StuckCause& cause,
          absl::c_any_of(VictimsOf(cause, facts), is_own);
 }
 
-std::vector<std::string> StuckWatch::HeldUpBy(
-    const std::vector<RankFacts>& facts, Instant now) {
-  std::vector<std::string> names;
-  for (const StuckCause& cause : FindStuck(facts, kHoldsUp)) {
-    if (cause.why != StuckClass::kBusy) continue;
-    const auto it = ranks_.find(cause.ranks.front());
-    if (it == ranks_.end() || it->second.holds_up ||
-        now >= it->second.joins_until) {
-      continue;
-    }
-    it->second.holds_up = true;
-    names.push_back(it->first);
-  }
-  return names;
-}
-
 StuckWatch::News StuckWatch::Check(Instant now,
                                    absl::Span<const RankFacts> elsewhere,
                                    bool asks) {
@@ -224,7 +208,6 @@ StuckWatch::News StuckWatch::Check(Instant now,
     is_only_busy_ = true;
     return news;
   }
-  news.held_up_by = HeldUpBy(own, now);
   const std::vector<RankFacts> facts = Facts(now, elsewhere);
   const bool may_hear_more = asks && !HasWaited(own, kStuckAfter + kToHear);
   const absl::Duration patience = std::max(kStuckAfter, 2 * slow_);

@@ -57,7 +57,6 @@ class StuckWatchTest : public ::testing::Test {
 
   void Take(StuckWatch::News news, std::vector<StuckCause>* said) {
     if (news.is_over) ++over_;
-    for (const std::string& name : news.held_up_by) held_up_by_.push_back(name);
     said->insert(said->end(), news.causes.begin(), news.causes.end());
   }
 
@@ -75,7 +74,6 @@ class StuckWatchTest : public ::testing::Test {
   double now_ = 0;
   char state_ = 'R';
   int over_ = 0;
-  std::vector<std::string> held_up_by_;
 };
 
 TEST_F(StuckWatchTest, SaysWhoIsBusyOnceTheWaitIsLong) {
@@ -186,26 +184,6 @@ TEST_F(StuckWatchTest, RankThatIsStillToTakePartIsNotTakenForBusyInItsWait) {
               "rank 2 (trainer2) has not called it",
               At(2));
   EXPECT_THAT(Wait(4, 4), IsEmpty());
-}
-
-// It hangs in the middle of the hand-over, and its process answers.
-TEST_F(StuckWatchTest, RankThatHoldsTheOthersUpBeforeItTakesPartIsToldOnce) {
-  watch_.End("trainer1");
-  Start("trainer1", 12, 0, /*joins_others=*/true);
-  for (const double waited : {4, 8, 16}) Wait(waited, waited);
-  EXPECT_THAT(held_up_by_, IsEmpty());
-  Wait(32, 32);
-  Wait(64, 64);
-  EXPECT_THAT(held_up_by_, ElementsAre("trainer1"));
-}
-
-// It has what others may need.
-TEST_F(StuckWatchTest, RankThatTakesPartHoldsTheOthersUpForAsLongAsItLikes) {
-  watch_.End("trainer1");
-  Start("trainer1", 12, 0, /*joins_others=*/true);
-  watch_.Joined("trainer1");
-  for (const double waited : {4, 32, 64, 256}) Wait(waited, waited);
-  EXPECT_THAT(held_up_by_, IsEmpty());
 }
 
 // Whoever waits on reports it again.
