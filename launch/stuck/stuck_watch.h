@@ -95,7 +95,8 @@ class StuckWatch {
   using Key = std::pair<StuckClass, std::vector<std::string>>;
 
   void EndWait(Rank& rank, const RankWait& over, bool has_failed);
-  // Whether a rank of this node has waited for others for so long.
+  // Whether a rank of this node has waited for so long, but for a wait that may
+  // last (MayLast).
   bool HasWaited(const std::vector<RankFacts>& facts,
                  absl::Duration time) const;
   // Whether a rank of this node is part of it, or waits for it.
