@@ -445,6 +445,23 @@ absl::Status CompleteOptions(Arguments& arguments) {
   return absl::OkStatus();
 }
 
+// Where the launcher itself meets the job.
+CoordinatorChannelOptions ChannelOf(const Arguments& arguments) {
+  const LaunchOptions& options = arguments.options;
+  CoordinatorChannelOptions channel = arguments.reporting;
+  channel.job = options.job;
+  channel.coordinator = options.coordinator;
+  channel.init = arguments.init;
+  if (arguments.init == "env://") {  // which the ranks are given
+    channel.coordinator =
+        absl::StrCat(options.master_addr, ":", options.master_port);
+    channel.init = "";
+  }
+  channel.host = options.coordinator_host.empty() ? HostOf(options.roles)
+                                                  : options.coordinator_host;
+  return channel;
+}
+
 // Null where another `weft run` cannot start the same coordinator, or may.
 absl::StatusOr<std::unique_ptr<RunLock>> LockJob(const Arguments& arguments) {
   const LaunchOptions& options = arguments.options;
@@ -479,28 +496,18 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
   if (options.master_port == 0) {
     WEFT_ASSIGN_OR_RETURN(options.master_port, FreePort());
   }
-  // With --init the launcher does not know the coordinator's address.
-  std::unique_ptr<ExitReporter> reporter;
-  if (arguments.init.empty()) {
-    CoordinatorChannelOptions& reporting = arguments.reporting;
-    reporting.job = options.job;
-    reporting.coordinator = options.coordinator;
-    reporting.host = options.coordinator_host.empty()
-                         ? HostOf(options.roles)
-                         : options.coordinator_host;
-    reporter = std::make_unique<ExitReporter>(reporting);
-    options.on_exit = [&](const Child& child, const Exit& exit) {
-      // Without a certificate of admin0 this fails, and the silence of the
-      // worker tells the coordinator of its end.
-      (void)reporter->Report(child.name(), child.pid(), exit);
-    };
-  }
-  std::unique_ptr<FactsExchange> facts;
-  if (arguments.init.empty() && options.nodes > 1) {
-    facts = std::make_unique<FactsExchange>(arguments.reporting, options.node);
+  CoordinatorChannel channel(ChannelOf(arguments));
+  ExitReporter reporter(channel);
+  options.on_exit = [&](const Child& child, const Exit& exit) {
+    // Without a certificate of admin0 this fails, and the silence of the worker
+    // tells the coordinator of its end.
+    (void)reporter.Report(child.name(), child.pid(), exit);
+  };
+  FactsExchange facts(channel, options.node);
+  if (options.nodes > 1) {
     options.share_facts = [&](const std::vector<RankFacts>& own,
                               const std::set<int>& nodes) {
-      return facts->Exchange(own, nodes);
+      return facts.Exchange(own, nodes);
     };
   }
   absl::StatusOr<int> code = Run(options);
