@@ -116,12 +116,20 @@ absl::Status CheckElastic(const LaunchOptions& options) {
                                  ": wanted at most ", max, " trainers, found ",
                                  ranks));
   }
-  if (options.max_restarts == 0 && options.allowed_trainer_exits == 0) {
-    return absl::OkStatus();
+  if (options.allowed_trainer_exits > 0) {
+    return RunUsage(
+        "--elastic starts a trainer that fails again, as often as it takes: it "
+        "goes without --allow-trainer-exits");
   }
-  return RunUsage(
-      "--elastic starts a trainer that fails again, as often as it takes; it "
-      "goes with neither --max-restarts nor --allow-trainer-exits");
+  if (options.max_restarts > 0 && options.nodes > 1) {
+    return RunUsage(absl::StrCat(
+        "--max-restarts=", options.max_restarts,
+        " starts all ranks of one host again; the others of an elastic job on "
+        "several hosts go on, so it is wanted on one host alone, found "
+        "--nnodes=",
+        NodesText(options)));
+  }
+  return absl::OkStatus();
 }
 
 // A port that is free now: for programs that want MASTER_PORT.

@@ -460,8 +460,8 @@ TEST(Elastic, WrongUsesAreRefusedWithWhatIsWanted) {
   refuses({"--elastic=2", "--nproc-per-node=2"}, "wanted MIN:MAX");
   refuses({"--elastic=1:2", "--nproc-per-node=3"},
           "wanted at most 2 trainers, found 3");
-  refuses({"--elastic=1:2", "--nproc-per-node=1", "--max-restarts=1"},
-          "neither --max-restarts");
+  refuses({"--elastic=1:2", "--nproc-per-node=1", "--allow-trainer-exits=1"},
+          "goes without --allow-trainer-exits");
 }
 
 }  // namespace
