@@ -313,8 +313,9 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
             "where the job meets; a socket of this user's by default",
             {"WEFT_COORDINATOR"});
   flags.Add("init", &arguments.init,
-            "how the ranks meet, in place of --coordinator; rank 0 of the "
-            "servers, or of the trainers, hosts the coordinator then",
+            "how the ranks meet, in place of --coordinator; by etcd a "
+            "coordinator0 on each host stands by to host it, else rank 0 of "
+            "the servers, or of the trainers, does",
             {"WEFT_INIT"});
   flags.Add("own-coordinator", &arguments.has_own_coordinator,
             "start the coordinator in a process of its own, coordinator0, and "
@@ -368,12 +369,14 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
   return arguments;
 }
 
-// The command of coordinator0, which runs on node 0, and its name for the
-// ranks.
+// The command of coordinator0, and its name for the ranks. It runs on node 0;
+// where its records are in etcd on each node, of which one hosts the job.
 absl::Status PlanOwnCoordinator(const std::string& certs,
                                 LaunchOptions& options) {
   options.coordinator_host = worker::kCoordinatorName;
-  if (options.node != 0) return absl::OkStatus();
+  if (options.node != 0 && !options.coordinator_in_etcd) {
+    return absl::OkStatus();
+  }
   if (!certs.empty() &&
       !net::HasMember(certs, {options.job, worker::kCoordinatorRole, 0})) {
     return WithExitCode(
@@ -394,6 +397,9 @@ absl::Status PlanOwnCoordinator(const std::string& certs,
   }
   options.coordinator_argv = {self.string(), "coordinator",
                               "--log-level=warning"};
+  if (options.coordinator_in_etcd) {
+    options.coordinator_argv.push_back("--standby");
+  }
   return absl::OkStatus();
 }
 
@@ -441,7 +447,10 @@ absl::Status CompleteOptions(Arguments& arguments) {
     // Ranks that meet elsewhere do without.
     return made.ok() || meets_there ? std::move(made) : "";
   };
-  if (!arguments.init.empty()) arguments.has_own_coordinator = false;
+  options.coordinator_in_etcd = absl::StartsWith(arguments.init, "etcd");
+  if (!arguments.init.empty() && !options.coordinator_in_etcd) {
+    arguments.has_own_coordinator = false;
+  }
   if (arguments.has_own_coordinator) {
     WEFT_RETURN_IF_ERROR(PlanOwnCoordinator(reporting.certs, options));
   } else if (!options.coordinator_log.empty()) {
@@ -473,7 +482,10 @@ CoordinatorChannelOptions ChannelOf(const Arguments& arguments) {
 // Null where another `weft run` cannot start the same coordinator, or may.
 absl::StatusOr<std::unique_ptr<RunLock>> LockJob(const Arguments& arguments) {
   const LaunchOptions& options = arguments.options;
-  if (arguments.is_own_job || options.coordinator_argv.empty()) return nullptr;
+  if (arguments.is_own_job || options.coordinator_argv.empty() ||
+      options.coordinator_in_etcd) {
+    return nullptr;
+  }
   return RunLock::Take(options.make_directory, options.job,
                        options.coordinator);
 }

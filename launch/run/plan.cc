@@ -108,7 +108,10 @@ std::string NoRestartFile(const LaunchOptions& options,
 
 std::string CoordinatorLog(const LaunchOptions& options, int restart,
                            const std::string& launcher) {
-  if (options.directory.empty() || !options.coordinator_log.empty()) return "";
+  if (options.directory.empty() || !options.coordinator_log.empty() ||
+      options.coordinator_in_etcd) {
+    return "";
+  }
   return absl::StrCat(options.directory, "/coordinator-", launcher, "-",
                       restart, ".log");
 }
