@@ -282,6 +282,7 @@ TEST_F(StuckWatchTest, WhoIsMissingAtABarrierThatKeepsNobodyIsNotNamed) {
                 absl::StrCat(kAtABarrier, waited, "s: missing trainer0"),
                 At(waited));
     EXPECT_THAT(RunUntil(waited + 1), IsEmpty());
+    EXPECT_THAT(FindStuck(watch_.Facts(At(waited)), kStuckAfter), IsEmpty());
   }
   EXPECT_THAT(watch_.AwaitedElsewhere({}), IsEmpty());
   EXPECT_EQ(over_, 0);
