@@ -3,6 +3,7 @@
 #include "weft/rendezvous/coordinator.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <optional>
 #include <utility>
@@ -96,6 +97,9 @@ class Coordinator::State : public std::enable_shared_from_this<State> {
                   absl::string_view bytes, Respond respond);
   void Schedule(Core::Event event);
   void Shutdown();
+  bool has_stopped() const {
+    return has_stopped_.load(std::memory_order_acquire);
+  }
   Driver& driver() { return timers_.driver(); }
   Future<void> gone() const { return gone_.future(); }
 
@@ -136,6 +140,7 @@ class Coordinator::State : public std::enable_shared_from_this<State> {
   std::unique_ptr<Core> core_;
   std::unique_ptr<Journal> journal_;
   absl::Status journal_status_;
+  std::atomic<bool> has_stopped_{false};  // the same, for any thread
   // While the journal cannot be reached nothing is decided. The last decision,
   // which is published once its records are there:
   struct Stalled {
@@ -371,6 +376,7 @@ void Coordinator::State::Stop(const absl::Status& why) {
   journal_status_ = absl::Status(
       absl::IsAborted(why) ? absl::StatusCode::kUnavailable : why.code(),
       absl::StrCat("the coordinator stopped deciding: ", why.message()));
+  has_stopped_.store(true, std::memory_order_release);
   WEFT_LOG(telemetry_.logger(), Error, journal_status_.message());
   AnswerAll(journal_status_);
 }
@@ -634,6 +640,8 @@ void Coordinator::CallerGone(uint64_t call) {
 std::unique_ptr<CoordinatorLink> Coordinator::LocalLink() {
   return std::make_unique<LocalLinkToCoordinator>(state_);
 }
+
+bool Coordinator::has_stopped() const { return state_->has_stopped(); }
 
 void Coordinator::Shutdown() { state_->Shutdown(); }
 

@@ -71,6 +71,10 @@ class Coordinator {
   // For members of this process. Once `this` is gone it answers kUnavailable.
   std::unique_ptr<CoordinatorLink> LocalLink();
 
+  // Whether it decides nothing any more, and never will: its journal has
+  // failed, or another has taken that over.
+  bool has_stopped() const;
+
   // Answers held calls with kUnavailable and takes no more.
   void Shutdown();
 

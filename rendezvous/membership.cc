@@ -70,10 +70,13 @@ class Membership::State : public std::enable_shared_from_this<State> {
             timers_.driver(),
             options_.executor != nullptr ? *options_.executor : Inline(),
             telemetry::OrSilent(options_.telemetry), options_.job)),
-        barriers_(timers_, link_, options_.job, calls_, [this] {
-          (void)Refresh(kSilentAfter);
-          return status();
-        }) {}
+        barriers_(
+            timers_, link_, options_.job, calls_,
+            [this] {
+              (void)Refresh(kSilentAfter);
+              return status();
+            },
+            MakeReport()) {}
 
   void Post(MemberCore::Event event);
   // Waits until this worker is in, or the whole world is.
@@ -96,6 +99,7 @@ class Membership::State : public std::enable_shared_from_this<State> {
   const JoinOptions& options() const { return options_; }
   Instant now() const { return timers_.driver().clock().Now(); }
   std::unique_ptr<Store> MakeStore();
+  WaitReport MakeReport() const;
 
  private:
   MemberCore::Options CoreOptions();
@@ -521,10 +525,13 @@ absl::Status Membership::State::Announce(Phase phase, absl::Duration timeout) {
 }
 
 std::unique_ptr<Store> Membership::State::MakeStore() {
-  return MakeStoreClient(
-      timers_, link_, options_.job, self_.incarnation, calls_,
-      [logger = &telemetry::OrSilent(options_.telemetry).logger()](
-          absl::string_view text) { WEFT_LOG(*logger, Warning, text); });
+  return MakeStoreClient(timers_, link_, options_.job, self_.incarnation,
+                         calls_, MakeReport());
+}
+
+WaitReport Membership::State::MakeReport() const {
+  return [logger = &telemetry::OrSilent(options_.telemetry).logger()](
+             absl::string_view text) { WEFT_LOG(*logger, Warning, text); };
 }
 
 absl::StatusOr<std::unique_ptr<Membership>> Membership::Join(

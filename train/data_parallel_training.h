@@ -75,6 +75,7 @@
 #include "weft/train/saving/checkpoint_run.h"
 #include "weft/train/saving/training_place.h"
 #include "weft/train/state/given_share.h"
+#include "weft/train/state/handover_watch.h"
 #include "weft/train/state_parts.h"
 #include "weft/train/training_metrics.h"
 
@@ -221,6 +222,13 @@ class DataParallelTraining {
     // Options::asked_to_stop. Null: none leaves, and a signal stops all.
     std::function<bool()> asked_to_leave = nullptr;
     absl::Duration leave_after = absl::Seconds(1);
+    // Called, on a thread of its own, where this rank has just come, and has
+    // done one thing of the hand-over of the state for longer than
+    // `hangs_after`, while the others wait for it and not it for them; `what`
+    // it does. It is to end its process: the others go on without it once it is
+    // gone. Null: they wait for as long as the group's timeout.
+    std::function<void(const std::string& what)> on_hang = nullptr;
+    absl::Duration hangs_after = absl::Seconds(30);
     // How much of the state is hashed, sent and compared at once when a rank is
     // given it; the same on all ranks. Each stretch is a round of the group, in
     // which all ranks wake each other: that takes some milliseconds where they
@@ -413,6 +421,11 @@ class DataParallelTraining {
   void GoOnGiving();
   void EndGiving();
   Elastic::Prepare PrepareToTake();
+  // Of a newcomer, for Elastic::on_hang: it does `what` from now on, or waits
+  // for others; it takes part, or meets others again.
+  void Works(const std::string& what);
+  void AwaitsOthers();
+  void EndWatch() { watch_ = nullptr; }
   // kUnavailable where nobody may begin with the state of this rank.
   absl::Status CheckOwnState() const;
   // Of an epoch of a shard, and those that are left of it.
@@ -509,6 +522,7 @@ class DataParallelTraining {
   int64_t given_bytes_ = 0;
   HandoverTimes times_;                 // of the last hand-over
   std::shared_ptr<GivenShare> giving_;  // of the next group's first copy
+  std::unique_ptr<HandoverWatch> watch_;
   // By own shard, of the step under way; null: not given.
   std::vector<std::optional<std::string>> own_parts_;
   bool has_batch_ = false;  // Next has given one since the last Step

@@ -49,11 +49,13 @@ class DataParallelTraining::Handover {
   absl::Status Run() {
     training_.given_bytes_ = 0;
     lap_ = SteadyClock().Now();
+    training_.Works("beginning to take the state");
     if (!is_holder()) {
       WEFT_RETURN_IF_ERROR(WEFT_FAILPOINT("train/take_state"));
     }
     WEFT_RETURN_IF_ERROR(RunRounds());
     if (is_holder()) return absl::OkStatus();
+    training_.Works("loading the state");
     parts_.WriteBack();
     return training_.LoadUpdateState(update_);
   }
@@ -100,6 +102,7 @@ class DataParallelTraining::Handover {
   // Of the stretch that is told next. Of who compares its own parts unless they
   // are known: that takes no longer, since the source does the same.
   std::vector<uint64_t> NextHashes() {
+    training_.Works("hashing its state");
     const auto [begin, end] = core_.stretch();
     const bool is_known = own_.size() == parts_.pieces();
     std::vector<uint64_t> hashes;
@@ -146,7 +149,9 @@ class DataParallelTraining::Handover {
       said[kBatchWords + part / 64] |=
           static_cast<int64_t>(uint64_t{1} << part % 64);
     }
+    training_.AwaitsOthers();
     WEFT_RETURN_IF_ERROR(group_.AllGather(own, all));
+    training_.Works("reading what is lacked");
     Lap(&HandoverTimes::telling);
     const auto said_by = [&](int rank) {
       return all.data<int64_t>() + rank * words;
@@ -207,6 +212,7 @@ class DataParallelTraining::Handover {
     training_.has_parts_of_others_ = true;
     training_.own_hashes_.reset();
     const auto compare = [&](const std::vector<IncomingPart>& some) {
+      training_.Works("comparing parts of the state");
       Lap(&HandoverTimes::moving);
       for (const IncomingPart& one : some) {
         parts_.Place(one.part, one.tensor);
@@ -215,7 +221,9 @@ class DataParallelTraining::Handover {
         NameWrong(one);
       }
       Lap(&HandoverTimes::comparing);
+      training_.AwaitsOthers();
     };
+    training_.AwaitsOthers();
     return ReceiveParts(group_, incoming, compare);
   }
 
@@ -304,17 +312,37 @@ DataParallelTraining::Elastic::Prepare DataParallelTraining::PrepareToTake() {
     const StateParts parts(StateTensors(update));
     // Its own is kept until it takes part: the others may all end before.
     const auto keep = [this] {
+      Works("keeping its own state");
       if (!kept_.has_value()) KeepState();
       has_parts_of_others_ = true;
       own_hashes_.reset();
+      AwaitsOthers();
     };
     // Hashed while the others train. What cannot be loaded is sent again.
     const auto place = [&] {
+      Works("hashing its first copy of the state");
       parts.WriteBack();
       if (LoadUpdateState(update).ok()) own_hashes_ = parts.Hashes();
+      AwaitsOthers();
     };
     FirstCopy::OfTaker(parts, Place().rank.fingerprint).Run(group, keep, place);
   };
+}
+
+// One that has a place may have what others need: it ends by the timeout of an
+// operation of theirs.
+void DataParallelTraining::Works(const std::string& what) {
+  if (elastic_.on_hang == nullptr || commit_.is_known()) return;
+  if (watch_ == nullptr) {
+    auto watch = HandoverWatch::Start(elastic_.hangs_after, elastic_.on_hang);
+    if (!watch.ok()) return;  // without it the others wait for longer
+    watch_ = *std::move(watch);
+  }
+  watch_->Works(what);
+}
+
+void DataParallelTraining::AwaitsOthers() {
+  if (watch_ != nullptr) watch_->AwaitsOthers();
 }
 
 absl::Status DataParallelTraining::CheckOwnState() const {

@@ -41,6 +41,9 @@ constexpr absl::Duration kToComeFor = absl::Seconds(10);
 // them, and leaves after a step. If the meeting lasts longer, the others may
 // have been asked as well: the trainer saves what it has done, and ends.
 constexpr absl::Duration kToMeet = absl::Seconds(2);
+// How many times longer than silence is borne a newcomer may do one thing of
+// the hand-over, while the others stand still.
+constexpr int kHangsAfter = 3;
 // The coordinator may be on its way back.
 constexpr absl::Duration kToNote = absl::Seconds(20);
 
@@ -198,6 +201,20 @@ void Job::EndJoin() {
   if (auto made = next_group_.Take()) made->IgnoreError();
 }
 
+// Who has the state goes on without it: it has nothing that others lack.
+void Job::EndHung(const std::string& what, absl::Duration after) {
+  worker_.DumpFlightRecorder();
+  worker_.membership().Leave(kHastyGoodBye).IgnoreError();
+  ExitIfError(worker::WithExitCode(
+      absl::DeadlineExceededError(absl::StrCat(
+          worker_.self().name, " has been ", what, " for more than ",
+          absl::FormatDuration(after),
+          " while the others waited to give it the state of the training: it "
+          "has left, and they go on without it. The flight recording says what "
+          "it has done; a longer --silence gives it more time")),
+      worker::ExitCode::kTimeout));
+}
+
 // A question to the coordinator each time would make all ranks wait for its
 // answer: they wait for this one in the next operation.
 bool Job::HasNewcomers(const worker::JoinGroupOptions& options) {
@@ -243,6 +260,9 @@ DataParallelTraining::Elastic Job::MakeElastic(
     WEFT_RETURN_IF_ERROR(known);
     return true;
   };
+  elastic.hangs_after = kHangsAfter * self.limits.dead_after;
+  elastic.on_hang = [this, after = elastic.hangs_after](
+                        const std::string& what) { EndHung(what, after); };
   options.cancel = end_join_.token();
   elastic.join = [this, options](const auto& prepare) {
     return Join(options, prepare);

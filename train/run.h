@@ -16,6 +16,7 @@
 #define WEFT_TRAIN_RUN_H_
 
 #include <memory>
+#include <string>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -71,6 +72,8 @@ class Job {
       const worker::JoinGroupOptions& options,
       const DataParallelTraining::Elastic::Prepare& prepare);
   bool HasNewcomers(const worker::JoinGroupOptions& options);
+  // Ends this process: DataParallelTraining::Elastic::on_hang.
+  void EndHung(const std::string& what, absl::Duration after);
 
   worker::Worker& worker_;
   const Options& options_;

@@ -104,7 +104,9 @@ absl::Status DataParallelTraining::ShareParts(int source) {
   if (group_->rank() == source && last_parts_.has_value()) {
     for (const std::string& part : last_parts_->of_shard) AddPart(part, &text);
   }
+  AwaitsOthers();
   WEFT_ASSIGN_OR_RETURN(text, group_->BroadcastBytes(text, source));
+  Works("reading the parts of the last step");
   const RankPlace& own = places_[group_->rank()].rank;
   if (own.is_known && own.position.steps == wanted.position.steps) {
     return absl::OkStatus();

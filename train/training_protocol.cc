@@ -126,6 +126,7 @@ DataParallelTraining::Done DataParallelTraining::Do(
 DataParallelTraining::Done DataParallelTraining::Do(
     const StepCommit::Meet& action) {
   EndGiving();  // the next group waits for it
+  EndWatch();
   LogMeeting(action.reason);
   stopped_at_ = SteadyClock().Now();
   failure_ = HealthOfDevices(*parts_.model);
@@ -156,8 +157,12 @@ DataParallelTraining::Done DataParallelTraining::Do(
       ddp::CheckVirtualShards(parts_.virtual_shards, group_->size()));
   at_ = 0;
   step_samples_ = 0;
+  Works("telling what it trains");
+  const std::string own = FormatPlace(Place());
+  AwaitsOthers();
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> said,
-                        group_->AllGatherBytes(FormatPlace(Place())));
+                        group_->AllGatherBytes(own));
+  Works("reading what the others train");
   places_.clear();
   StepCommit::PlacesTold told;
   for (const std::string& text : said) {
@@ -170,6 +175,7 @@ DataParallelTraining::Done DataParallelTraining::Do(
 
 DataParallelTraining::Done DataParallelTraining::Do(
     const StepCommit::TellDifferences& action) {
+  AwaitsOthers();
   WEFT_ASSIGN_OR_RETURN(const std::string difference,
                         DifferenceFrom(action.source));
   const bool is_own = places_[group_->rank()].rank.fingerprint !=
@@ -186,6 +192,7 @@ DataParallelTraining::Done DataParallelTraining::Do(
 }
 
 DataParallelTraining::Done DataParallelTraining::Do(const StepCommit::Begin&) {
+  EndWatch();
   // A newcomer that was given a state, whose owners have all ended since.
   if (has_parts_of_others_) WEFT_RETURN_IF_ERROR(RestoreState());
   StepCommit::Begun begun;
@@ -216,6 +223,7 @@ void DataParallelTraining::KeepState() {
 
 DataParallelTraining::Done DataParallelTraining::Do(
     const StepCommit::ShareState& action) {
+  Works("making the loaders of its data");
   WEFT_RETURN_IF_ERROR(TakeData(places_[action.source].data));
   WEFT_RETURN_IF_ERROR(ShareState(action.source));
   return StepCommit::StateShared{};
@@ -239,6 +247,7 @@ absl::Status DataParallelTraining::RestoreState() {
 
 DataParallelTraining::Done DataParallelTraining::Do(
     const StepCommit::TakePlace& action) {
+  EndWatch();
   has_parts_of_others_ = false;
   kept_.reset();
   own_hashes_.reset();
@@ -363,6 +372,7 @@ DataParallelTraining::Done DataParallelTraining::Do(const StepCommit::Leave&) {
 }
 
 DataParallelTraining::Done DataParallelTraining::Do(const StepCommit::End&) {
+  EndWatch();
   ended_ = failure_;
   return std::nullopt;
 }

@@ -30,6 +30,8 @@ class CoordinatorServer {
   // over TCP with the certificate of options.name(). REQUIRES:
   // options.Resolve() has returned OK, and options.hosts_coordinator().
   //
+  // With Options::stands_by it waits until no other hosts the job.
+  //
   // Errors have an exit code: kAuth for certificates, kConfig for an address
   // that is in use (it names the address and what to change) or a log that
   // cannot be used, kResource for a full disk.
@@ -42,6 +44,10 @@ class CoordinatorServer {
   // Waits until no worker is in the job any more, `timeout` at most; returns
   // whether none is. Workers that leave need the coordinator until then.
   bool AwaitNoMembers(absl::Duration timeout);
+
+  // Whether it decides nothing any more, and never will: another has taken its
+  // place, or its journal has failed.
+  bool has_stopped() const { return coordinator_->has_stopped(); }
 
   // unix:PATH, or HOST:PORT with the real port.
   const std::string& address() const { return endpoint_->address(); }

@@ -33,6 +33,8 @@ absl::StatusOr<std::unique_ptr<rendezvous::Journal>> OpenJournal(
     etcd_options.prefix = url.prefix;
     etcd_options.job = options.job;
     etcd_options.address = endpoint.address();
+    etcd_options.stands_by = options.stands_by;
+    etcd_options.cancel = options.cancel;
     auto journal = rendezvous::OpenEtcdJournal(timers, *std::move(etcd),
                                                std::move(etcd_options));
     if (journal.ok()) return journal;

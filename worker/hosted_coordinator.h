@@ -34,6 +34,9 @@ class HostedCoordinator {
   std::unique_ptr<rendezvous::CoordinatorLink> LocalLink() {
     return coordinator_->LocalLink();
   }
+  // Whether it has stopped for good: another has taken its place, or its
+  // journal has failed.
+  bool has_stopped() const { return coordinator_->has_stopped(); }
   // Takes no more calls.
   void Shutdown() { coordinator_->Shutdown(); }
 

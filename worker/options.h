@@ -85,6 +85,9 @@ struct Options {
   // survives the coordinator's process, but not its host.
   // --coordinator-log-survives-host
   bool coordinator_log_survives_host = true;
+  // A coordinator of its own whose journal is in etcd: it waits until no other
+  // hosts the job, and then goes on for it. Until `cancel` is.
+  bool stands_by = false;
   // Where this rank listens; empty: the coordinator's address for its host,
   // else next to it (unix) or a free port (TCP).
   std::string listen;     // --listen

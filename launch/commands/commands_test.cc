@@ -68,6 +68,15 @@ TEST(Commands, CommandLinesThatMakeNoSenseAreRefusedAsUsage) {
   }
 }
 
+TEST(Commands, CoordinatorStandsByWhereItsRecordsAreInEtcdAlone) {
+  EXPECT_THAT(
+      UsageError(CoordinatorCommand, {"coordinator", "--job=x", "--standby"}),
+      HasSubstr("wanted --init=etcd://HOST:PORT, found no --init"));
+  EXPECT_THAT(UsageError(CoordinatorCommand, {"coordinator", "--job=x",
+                                              "--standby", "--init=file:///x"}),
+              HasSubstr("found --init=file:///x"));
+}
+
 TEST(Commands, CertsInitMakesTheMembersAndLeavesThoseThatAreThere) {
   testing::TempDir directory;
   const std::string certs = directory.path() + "/certs";

@@ -116,12 +116,20 @@ absl::Status CheckElastic(const LaunchOptions& options) {
                                  ": wanted at most ", max, " trainers, found ",
                                  ranks));
   }
-  if (options.max_restarts == 0 && options.allowed_trainer_exits == 0) {
-    return absl::OkStatus();
+  if (options.allowed_trainer_exits > 0) {
+    return RunUsage(
+        "--elastic starts a trainer that fails again, as often as it takes: it "
+        "goes without --allow-trainer-exits");
   }
-  return RunUsage(
-      "--elastic starts a trainer that fails again, as often as it takes; it "
-      "goes with neither --max-restarts nor --allow-trainer-exits");
+  if (options.max_restarts > 0 && options.nodes > 1) {
+    return RunUsage(absl::StrCat(
+        "--max-restarts=", options.max_restarts,
+        " starts all ranks of one host again; the others of an elastic job on "
+        "several hosts go on, so it is wanted on one host alone, found "
+        "--nnodes=",
+        NodesText(options)));
+  }
+  return absl::OkStatus();
 }
 
 // A port that is free now: for programs that want MASTER_PORT.
@@ -305,8 +313,9 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
             "where the job meets; a socket of this user's by default",
             {"WEFT_COORDINATOR"});
   flags.Add("init", &arguments.init,
-            "how the ranks meet, in place of --coordinator; rank 0 of the "
-            "servers, or of the trainers, hosts the coordinator then",
+            "how the ranks meet, in place of --coordinator; by etcd a "
+            "coordinator0 on each host stands by to host it, else rank 0 of "
+            "the servers, or of the trainers, does",
             {"WEFT_INIT"});
   flags.Add("own-coordinator", &arguments.has_own_coordinator,
             "start the coordinator in a process of its own, coordinator0, and "
@@ -335,7 +344,7 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
   flags.Add("prefix", &options.prefix, "begin lines with the rank's name");
   flags.AllowPositional("PROGRAM ARGS");
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
-  WEFT_RETURN_IF_ERROR(ReadTorchrunFlags(torchrun, options));
+  WEFT_RETURN_IF_ERROR(ReadTorchrunFlags(flags, torchrun, options));
   if (options.allowed_trainer_exits < 0) {
     return RunUsage(
         absl::StrCat("--allow-trainer-exits=", options.allowed_trainer_exits,
@@ -360,12 +369,14 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
   return arguments;
 }
 
-// The command of coordinator0, which runs on node 0, and its name for the
-// ranks.
+// The command of coordinator0, and its name for the ranks. It runs on node 0;
+// where its records are in etcd on each node, of which one hosts the job.
 absl::Status PlanOwnCoordinator(const std::string& certs,
                                 LaunchOptions& options) {
   options.coordinator_host = worker::kCoordinatorName;
-  if (options.node != 0) return absl::OkStatus();
+  if (options.node != 0 && !options.coordinator_in_etcd) {
+    return absl::OkStatus();
+  }
   if (!certs.empty() &&
       !net::HasMember(certs, {options.job, worker::kCoordinatorRole, 0})) {
     return WithExitCode(
@@ -386,6 +397,9 @@ absl::Status PlanOwnCoordinator(const std::string& certs,
   }
   options.coordinator_argv = {self.string(), "coordinator",
                               "--log-level=warning"};
+  if (options.coordinator_in_etcd) {
+    options.coordinator_argv.push_back("--standby");
+  }
   return absl::OkStatus();
 }
 
@@ -433,7 +447,10 @@ absl::Status CompleteOptions(Arguments& arguments) {
     // Ranks that meet elsewhere do without.
     return made.ok() || meets_there ? std::move(made) : "";
   };
-  if (!arguments.init.empty()) arguments.has_own_coordinator = false;
+  options.coordinator_in_etcd = absl::StartsWith(arguments.init, "etcd");
+  if (!arguments.init.empty() && !options.coordinator_in_etcd) {
+    arguments.has_own_coordinator = false;
+  }
   if (arguments.has_own_coordinator) {
     WEFT_RETURN_IF_ERROR(PlanOwnCoordinator(reporting.certs, options));
   } else if (!options.coordinator_log.empty()) {
@@ -445,10 +462,30 @@ absl::Status CompleteOptions(Arguments& arguments) {
   return absl::OkStatus();
 }
 
+// Where the launcher itself meets the job.
+CoordinatorChannelOptions ChannelOf(const Arguments& arguments) {
+  const LaunchOptions& options = arguments.options;
+  CoordinatorChannelOptions channel = arguments.reporting;
+  channel.job = options.job;
+  channel.coordinator = options.coordinator;
+  channel.init = arguments.init;
+  if (arguments.init == "env://") {  // which the ranks are given
+    channel.coordinator =
+        absl::StrCat(options.master_addr, ":", options.master_port);
+    channel.init = "";
+  }
+  channel.host = options.coordinator_host.empty() ? HostOf(options.roles)
+                                                  : options.coordinator_host;
+  return channel;
+}
+
 // Null where another `weft run` cannot start the same coordinator, or may.
 absl::StatusOr<std::unique_ptr<RunLock>> LockJob(const Arguments& arguments) {
   const LaunchOptions& options = arguments.options;
-  if (arguments.is_own_job || options.coordinator_argv.empty()) return nullptr;
+  if (arguments.is_own_job || options.coordinator_argv.empty() ||
+      options.coordinator_in_etcd) {
+    return nullptr;
+  }
   return RunLock::Take(options.make_directory, options.job,
                        options.coordinator);
 }
@@ -479,28 +516,18 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
   if (options.master_port == 0) {
     WEFT_ASSIGN_OR_RETURN(options.master_port, FreePort());
   }
-  // With --init the launcher does not know the coordinator's address.
-  std::unique_ptr<ExitReporter> reporter;
-  if (arguments.init.empty()) {
-    CoordinatorChannelOptions& reporting = arguments.reporting;
-    reporting.job = options.job;
-    reporting.coordinator = options.coordinator;
-    reporting.host = options.coordinator_host.empty()
-                         ? HostOf(options.roles)
-                         : options.coordinator_host;
-    reporter = std::make_unique<ExitReporter>(reporting);
-    options.on_exit = [&](const Child& child, const Exit& exit) {
-      // Without a certificate of admin0 this fails, and the silence of the
-      // worker tells the coordinator of its end.
-      (void)reporter->Report(child.name(), child.pid(), exit);
-    };
-  }
-  std::unique_ptr<FactsExchange> facts;
-  if (arguments.init.empty() && options.nodes > 1) {
-    facts = std::make_unique<FactsExchange>(arguments.reporting, options.node);
+  CoordinatorChannel channel(ChannelOf(arguments));
+  ExitReporter reporter(channel);
+  options.on_exit = [&](const Child& child, const Exit& exit) {
+    // Without a certificate of admin0 this fails, and the silence of the worker
+    // tells the coordinator of its end.
+    (void)reporter.Report(child.name(), child.pid(), exit);
+  };
+  FactsExchange facts(channel, options.node);
+  if (options.nodes > 1) {
     options.share_facts = [&](const std::vector<RankFacts>& own,
                               const std::set<int>& nodes) {
-      return facts->Exchange(own, nodes);
+      return facts.Exchange(own, nodes);
     };
   }
   absl::StatusOr<int> code = Run(options);

@@ -86,6 +86,26 @@ std::vector<std::string> CommandOf(const TorchrunFlags& torchrun,
   return command;
 }
 
+// Sets `value`, of flag `name`, to what torchrun's flag `other` says, if that
+// says anything. What the command line says goes before the environment; else
+// both must say the same.
+absl::Status TakeEither(const worker::Flags& parsed, const std::string& name,
+                        const std::string& other, const std::string& said,
+                        std::string& value) {
+  if (said.empty() || said == value) return absl::OkStatus();
+  const bool is_own_given = parsed.Origin(name) == "flag";
+  const bool is_other_given = parsed.Origin(other) == "flag";
+  if (value.empty() || (is_other_given && !is_own_given)) {
+    value = said;
+    return absl::OkStatus();
+  }
+  if (is_own_given && !is_other_given) return absl::OkStatus();
+  return RunUsage(absl::StrCat("--", name, "=", value, " and --", other, "=",
+                               said,
+                               ": wanted one value, of which both are "
+                               "names; give one of them"));
+}
+
 // For those who come from torchrun, whose command lines have them.
 void AddUnusedFlags(worker::Flags& flags, TorchrunFlags& torchrun) {
   flags.Add("standalone", &torchrun.standalone,
@@ -131,9 +151,9 @@ void AddTorchrunFlags(worker::Flags& flags, TorchrunFlags& torchrun,
   flags.Add("max-restarts", &options.max_restarts,
             "how often all ranks are started again after one has failed",
             {"PET_MAX_RESTARTS"});
-  flags.Add("rdzv-id", &options.job, "torchrun's name for --job",
+  flags.Add("rdzv-id", &torchrun.job, "torchrun's name for --job",
             {"PET_RDZV_ID"});
-  flags.Add("rdzv-endpoint", &options.coordinator,
+  flags.Add("rdzv-endpoint", &torchrun.coordinator,
             "torchrun's name for --coordinator", {"PET_RDZV_ENDPOINT"});
   flags.Add("master-addr", &options.master_addr, "for MASTER_ADDR",
             {"PET_MASTER_ADDR"});
@@ -144,15 +164,21 @@ void AddTorchrunFlags(worker::Flags& flags, TorchrunFlags& torchrun,
   AddUnusedFlags(flags, torchrun);
 }
 
-absl::Status ReadTorchrunFlags(const TorchrunFlags& flags,
+absl::Status ReadTorchrunFlags(const worker::Flags& parsed,
+                               const TorchrunFlags& flags,
                                LaunchOptions& options) {
+  WEFT_RETURN_IF_ERROR(
+      TakeEither(parsed, "job", "rdzv-id", flags.job, options.job));
+  WEFT_RETURN_IF_ERROR(TakeEither(parsed, "coordinator", "rdzv-endpoint",
+                                  flags.coordinator, options.coordinator));
   WEFT_ASSIGN_OR_RETURN(const auto nodes, ParseNodes(flags.nodes));
   options.nodes = nodes.second;
+  options.nodes_text = flags.nodes;
   options.node = flags.node;
   if (options.node < 0 || options.node >= options.nodes) {
     return RunUsage(absl::StrCat("--node-rank=", options.node, ": wanted 0 to ",
                                  options.nodes - 1,
-                                 " of --nnodes=", options.nodes));
+                                 " of --nnodes=", flags.nodes));
   }
   if (options.max_restarts < 0) {
     return RunUsage(absl::StrCat("--max-restarts=", options.max_restarts,
@@ -227,13 +253,13 @@ absl::Status CompleteNodes(const std::string& init, LaunchOptions& options) {
       !coordinator.empty() && !absl::StartsWith(coordinator, "unix:");
   if (init.empty() && !is_remote) {
     return RunUsage(absl::StrCat(
-        "--nnodes=", options.nodes,
+        "--nnodes=", NodesText(options),
         ": wanted --coordinator=HOST:PORT, the same on all nodes, HOST being "
         "that of --node-rank=0; found ",
         coordinator.empty() ? "none" : coordinator));
   }
   if (options.job.empty()) {
-    return RunUsage(absl::StrCat("--nnodes=", options.nodes,
+    return RunUsage(absl::StrCat("--nnodes=", NodesText(options),
                                  ": wanted --job=NAME, the same on all nodes"));
   }
   absl::string_view address = init.empty() ? coordinator : init;

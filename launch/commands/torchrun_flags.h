@@ -23,7 +23,9 @@ struct TorchrunFlags {
   // Understood, without effect.
   bool standalone = true;
   std::string rdzv_backend = "static";
-  std::string unused;  // of several flags
+  std::string job;          // --rdzv-id
+  std::string coordinator;  // --rdzv-endpoint
+  std::string unused;       // of several flags
 };
 
 // Adds them to `flags`. Those that LaunchOptions has are set there. Both must
@@ -32,8 +34,10 @@ void AddTorchrunFlags(worker::Flags& flags, TorchrunFlags& torchrun,
                       LaunchOptions& options);
 
 // After Flags::Parse, all with exit code 2 (usage) for what cannot be: sets
-// nodes and node, and checks the number of restarts and the port.
-absl::Status ReadTorchrunFlags(const TorchrunFlags& flags,
+// nodes, node, and job and coordinator where they are given by torchrun's
+// names, and checks the number of restarts and the port.
+absl::Status ReadTorchrunFlags(const worker::Flags& parsed,
+                               const TorchrunFlags& flags,
                                LaunchOptions& options);
 
 // Makes a role of `words`, the program after the flags.

@@ -188,8 +188,21 @@ TEST_F(Torchrun, ProgramOfPythonIsRunByItsInterpreter) {
               HasSubstr("by python: -u train.py --epochs=3"));
 }
 
-TEST(TorchrunFlags, WithUnknownBackendOrBadSilenceAreRefused) {
+// What a user says goes before what is left in the environment.
+TEST_F(Torchrun, CommandLineGoesBeforeItsVariables) {
+  EXPECT_EQ(Run({"--job=a"}, {"PET_RDZV_ID=b"})["0"]["TORCHELASTIC_RUN_ID"],
+            "a");
+  EXPECT_EQ(Run({"--rdzv-id=b"}, {"WEFT_JOB=a"})["0"]["TORCHELASTIC_RUN_ID"],
+            "b");
+  EXPECT_EQ(Run({"--rdzv-id=a", "--job=a"}, {})["0"]["TORCHELASTIC_RUN_ID"],
+            "a");
+}
+
+TEST(TorchrunFlags, ThatCannotBeAreRefused) {
   const std::vector<std::pair<Words, std::string>> cases = {
+      {{"--job=a", "--rdzv-id=b", "true"}, "--job=a and --rdzv-id=b: wanted"},
+      {{"--coordinator=h:1", "--rdzv-endpoint=h:2", "true"},
+       "--coordinator=h:1 and --rdzv-endpoint=h:2: wanted"},
       {{"--rdzv-backend=etcd", "true"}, "--init=etcd://HOST:PORT"},
       {{"--silence=soon", "true"}, "wanted a duration from 1s to 1h"},
   };

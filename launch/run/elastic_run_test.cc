@@ -24,8 +24,10 @@ using ::weft::testing::IsOk;
 // started before.
 class ElasticRun : public ::testing::Test {
  protected:
-  int RunWith(const std::string& workers, const std::string& script) {
+  int RunWith(const std::string& workers, const std::string& script,
+              int max_restarts = 0) {
     LaunchOptions options;
+    options.max_restarts = max_restarts;
     options.job = "j";
     options.workers = workers;
     options.shutdown_timeout = absl::Seconds(20);
@@ -84,6 +86,22 @@ TEST_F(ElasticRun, TrainerThatDiesAtOnceAgainAndAgainIsStartedAfterPauses) {
 TEST_F(ElasticRun, TrainerWithoutWhichTooFewAreLeftEndsTheJob) {
   EXPECT_EQ(RunWith("3:3", kTrainer2DiesAtOnceFourTimes), 7) << output();
   EXPECT_THAT(output(), HasSubstr("---- trainer2 failed first"));
+}
+
+// One dies alone, then all do, again and again.
+TEST_F(ElasticRun, DeathsOfTrainersDoNotCountAgainstMaxRestarts) {
+  EXPECT_EQ(RunWith("1:3",
+                    "[ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0; "
+                    "[ $RANK = 2 ] || { await done; exit 7; }; "
+                    "[ $N = 0 ] && { sleep 2.2; exit 7; }; "
+                    "touch $DIR/done; exit 7",
+                    /*max_restarts=*/1),
+            0)
+      << output();
+  EXPECT_THAT(output(),
+              HasSubstr("trainer2 has ended: exit code 7 (unknown); starting "
+                        "it again, and the others go on"));
+  EXPECT_THAT(output(), HasSubstr("starting all ranks again, restart 1 of 1"));
 }
 
 TEST_F(ElasticRun, TrainersThatAllDieAtOnceEndTheJob) {

@@ -3,7 +3,6 @@
 #include "weft/launch/run/exit_reporter.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
@@ -15,7 +14,6 @@
 namespace weft::launch {
 namespace {
 
-constexpr char kMethod[] = "/weft.rendezvous.v1.Coordinator/ReportExit";
 constexpr absl::Duration kAnswerTime = absl::Seconds(2);
 constexpr absl::Duration kAtTheEnd = absl::Seconds(1);
 
@@ -23,7 +21,8 @@ constexpr absl::Duration kAtTheEnd = absl::Seconds(1);
 
 absl::Status ExitReporter::Report(const std::string& name, pid_t pid,
                                   const Exit& exit) {
-  WEFT_ASSIGN_OR_RETURN(net::Channel* const channel, channel_.Get());
+  WEFT_ASSIGN_OR_RETURN(rendezvous::CoordinatorLink* const link,
+                        channel_.Get());
   rendezvous::v1::ReportExitRequest request;
   request.set_job(channel_.job());
   request.set_name(name);
@@ -32,14 +31,14 @@ absl::Status ExitReporter::Report(const std::string& name, pid_t pid,
     request.mutable_process()->set_space(launcher->space());
   }
   request.set_reason(absl::StrCat("its process has ended: ", exit.ToString()));
-  reports_.push_back(channel->UnaryCall(
-      kMethod, {Bytes::Own(request.SerializeAsString())}, kAnswerTime));
+  reports_.push_back(
+      link->Call("ReportExit", request.SerializeAsString(), kAnswerTime));
   return absl::OkStatus();
 }
 
 ExitReporter::~ExitReporter() {
   const Instant deadline = SteadyClock().Now() + kAtTheEnd;
-  for (const Future<Slices>& report : reports_) {
+  for (const Future<std::string>& report : reports_) {
     (void)report.Wait(
         std::max(deadline - SteadyClock().Now(), absl::ZeroDuration()));
   }

@@ -55,7 +55,8 @@ class ExitReporterTest : public ::testing::Test {
 };
 
 TEST_F(ExitReporterTest, ReportedWorkerIsGoneAtOnceWithTheReason) {
-  ExitReporter reporter(options_);
+  CoordinatorChannel channel(options_);
+  ExitReporter reporter(channel);
   Exit killed;
   killed.signal = SIGKILL;
   ASSERT_THAT(reporter.Report("trainer1", GroupOfTheWorkers(), killed), IsOk());
@@ -70,7 +71,8 @@ TEST_F(ExitReporterTest, ReportedWorkerIsGoneAtOnceWithTheReason) {
 
 TEST_F(ExitReporterTest, ReportOfAnotherGroupOfProcessesChangesNothing) {
   {
-    ExitReporter reporter(options_);
+    CoordinatorChannel channel(options_);
+    ExitReporter reporter(channel);
     ASSERT_THAT(reporter.Report("trainer1", GroupOfTheWorkers() + 1, Exit()),
                 IsOk());
   }  // waits for the answer
@@ -81,7 +83,8 @@ TEST_F(ExitReporterTest, ReportOfAnotherGroupOfProcessesChangesNothing) {
 TEST_F(ExitReporterTest, CertificatesWithoutAdminAreRefused) {
   options_.coordinator = "127.0.0.1:1";
   options_.certs = "/nowhere";
-  ExitReporter reporter(options_);
+  CoordinatorChannel channel(options_);
+  ExitReporter reporter(channel);
   EXPECT_THAT(reporter.Report("trainer1", GroupOfTheWorkers(), Exit()),
               StatusIs(absl::StatusCode::kFailedPrecondition));
 }

@@ -18,7 +18,6 @@ using Kind = FactsSharing::Call::Kind;
 using rendezvous::v1::StoreReply;
 using rendezvous::v1::StoreRequest;
 
-constexpr char kMethod[] = "/weft.rendezvous.v1.Coordinator/Store";
 // How long the coordinator holds a call that waits for a change.
 constexpr absl::Duration kHold = absl::Seconds(10);
 constexpr absl::Duration kAnswerTime = absl::Seconds(2);
@@ -35,10 +34,10 @@ std::vector<RankFacts> FactsExchange::Exchange(
     const std::vector<RankFacts>& own, const std::set<int>& nodes) {
   const Instant now = SteadyClock().Now();
   TakeReplies(now);
-  const auto channel = channel_.Get();
-  if (!channel.ok()) return {};
+  const auto link = channel_.Get();
+  if (!link.ok()) return {};
   for (const FactsSharing::Call& call : sharing_.Due(nodes, now)) {
-    under_way_.push_back({call, Begin(**channel, call, own)});
+    under_way_.push_back({call, Begin(**link, call, own)});
   }
   return sharing_.Known(now);
 }
@@ -52,8 +51,7 @@ void FactsExchange::TakeReplies(Instant now) {
     }
     const auto reply = one.reply.Wait(absl::ZeroDuration());
     StoreReply said;
-    if (reply.ok() &&
-        said.ParseFromString(std::string(Flatten(*reply).view()))) {
+    if (reply.ok() && said.ParseFromString(*reply)) {
       sharing_.OnAnswer(one.call, said.version(), said.value(), now);
     } else {
       sharing_.OnFailure(one.call);
@@ -62,9 +60,9 @@ void FactsExchange::TakeReplies(Instant now) {
   under_way_ = std::move(left);
 }
 
-Future<Slices> FactsExchange::Begin(net::Channel& channel,
-                                    const FactsSharing::Call& call,
-                                    const std::vector<RankFacts>& own) const {
+Future<std::string> FactsExchange::Begin(
+    rendezvous::CoordinatorLink& link, const FactsSharing::Call& call,
+    const std::vector<RankFacts>& own) const {
   StoreRequest request;
   request.set_job(channel_.job());
   request.set_key(call.key());
@@ -86,8 +84,7 @@ Future<Slices> FactsExchange::Begin(net::Channel& channel,
       request.set_value(FormatFacts(own, ThisHost()));
       break;
   }
-  return channel.UnaryCall(kMethod, {Bytes::Own(request.SerializeAsString())},
-                           timeout);
+  return link.Call("Store", request.SerializeAsString(), timeout);
 }
 
 }  // namespace weft::launch

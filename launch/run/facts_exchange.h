@@ -9,21 +9,21 @@
 #include <string>
 #include <vector>
 
-#include "weft/base/bytes.h"
 #include "weft/base/clock.h"
 #include "weft/base/future.h"
 #include "weft/launch/run/coordinator_channel.h"
 #include "weft/launch/stuck/facts_sharing.h"
 #include "weft/launch/stuck/stuck.h"
+#include "weft/rendezvous/coordinator_link.h"
 
 namespace weft::launch {
 
 // Thread-safety: one thread at a time.
 class FactsExchange {
  public:
-  // Of the launcher of `node`.
-  FactsExchange(CoordinatorChannelOptions options, int node)
-      : channel_(std::move(options)), sharing_(node) {}
+  // Of the launcher of `node`. `channel` must outlive it.
+  FactsExchange(CoordinatorChannel& channel, int node)
+      : channel_(channel), sharing_(node) {}
 
   // LaunchOptions::share_facts. Where the coordinator cannot be called nothing
   // is known.
@@ -33,13 +33,14 @@ class FactsExchange {
  private:
   struct UnderWay {
     FactsSharing::Call call;
-    Future<Slices> reply;
+    Future<std::string> reply;
   };
   void TakeReplies(Instant now);
-  Future<Slices> Begin(net::Channel& channel, const FactsSharing::Call& call,
-                       const std::vector<RankFacts>& own) const;
+  Future<std::string> Begin(rendezvous::CoordinatorLink& link,
+                            const FactsSharing::Call& call,
+                            const std::vector<RankFacts>& own) const;
 
-  CoordinatorChannel channel_;
+  CoordinatorChannel& channel_;
   FactsSharing sharing_;
   std::vector<UnderWay> under_way_;
 };

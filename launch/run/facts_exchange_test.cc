@@ -47,7 +47,8 @@ class FactsExchangeTest : public ::testing::Test {
 };
 
 TEST_F(FactsExchangeTest, WhatOneLauncherSeesAnotherKnowsOnceItAsks) {
-  FactsExchange first(options_, 0), second(options_, 1);
+  CoordinatorChannel one(options_), other(options_);
+  FactsExchange first(one, 0), second(other, 1);
   std::vector<RankFacts> known;
   EXPECT_TRUE(Becomes([&] {
     known = first.Exchange(Own("trainer0"), {1});
@@ -62,12 +63,14 @@ TEST_F(FactsExchangeTest, WhatOneLauncherSeesAnotherKnowsOnceItAsks) {
 
 TEST_F(FactsExchangeTest, WithoutACoordinatorNothingIsKnown) {
   options_.coordinator = "unix:/nowhere/coordinator.sock";
-  FactsExchange exchange(options_, 0);
+  CoordinatorChannel nobody(options_);
+  FactsExchange exchange(nobody, 0);
   EXPECT_THAT(exchange.Exchange(Own("trainer0"), {1}), IsEmpty());
   options_.coordinator = "127.0.0.1:1";
   options_.certs = "/nowhere";
-  FactsExchange without_certificate(options_, 0);
-  EXPECT_THAT(without_certificate.Exchange(Own("trainer0"), {1}), IsEmpty());
+  CoordinatorChannel without_certificate(options_);
+  FactsExchange refused(without_certificate, 0);
+  EXPECT_THAT(refused.Exchange(Own("trainer0"), {1}), IsEmpty());
 }
 
 }  // namespace

@@ -24,8 +24,6 @@
 #include "weft/launch/run/job_event.h"
 #include "weft/launch/run/plan.h"
 #include "weft/launch/run/rank_mark.h"
-#include "weft/launch/stuck/process_look.h"
-#include "weft/launch/stuck/stuck_text.h"
 #include "weft/telemetry/field.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/options.h"
@@ -38,13 +36,6 @@ namespace {
 constexpr absl::Duration kHastyEnd = absl::Seconds(5);
 // An event: a rank that the others go on without meanwhile.
 constexpr absl::string_view kRankRestarted = "rank_restarted";
-// Between two looks at what the processes do.
-constexpr absl::Duration kLookEvery = absl::Seconds(1);
-// Between two looks at what the launchers of other nodes have said, and how
-// many of these are asked at a time.
-constexpr absl::Duration kHearEvery = absl::Milliseconds(200);
-constexpr size_t kMostAsked = 16;
-
 std::string HostName() {
   char host[256] = {};
   gethostname(host, sizeof(host) - 1);
@@ -62,7 +53,11 @@ Job::Job(const LaunchOptions& options, const std::string& launcher, int restart,
       keeper_(keeper),
       events_(events),
       out_(options.out != nullptr ? *options.out : std::cout),
-      err_(options.err != nullptr ? *options.err : std::cerr) {}
+      err_(options.err != nullptr ? *options.err : std::cerr),
+      progress_(options, HostName(), err_,
+                [this](absl::string_view event, const auto& fields) {
+                  TellEvent(event, fields);
+                }) {}
 
 absl::StatusOr<int> Job::Run() {
   started_at_ = Now();
@@ -174,8 +169,7 @@ absl::Status Job::StartAll() {
 }
 
 int Job::PollTimeout() const {
-  Instant next = std::min(kill_at_, next_look_);
-  if (asks_ && !next_look_.is_infinite()) next = std::min(next, next_share_);
+  Instant next = std::min(kill_at_, progress_.next_at());
   for (const auto& [name, due] : due_) next = std::min(next, due);
   if (next.is_infinite()) return -1;
   const int64_t ms = absl::ToInt64Milliseconds(next - Now()) + 1;
@@ -245,7 +239,7 @@ bool Job::Forward(Child& child) {
     for (const std::string& line : lines) {
       to << absl::StrCat(prefix, line, "\n");
       TellJobEvent(child, line);
-      stuck_.Line(child.name(), line, Now());
+      progress_.Line(child.name(), line, Now());
     }
     if (!lines.empty()) to.flush();
     found = found || !lines.empty();
@@ -603,86 +597,28 @@ void Job::TellJobEvent(const Child& child, absl::string_view line) {
   if (event->event == "server_joined") starts_[child.name()].Join(Now());
   if (event->event == "rank_joined") {
     starts_[child.name()].Join(Now());
-    stuck_.Joined(child.name());
+    progress_.Joined(child.name());
   }
   TellEvent(event->event, fields);
 }
 
 void Job::WatchProgress() {
-  if (culprit_ != nullptr || signal_ != 0) {  // all are ending
-    next_look_ = Instant::Infinite();
-    return;
-  }
-  const Instant now = Now();
-  if (now >= next_look_) {
-    next_look_ = now + kLookEvery;
-    const auto look = [&](const Child& child) {
-      if (child.has_ended()) return;
-      if (const auto seen = LookAt(child.pid()); seen.has_value()) {
-        stuck_.Look(child.name(), *seen, now);
-      }
-    };
-    for (const auto& child : children_) look(*child);
-    if (coordinator_ != nullptr) look(*coordinator_);
-  }
-  ShareFacts(now);
-  const StuckWatch::News news = stuck_.Check(now, elsewhere_, asks_);
-  if (news.is_over) {
-    err_ << "weft: the job goes on, after "
-         << absl::FormatDuration(absl::Trunc(news.lasted, absl::Seconds(1)))
-         << "\n";
-    err_.flush();
-    TellEvent("unstuck", {{"lasted_s", absl::ToDoubleSeconds(news.lasted)}});
-  }
-  for (const std::string& name : news.held_up_by) EndHolder(name);
-  if (news.causes.empty()) return;
-  const std::vector<RankFacts> facts = stuck_.Facts(now, elsewhere_);
-  const std::string host = HostName();
-  for (const StuckCause& cause : news.causes) {
-    const std::string text = StuckText(cause, facts, host, options_.job);
-    err_ << "weft: no progress: " << telemetry::Printable(text) << "\n";
-    TellEvent("stuck", StuckFields(cause, facts, host));
-  }
-  err_.flush();
-}
-
-void Job::ShareFacts(Instant now) {
-  if (options_.share_facts == nullptr) return;
-  std::set<int> nodes;
-  for (const std::string& name : stuck_.AwaitedElsewhere(elsewhere_)) {
-    const std::optional<int> node = NodeOf(options_, name);
-    if (!node.has_value() || *node == options_.node) continue;
-    if (nodes.size() < kMostAsked) nodes.insert(*node);
-  }
-  if (now < next_share_ && asks_ == !nodes.empty()) return;
-  asks_ = !nodes.empty();
-  next_share_ = now + (asks_ ? kHearEvery : kLookEvery);
-  elsewhere_ = options_.share_facts(stuck_.Facts(now), nodes);
-}
-
-void Job::EndHolder(const std::string& name) {
-  for (const auto& child : children_) {
-    if (child->name() != name || child->has_ended()) continue;
-    err_ << "weft: " << name << " (pid " << child->pid()
-         << ") runs and does not answer the others, which have waited for it "
-            "for "
-         << absl::FormatDuration(kHoldsUp)
-         << " and cannot go on; it does not take part yet: killing it\n";
-    err_.flush();
-    TellEvent("rank_killed", {{"rank", name}, {"pid", child->pid()}});
-    notes_.Kill(*child);
-    child->Signal(SIGKILL);
-  }
+  // All are ending.
+  if (culprit_ != nullptr || signal_ != 0) return progress_.Stop();
+  std::vector<const Child*> processes;
+  for (const auto& child : children_) processes.push_back(child.get());
+  if (coordinator_ != nullptr) processes.push_back(coordinator_.get());
+  progress_.Check(processes, Now());
 }
 
 void Job::TellStart(const Child& child, absl::string_view event) {
   const bool joins_others = event == kRankRestarted && child.role() == kTrainer;
-  stuck_.Start(child.name(), child.pid(), joins_others, Now());
+  progress_.Start(child, joins_others, Now());
   TellEvent(event, {{"rank", child.name()}, {"pid", child.pid()}});
 }
 
 void Job::TellEnd(const Child& child) {
-  stuck_.End(child.name());
+  progress_.End(child.name());
   notes_.End(child, Now());
   const RankReport report = notes_.ReportOf(child);
   TellEvent("rank_ended", {{"rank", report.name},

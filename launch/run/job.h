@@ -24,9 +24,9 @@
 #include "weft/launch/run/event_log.h"
 #include "weft/launch/run/keeper.h"
 #include "weft/launch/run/launcher.h"
+#include "weft/launch/run/progress_watch.h"
 #include "weft/launch/run/signal_scope.h"
 #include "weft/launch/run/starts.h"
-#include "weft/launch/stuck/stuck_watch.h"
 #include "weft/telemetry/field.h"
 
 namespace weft::launch {
@@ -93,13 +93,8 @@ class Job {
   void TellEvent(absl::string_view event, const telemetry::Fields& fields);
   // What a line that `child` has written tells of the job.
   void TellJobEvent(const Child& child, absl::string_view line);
-  // Looks at the processes, about once a second, and says who keeps the job
-  // from going on, if anybody does.
+  // Says who keeps the job from going on, if anybody does.
   void WatchProgress();
-  // Tells the launchers of other nodes what is seen here, and asks them.
-  void ShareFacts(Instant now);
-  // Kills a rank that does not take part yet and holds the others up.
-  void EndHolder(const std::string& name);
   void TellStart(const Child& child, absl::string_view event);
   void TellEnd(const Child& child);
   int ExitCode() const;
@@ -124,11 +119,7 @@ class Job {
   Instant started_at_;
   const Child* culprit_ = nullptr;  // the first that failed by itself
   EndNotes notes_;
-  StuckWatch stuck_;
-  Instant next_look_;                   // at the processes
-  Instant next_share_;                  // of facts, with other nodes
-  std::vector<RankFacts> elsewhere_;    // what is known of their ranks
-  bool asks_ = false;                   // their launchers were asked
+  ProgressWatch progress_;
   std::vector<const Child*> left_out_;  // failed, and the others went on
   bool is_final_ = false;               // of the culprit, after Run
   int signal_ = 0;                      // that we were sent

@@ -25,6 +25,7 @@ struct LaunchOptions {
   // each.
   std::vector<RoleSpec> roles;
   int nodes = 1;
+  std::string nodes_text;   // as the user has said it: "1:3"; empty: `nodes`
   int node = 0;             // this one, from 0; 0 has the ranks from 0 on
   std::string coordinator;  // for WEFT_COORDINATOR; empty: not set
   // For WEFT_COORDINATOR_HOST: a process of its own hosts the coordinator,
@@ -35,8 +36,10 @@ struct LaunchOptions {
   // ended, and ended after them. Empty: it is of another node, or a rank's.
   std::vector<std::string> coordinator_argv;
   // The file in which its records outlive this launcher, for another one of the
-  // same job. Empty: it has one in `directory`, which is removed at the end.
+  // same job. Empty: it has one in `directory`, which is removed at the end,
+  // unless its records are in etcd.
   std::string coordinator_log;
+  bool coordinator_in_etcd = false;
   std::string master_addr = "127.0.0.1";
   int master_port = 29500;
   // Over what the launcher sets itself.

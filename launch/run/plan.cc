@@ -56,8 +56,8 @@ Environment JobOf(const LaunchOptions& options, int restart) {
   Environment job = {{"WEFT_RANKS_ON_HOST", absl::StrCat(total)}};
   if (options.nodes > 1) {
     job["WEFT_START"] = absl::StrCat(restart + 1);
-    job["WEFT_WORLD_ORIGIN"] = absl::StrCat("weft run --nnodes=", options.nodes,
-                                            " on node ", options.node);
+    job["WEFT_WORLD_ORIGIN"] = absl::StrCat(
+        "weft run --nnodes=", NodesText(options), " on node ", options.node);
   }
   if (!options.coordinator.empty()) {
     job["WEFT_COORDINATOR"] = options.coordinator;
@@ -108,7 +108,10 @@ std::string NoRestartFile(const LaunchOptions& options,
 
 std::string CoordinatorLog(const LaunchOptions& options, int restart,
                            const std::string& launcher) {
-  if (options.directory.empty() || !options.coordinator_log.empty()) return "";
+  if (options.directory.empty() || !options.coordinator_log.empty() ||
+      options.coordinator_in_etcd) {
+    return "";
+  }
   return absl::StrCat(options.directory, "/coordinator-", launcher, "-",
                       restart, ".log");
 }
@@ -163,6 +166,11 @@ std::vector<ChildSpec> PlanChildren(const LaunchOptions& options, int restart,
     }
   }
   return children;
+}
+
+std::string NodesText(const LaunchOptions& options) {
+  return options.nodes_text.empty() ? absl::StrCat(options.nodes)
+                                    : options.nodes_text;
 }
 
 std::optional<int> NodeOf(const LaunchOptions& options,

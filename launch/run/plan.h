@@ -25,6 +25,9 @@ std::vector<ChildSpec> PlanChildren(const LaunchOptions& options,
                                     int restart = 0,
                                     const std::string& launcher = "");
 
+// The number of nodes as the user has said it, for messages.
+std::string NodesText(const LaunchOptions& options);
+
 // The node whose launcher starts the rank of that name; nothing: none does.
 std::optional<int> NodeOf(const LaunchOptions& options, absl::string_view rank);
 

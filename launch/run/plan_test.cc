@@ -71,6 +71,33 @@ TEST(PlanChildren, RanksOfALaterNodeFollowThoseOfTheNodesBefore) {
   }
 }
 
+TEST(Plan, CoordinatorHasALogUnlessItsRecordsAreElsewhere) {
+  LaunchOptions options;
+  options.directory = "/d";
+  options.coordinator_argv = {"weft", "coordinator"};
+  EXPECT_THAT(PlanCoordinator(options, 0, "l").argv,
+              ::testing::ElementsAre("weft", "coordinator",
+                                     "--coordinator-log=/d/coordinator-l-0.log",
+                                     "--no-coordinator-log-survives-host"));
+  options.coordinator_log = "/own";
+  EXPECT_THAT(
+      PlanCoordinator(options, 0, "l").argv,
+      ::testing::ElementsAre("weft", "coordinator", "--coordinator-log=/own"));
+  options.coordinator_log = "";
+  options.coordinator_in_etcd = true;
+  EXPECT_THAT(PlanCoordinator(options, 0, "l").argv,
+              ::testing::ElementsAre("weft", "coordinator"));
+  EXPECT_EQ(CoordinatorLog(options, 0, "l"), "");
+}
+
+TEST(Plan, NumberOfNodesIsTheOneThatWasGiven) {
+  LaunchOptions options;
+  options.nodes = 3;
+  EXPECT_EQ(NodesText(options), "3");
+  options.nodes_text = "1:3";
+  EXPECT_EQ(NodesText(options), "1:3");
+}
+
 TEST(NodeOf, IsThatWhoseLauncherStartsTheRank) {
   LaunchOptions options;
   options.nodes = 3;

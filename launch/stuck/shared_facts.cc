@@ -48,6 +48,8 @@ absl::string_view NameOf(RankWait::Of of) {
       return "table";
     case RankWait::Of::kStore:
       return "store";
+    case RankWait::Of::kBarrier:
+      return "barrier";
   }
   return "group";
 }
@@ -135,8 +137,8 @@ RankWait WaitOf(const json& object) {
   wait.group = TextIn(object, "group");
   wait.meeting = TextIn(object, "meeting");
   const std::string of = TextIn(object, "of");
-  for (const auto one :
-       {RankWait::Of::kTransfer, RankWait::Of::kTable, RankWait::Of::kStore}) {
+  for (const auto one : {RankWait::Of::kTransfer, RankWait::Of::kTable,
+                         RankWait::Of::kStore, RankWait::Of::kBarrier}) {
     if (of == NameOf(one)) wait.of = one;
   }
   wait.waited = TimeIn(object, "waited_s");

@@ -76,6 +76,19 @@ TEST(SharedFacts, AreReadAsTheyWereWritten) {
   EXPECT_EQ((*read)[2].process, RankFacts::Process::kGone);
 }
 
+TEST(SharedFacts, SayWhatEachWaitIsOf) {
+  for (const auto of :
+       {RankWait::Of::kGroup, RankWait::Of::kTransfer, RankWait::Of::kTable,
+        RankWait::Of::kStore, RankWait::Of::kBarrier}) {
+    RankFacts rank = WaitingRank();
+    rank.waits[0].of = of;
+    const auto read = ParseFacts(FormatFacts({rank}, "node1"));
+    ASSERT_THAT(read, IsOk());
+    ASSERT_THAT(*read, SizeIs(1));
+    EXPECT_EQ((*read)[0].waits[0].of, of);
+  }
+}
+
 TEST(SharedFacts, OfAWaitForVeryManySomeFitTheStore) {
   RankFacts rank = WaitingRank();
   for (int i = 0; i < 4000; ++i) {

@@ -40,6 +40,8 @@ class Waits {
   // itself.
   std::optional<StuckClass> ClassOf(const RankFacts& rank, const RankWait& wait,
                                     const AwaitedRank& awaited) const;
+  // Those for which others wait, directly or through others at a barrier.
+  void FindAwaited();
   void AddCausesOf(const RankFacts& rank);
   // The waiting ranks that wait for each other round a circle.
   std::vector<std::set<std::string>> Circles() const;
@@ -50,6 +52,7 @@ class Waits {
 
   const absl::Duration after_;
   std::map<std::string, const RankFacts*> ranks_;
+  std::set<std::string> awaited_;
   // For each rank that waits: those that it waits for and that wait, too.
   std::map<std::string, std::set<std::string>> follows_;
   std::set<std::string> explained_;  // who waits for a cause
@@ -116,6 +119,25 @@ std::optional<StuckClass> Waits::ClassOf(const RankFacts& rank,
   return other->is_heard ? StuckClass::kBusy : StuckClass::kUnknown;
 }
 
+void Waits::FindAwaited() {
+  std::vector<std::string> next;
+  const auto add = [&](const RankFacts& rank, bool at_barriers) {
+    for (const RankWait& wait : rank.waits) {
+      const bool is_barrier = wait.of == RankWait::Of::kBarrier;
+      if (wait.waited < after_ || is_barrier != at_barriers) continue;
+      for (const AwaitedRank& awaited : wait.awaited) {
+        if (awaited_.insert(awaited.name).second) next.push_back(awaited.name);
+      }
+    }
+  };
+  for (const auto& [name, rank] : ranks_) add(*rank, /*at_barriers=*/false);
+  while (!next.empty()) {
+    const RankFacts* const rank = FactsOf(next.back());
+    next.pop_back();
+    if (rank != nullptr) add(*rank, /*at_barriers=*/true);
+  }
+}
+
 void Waits::AddCausesOf(const RankFacts& rank) {
   for (const RankWait& wait : rank.waits) {
     if (wait.waited < after_) continue;
@@ -125,6 +147,7 @@ void Waits::AddCausesOf(const RankFacts& rank) {
         follows_[rank.name].insert(awaited.name);
         continue;
       }
+      if (MayLast(wait) && awaited_.count(rank.name) == 0) continue;
       explained_.insert(rank.name);
       if (*why == StuckClass::kBusy && wait.said_ago > kFresh) continue;
       if (*why == StuckClass::kCutLink) {
@@ -216,6 +239,7 @@ void Waits::AddCircle(const std::set<std::string>& circle) {
 }
 
 std::vector<StuckCause> Waits::Find() {
+  FindAwaited();
   for (const auto& [name, rank] : ranks_) {
     AddCausesOf(*rank);
     if (rank->process == Process::kStopped && rank->stopped >= after_) {
@@ -241,12 +265,23 @@ std::string TextOf(const RankWait& wait) {
     case RankWait::Of::kStore:
       return absl::StrCat(wait.operation, " for key ", wait.group,
                           " of the store");
+    case RankWait::Of::kBarrier:
+      return absl::StrCat(wait.operation, " ", wait.group,
+                          " of the coordinator");
   }
   return absl::StrCat(wait.operation, " of group ", wait.group);
 }
 
 bool IsForAKey(const RankWait& wait) {
   return wait.of == RankWait::Of::kStore && wait.awaited.empty();
+}
+
+bool MayLast(const RankWait& wait) {
+  if (wait.of != RankWait::Of::kBarrier) return IsForAKey(wait);
+  // The coordinator has to answer there, too.
+  return absl::c_all_of(wait.awaited, [](const AwaitedRank& awaited) {
+    return awaited.has_answered;
+  });
 }
 
 std::vector<StuckCause> FindStuck(absl::Span<const RankFacts> ranks,

@@ -37,10 +37,11 @@ struct RankWait {
     kTable,     // of parameter servers
     kStore,     // for a key of the job's store: for nobody that is known, or
                 // for the coordinator
+    kBarrier,   // of the coordinator
   };
 
   std::string operation;  // "AllReduce #12", "Receive of tag 7", "Pull"
-  std::string group;      // the same at all its ranks; or the table, or the key
+  std::string group;      // the same at all its ranks; or table, key, barrier
   absl::Duration waited;
   // How long ago it said so: who was awaited then may have come meanwhile.
   absl::Duration said_ago;
@@ -52,11 +53,15 @@ struct RankWait {
 };
 
 // "AllReduce #12 of group G", "Receive of tag 7 in group G", "Pull on table T",
-// "Wait for key K of the store".
+// "Wait for key K of the store", "Barrier B of the coordinator".
 std::string TextOf(const RankWait& wait);
 
 // Whether it is for a key of the store, which any rank may set.
 bool IsForAKey(const RankWait& wait);
+// Whether who waits so may do it for as long as it likes, where nobody waits
+// for it: for a key, or at a barrier, as at that of the end, where servers are
+// while trainers train.
+bool MayLast(const RankWait& wait);
 
 struct RankFacts {
   enum class Process {
@@ -103,8 +108,9 @@ inline constexpr absl::Duration kFresh = absl::Milliseconds(1500);
 
 // Each cause once: what keeps those from going on that have waited for at least
 // `after`, and who has been stopped for so long. Empty: nobody waits so long.
-// Who waits for a key of the store is a cause where others wait for it: alone
-// it may wait for as long as it likes.
+// Who waits for a key of the store is a cause where others wait for it. Who is
+// missing at a barrier of the coordinator is one where others wait for a rank
+// that is there.
 // A name of which there are no facts is a rank of which nothing is known.
 std::vector<StuckCause> FindStuck(absl::Span<const RankFacts> ranks,
                                   absl::Duration after);

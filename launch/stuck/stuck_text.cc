@@ -195,17 +195,21 @@ telemetry::Fields StuckFields(const StuckCause& cause,
   };
   const bool is_of_table = is_of(RankWait::Of::kTable);
   const bool is_of_store = is_of(RankWait::Of::kStore);
+  const bool is_of_barrier = is_of(RankWait::Of::kBarrier);
   telemetry::Fields fields = {
       {"class", NameOf(cause.why)},
       {"ranks", absl::StrJoin(cause.ranks, ",")},
       {"waiting", absl::StrJoin(victims, ",")},
       {"operation", longest == nullptr ? "" : longest->operation},
       {"group",
-       longest == nullptr || is_of_table || is_of_store ? "" : longest->group},
+       longest == nullptr || is_of_table || is_of_store || is_of_barrier
+           ? ""
+           : longest->group},
       {"waited_s",
        longest == nullptr ? 0.0 : absl::ToDoubleSeconds(longest->waited)}};
   if (is_of_table) fields.push_back({"table", longest->group});
   if (is_of_store) fields.push_back({"key", longest->group});
+  if (is_of_barrier) fields.push_back({"barrier", longest->group});
   if (facts != nullptr && facts->pid != 0) {
     fields.push_back({"host", facts->host.empty() ? host : facts->host});
     fields.push_back({"pid", facts->pid});

@@ -29,6 +29,9 @@ std::string SlotOf(const RankWait& wait) {
     return absl::StrCat("table ", wait.group);
   }
   if (wait.of == RankWait::Of::kStore) return absl::StrCat("key ", wait.group);
+  if (wait.of == RankWait::Of::kBarrier) {
+    return absl::StrCat("barrier ", wait.group);
+  }
   return wait.meeting.empty() ? wait.group : wait.meeting;
 }
 
@@ -139,26 +142,30 @@ std::vector<RankFacts> StuckWatch::Facts(
 
 std::set<std::string> StuckWatch::AwaitedElsewhere(
     absl::Span<const RankFacts> elsewhere) const {
-  std::set<std::string> found;
+  std::map<std::string, std::vector<RankWait>> waits;
+  for (const RankFacts& rank : elsewhere) waits[rank.name] = rank.waits;
+  std::set<std::string> reached;
   std::vector<std::string> next;
   const auto add = [&](const RankWait& wait) {
     for (const AwaitedRank& awaited : wait.awaited) {
-      if (ranks_.count(awaited.name) > 0) continue;
-      if (found.insert(awaited.name).second) next.push_back(awaited.name);
+      if (reached.insert(awaited.name).second) next.push_back(awaited.name);
     }
   };
   for (const auto& [name, rank] : ranks_) {
-    for (const auto& [slot, said] : rank.waits) add(said.wait);
+    std::vector<RankWait>& own = waits[name];
+    own.clear();
+    for (const auto& [slot, said] : rank.waits) {
+      own.push_back(said.wait);
+      if (!MayLast(said.wait)) add(said.wait);
+    }
   }
   while (!next.empty()) {
     const std::string name = std::move(next.back());
     next.pop_back();
-    for (const RankFacts& rank : elsewhere) {
-      if (rank.name != name) continue;
-      for (const RankWait& wait : rank.waits) add(wait);
-    }
+    for (const RankWait& wait : waits[name]) add(wait);
   }
-  return found;
+  for (const auto& [name, rank] : ranks_) reached.erase(name);
+  return reached;
 }
 
 bool StuckWatch::HasWaited(const std::vector<RankFacts>& facts,
@@ -166,7 +173,7 @@ bool StuckWatch::HasWaited(const std::vector<RankFacts>& facts,
   return absl::c_any_of(facts, [&](const RankFacts& rank) {
     return ranks_.count(rank.name) > 0 &&
            absl::c_any_of(rank.waits, [&](const RankWait& wait) {
-             return wait.waited >= time && !IsForAKey(wait);
+             return wait.waited >= time && !MayLast(wait);
            });
   });
 }
@@ -178,22 +185,6 @@ bool StuckWatch::IsOfThisNode(const StuckCause& cause,
   };
   return absl::c_any_of(cause.ranks, is_own) ||
          absl::c_any_of(VictimsOf(cause, facts), is_own);
-}
-
-std::vector<std::string> StuckWatch::HeldUpBy(
-    const std::vector<RankFacts>& facts, Instant now) {
-  std::vector<std::string> names;
-  for (const StuckCause& cause : FindStuck(facts, kHoldsUp)) {
-    if (cause.why != StuckClass::kBusy) continue;
-    const auto it = ranks_.find(cause.ranks.front());
-    if (it == ranks_.end() || it->second.holds_up ||
-        now >= it->second.joins_until) {
-      continue;
-    }
-    it->second.holds_up = true;
-    names.push_back(it->first);
-  }
-  return names;
 }
 
 StuckWatch::News StuckWatch::Check(Instant now,
@@ -212,10 +203,14 @@ StuckWatch::News StuckWatch::Check(Instant now,
   });
   if (is_quiet && !stuck_since_.has_value()) return news;
   const std::vector<RankFacts> own = Facts(now);
-  const bool lasts = HasWaited(own, kStuckAfter) ||
-                     absl::c_any_of(own, [](const RankFacts& rank) {
-                       return rank.stopped >= kStuckAfter;
-                     });
+  const std::vector<RankFacts> facts = Facts(now, elsewhere);
+  std::vector<StuckCause> causes = FindStuck(facts, kStuckAfter);
+  causes.erase(std::remove_if(causes.begin(), causes.end(),
+                              [&](const StuckCause& cause) {
+                                return !IsOfThisNode(cause, facts);
+                              }),
+               causes.end());
+  const bool lasts = HasWaited(own, kStuckAfter) || !causes.empty();
   if (!lasts) {
     if (!stuck_since_.has_value()) return news;
     news.is_over = true;
@@ -224,12 +219,9 @@ StuckWatch::News StuckWatch::Check(Instant now,
     is_only_busy_ = true;
     return news;
   }
-  news.held_up_by = HeldUpBy(own, now);
-  const std::vector<RankFacts> facts = Facts(now, elsewhere);
   const bool may_hear_more = asks && !HasWaited(own, kStuckAfter + kToHear);
   const absl::Duration patience = std::max(kStuckAfter, 2 * slow_);
-  for (StuckCause& cause : FindStuck(facts, kStuckAfter)) {
-    if (!IsOfThisNode(cause, facts)) continue;
+  for (StuckCause& cause : causes) {
     if (cause.why == StuckClass::kUnknown && may_hear_more) continue;
     const bool is_busy = cause.why == StuckClass::kBusy;
     if (is_busy && !HasWaited(own, patience)) continue;

@@ -34,9 +34,6 @@ inline constexpr absl::Duration kToJoin = absl::Minutes(5);
 // How long more it waits for what the launcher of another node says, before it
 // says that nothing is known of a rank there.
 inline constexpr absl::Duration kToHear = absl::Milliseconds(1500);
-// A rank that is still to take part, and runs but does not answer, may hold the
-// others up for so long.
-inline constexpr absl::Duration kHoldsUp = absl::Seconds(30);
 
 // Thread-safety: one thread at a time. Times do not go back.
 class StuckWatch {
@@ -60,9 +57,6 @@ class StuckWatch {
     std::vector<StuckCause> causes;  // to be said now
     bool is_over = false;            // the job goes on, after it was stuck
     absl::Duration lasted;           // then: since the first cause was said
-    // Ranks that are still to take part and for which others have waited for
-    // kHoldsUp, each once: nothing is lost with them.
-    std::vector<std::string> held_up_by;
   };
   // To be called after each line and look. `elsewhere`: what is known of ranks
   // of other nodes; `asks`: their launchers were asked. Said is what keeps
@@ -88,8 +82,7 @@ class StuckWatch {
   struct Rank {
     pid_t seen_pid = 0;  // its own, or that of its program
     bool is_gone = false;
-    bool holds_up = false;  // was said in News::held_up_by
-    Instant joins_until;    // its waits count from then on
+    Instant joins_until;  // its waits count from then on
     Instant stopped_since = Instant::Infinite();
     char state = '?';
     std::deque<std::pair<Instant, absl::Duration>> cpu;  // of the last seconds
@@ -102,9 +95,8 @@ class StuckWatch {
   using Key = std::pair<StuckClass, std::vector<std::string>>;
 
   void EndWait(Rank& rank, const RankWait& over, bool has_failed);
-  std::vector<std::string> HeldUpBy(const std::vector<RankFacts>& facts,
-                                    Instant now);
-  // Whether a rank of this node has waited for others for so long.
+  // Whether a rank of this node has waited for so long, but for a wait that may
+  // last (MayLast).
   bool HasWaited(const std::vector<RankFacts>& facts,
                  absl::Duration time) const;
   // Whether a rank of this node is part of it, or waits for it.

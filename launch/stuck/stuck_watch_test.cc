@@ -57,7 +57,6 @@ class StuckWatchTest : public ::testing::Test {
 
   void Take(StuckWatch::News news, std::vector<StuckCause>* said) {
     if (news.is_over) ++over_;
-    for (const std::string& name : news.held_up_by) held_up_by_.push_back(name);
     said->insert(said->end(), news.causes.begin(), news.causes.end());
   }
 
@@ -75,7 +74,6 @@ class StuckWatchTest : public ::testing::Test {
   double now_ = 0;
   char state_ = 'R';
   int over_ = 0;
-  std::vector<std::string> held_up_by_;
 };
 
 TEST_F(StuckWatchTest, SaysWhoIsBusyOnceTheWaitIsLong) {
@@ -188,26 +186,6 @@ TEST_F(StuckWatchTest, RankThatIsStillToTakePartIsNotTakenForBusyInItsWait) {
   EXPECT_THAT(Wait(4, 4), IsEmpty());
 }
 
-// It hangs in the middle of the hand-over, and its process answers.
-TEST_F(StuckWatchTest, RankThatHoldsTheOthersUpBeforeItTakesPartIsToldOnce) {
-  watch_.End("trainer1");
-  Start("trainer1", 12, 0, /*joins_others=*/true);
-  for (const double waited : {4, 8, 16}) Wait(waited, waited);
-  EXPECT_THAT(held_up_by_, IsEmpty());
-  Wait(32, 32);
-  Wait(64, 64);
-  EXPECT_THAT(held_up_by_, ElementsAre("trainer1"));
-}
-
-// It has what others may need.
-TEST_F(StuckWatchTest, RankThatTakesPartHoldsTheOthersUpForAsLongAsItLikes) {
-  watch_.End("trainer1");
-  Start("trainer1", 12, 0, /*joins_others=*/true);
-  watch_.Joined("trainer1");
-  for (const double waited : {4, 32, 64, 256}) Wait(waited, waited);
-  EXPECT_THAT(held_up_by_, IsEmpty());
-}
-
 // Whoever waits on reports it again.
 TEST_F(StuckWatchTest, WaitForServersThatIsNotReportedAgainIsOver) {
   const auto wait = [&](double at, double waited) {
@@ -268,6 +246,59 @@ TEST_F(StuckWatchTest, CoordinatorThatDoesNotAnswerIsNamed) {
   EXPECT_THAT(StuckText(said[0], watch_.Facts(At(5)), "node0", "job"),
               ::testing::HasSubstr("trainer1 waits in Wait for key users/0 of "
                                    "the store (5.0 s) for the coordinator"));
+}
+
+// trainer1 is at a barrier of the coordinator for so long, and trainer2 is not.
+constexpr char kAtABarrier[] =
+    "Barrier orders of the coordinator still waits after ";
+
+TEST_F(StuckWatchTest, WhoIsMissingAtABarrierIsNamedWhereOthersWaitForIt) {
+  Start("trainer2", 12, 0);
+  watch_.Line("trainer1", absl::StrCat(kAtABarrier, "4s: missing trainer2"),
+              At(4));
+  const auto said = Wait(4, 4);
+  ASSERT_THAT(said, SizeIs(1));
+  EXPECT_EQ(said[0].why, StuckClass::kBusy);
+  EXPECT_THAT(said[0].ranks, ElementsAre("trainer2"));
+  EXPECT_THAT(
+      StuckText(said[0], watch_.Facts(At(4)), "node0", "job"),
+      ::testing::HasSubstr("trainer0 waits in AllReduce #7 of group g (4.0 s), "
+                           "trainer1 in Barrier orders of the coordinator (4.0 "
+                           "s) for trainer2 (pid 12 on node0), which runs and "
+                           "is not in that call"));
+  watch_.Line("trainer1",
+              "Barrier orders of the coordinator no longer waits, after 5s",
+              At(5));
+  // It was slow once: the next wait is borne for twice as long.
+  const auto next = Wait(16, 16);
+  ASSERT_THAT(next, SizeIs(1));
+  EXPECT_THAT(next[0].ranks, ElementsAre("trainer1"));
+}
+
+// As servers that wait until the trainers have trained.
+TEST_F(StuckWatchTest, WhoIsMissingAtABarrierThatKeepsNobodyIsNotNamed) {
+  for (const double waited : {2, 4, 8, 16, 32, 64}) {
+    watch_.Line("trainer1",
+                absl::StrCat(kAtABarrier, waited, "s: missing trainer0"),
+                At(waited));
+    EXPECT_THAT(RunUntil(waited + 1), IsEmpty());
+    EXPECT_THAT(FindStuck(watch_.Facts(At(waited)), kStuckAfter), IsEmpty());
+  }
+  EXPECT_THAT(watch_.AwaitedElsewhere({}), IsEmpty());
+  EXPECT_EQ(over_, 0);
+}
+
+TEST_F(StuckWatchTest, RanksAtTwoBarriersThatWaitForEachOtherAreNamed) {
+  watch_.Line("trainer0",
+              "Barrier a of the coordinator still waits after 4s: missing "
+              "trainer1 and 2 more",
+              At(4));
+  watch_.Line("trainer1", absl::StrCat(kAtABarrier, "4s: missing trainer0"),
+              At(4));
+  const auto said = watch_.Check(At(4)).causes;
+  ASSERT_THAT(said, SizeIs(1));
+  EXPECT_EQ(said[0].why, StuckClass::kDifferentCalls);
+  EXPECT_THAT(said[0].ranks, ElementsAre("trainer0", "trainer1"));
 }
 
 // A launcher that has trainer0 alone, and what another one sees of its ranks.
@@ -334,6 +365,19 @@ TEST_F(StuckElsewhereTest, WaitsAreFollowedFromNodeToNode) {
               ElementsAre("trainer1", "trainer2"));
   ASSERT_THAT(causes, SizeIs(1));
   EXPECT_EQ(causes[0].why, StuckClass::kStopped);
+  EXPECT_THAT(causes[0].ranks, ElementsAre("trainer2"));
+}
+
+// Of a barrier here, too: who waits for a rank that is at it may be elsewhere.
+TEST_F(StuckElsewhereTest, WaitsAreFollowedThroughABarrier) {
+  Start("trainer1", 11, 0);
+  watch_.Line("trainer1", absl::StrCat(kAtABarrier, "4s: missing trainer2"),
+              At(4));
+  const auto causes =
+      Hear(4, {Elsewhere("trainer2", RankFacts::Process::kRuns)});
+  EXPECT_THAT(watch_.AwaitedElsewhere({}), ElementsAre("trainer2"));
+  ASSERT_THAT(causes, SizeIs(1));
+  EXPECT_EQ(causes[0].why, StuckClass::kBusy);
   EXPECT_THAT(causes[0].ranks, ElementsAre("trainer2"));
 }
 

@@ -143,16 +143,44 @@ std::vector<AwaitedRank> AwaitedOfServers(absl::string_view text) {
   return awaited;
 }
 
-// "Wait for key KEY of the store".
-bool ReadKey(absl::string_view head, RankWait* wait) {
-  constexpr absl::string_view kKey = "Wait for key ";
-  if (!absl::ConsumeSuffix(&head, " of the store")) return false;
-  const size_t key = head.rfind(kKey);
-  if (key == absl::string_view::npos) return false;
-  wait->of = RankWait::Of::kStore;
-  wait->operation = "Wait";
-  wait->group = std::string(head.substr(key + kKey.size()));
-  return !wait->group.empty() && !absl::StrContains(wait->group, ' ');
+// "missing trainer1, trainer2 and 5 more".
+std::vector<AwaitedRank> AwaitedAtBarrier(absl::string_view text) {
+  std::vector<AwaitedRank> awaited;
+  if (!absl::ConsumePrefix(&text, "missing ")) return awaited;
+  text = text.substr(0, text.find(" and "));
+  for (absl::string_view name : absl::StrSplit(text, ", ")) {
+    name = name.substr(0, name.find_first_of(" \""));
+    if (!IsName(name) || awaited.size() >= kMostAwaited) continue;
+    awaited.emplace_back();
+    awaited.back().name = std::string(name);
+  }
+  return awaited;
+}
+
+// WORD, where `head` ends with "<before>WORD<after>"; else nothing.
+std::string WordBetween(absl::string_view head, absl::string_view before,
+                        absl::string_view after) {
+  if (!absl::ConsumeSuffix(&head, after)) return "";
+  const size_t at = head.rfind(before);
+  if (at == absl::string_view::npos) return "";
+  const absl::string_view word = head.substr(at + before.size());
+  return absl::StrContains(word, ' ') ? "" : std::string(word);
+}
+
+// "Wait for key KEY of the store", "Barrier TAG of the coordinator".
+bool ReadCoordinator(absl::string_view head, RankWait* wait) {
+  wait->group = WordBetween(head, "Wait for key ", " of the store");
+  if (!wait->group.empty()) {
+    wait->of = RankWait::Of::kStore;
+    wait->operation = "Wait";
+    return true;
+  }
+  wait->group = WordBetween(head, "Barrier ", " of the coordinator");
+  if (wait->group.empty()) return false;
+  wait->of = RankWait::Of::kBarrier;
+  wait->operation = "Barrier";
+  wait->meeting = absl::StrCat("barrier ", wait->group);
+  return true;
 }
 
 // Reads what comes before the mark. False: it is of no wait.
@@ -175,7 +203,7 @@ bool ReadHead(absl::string_view head, RankWait* wait) {
     wait->operation = OperationIn(head.substr(0, rank));
     return !wait->operation.empty();
   }
-  if (ReadKey(head, wait)) return true;
+  if (ReadCoordinator(head, wait)) return true;
   const size_t table = head.rfind(kTable);
   if (table == absl::string_view::npos) return false;
   wait->of = RankWait::Of::kTable;
@@ -222,11 +250,17 @@ std::optional<WaitLine> WaitLineIn(absl::string_view line) {
     case RankWait::Of::kTable:
       found.wait.awaited = AwaitedOfServers(rest);
       break;
-    case RankWait::Of::kStore:
-      if (absl::StartsWith(rest, "the coordinator does not answer")) {
-        found.wait.awaited = {{"the coordinator", false, false}};
-      }
+    case RankWait::Of::kBarrier:
+      found.wait.awaited = AwaitedAtBarrier(rest);
       break;
+    case RankWait::Of::kStore:
+      break;
+  }
+  const bool is_of_coordinator = found.wait.of == RankWait::Of::kStore ||
+                                 found.wait.of == RankWait::Of::kBarrier;
+  if (is_of_coordinator &&
+      absl::StartsWith(rest, "the coordinator does not answer")) {
+    found.wait.awaited = {{"the coordinator", false, false}};
   }
   return found;
 }

@@ -1,6 +1,6 @@
 // WaitLine: what a line of a rank's log tells of an operation that waits: the
 // reports of collectives/diagnosis.h, of ps/waits/server_waits.h, and of
-// rendezvous/store_client.h.
+// rendezvous/client/wait_reports.h.
 
 #ifndef WEFT_LAUNCH_STUCK_WAIT_LINE_H_
 #define WEFT_LAUNCH_STUCK_WAIT_LINE_H_

@@ -158,6 +158,45 @@ TEST(WaitLine, WaitForServersIsForThoseWhomTheyWaitFor) {
   EXPECT_EQ(over->wait.group, "users/a.b");
 }
 
+TEST(WaitLine, WaitAtABarrierIsForThoseWhoAreMissing) {
+  for (const absl::string_view after :
+       {" (membership.cc:530)", "\",\"site\":\"membership.cc:530\"}", ""}) {
+    const auto line = WaitLineIn(
+        absl::StrCat("20:12:01.123456 trainer0 Barrier a/b of the coordinator "
+                     "still waits after 4s: missing trainer1, trainer2 and 5 "
+                     "more",
+                     after));
+    ASSERT_TRUE(line.has_value());
+    EXPECT_EQ(TextOf(line->wait), "Barrier a/b of the coordinator");
+    EXPECT_EQ(line->wait.of, RankWait::Of::kBarrier);
+    EXPECT_EQ(line->wait.waited, absl::Seconds(4));
+    ASSERT_THAT(line->wait.awaited, SizeIs(2));
+    EXPECT_EQ(line->wait.awaited[0].name, "trainer1");
+    EXPECT_EQ(line->wait.awaited[1].name, "trainer2");
+    const auto one = WaitLineIn(
+        absl::StrCat("Barrier b of the coordinator still waits after 4s: "
+                     "missing trainer1",
+                     after));
+    ASSERT_TRUE(one.has_value());
+    ASSERT_THAT(one->wait.awaited, SizeIs(1));
+    EXPECT_EQ(one->wait.awaited[0].name, "trainer1");
+  }
+  const auto silent = WaitLineIn(
+      "Barrier b of the coordinator still waits after 4s: the coordinator does "
+      "not answer");
+  ASSERT_TRUE(silent.has_value());
+  ASSERT_THAT(silent->wait.awaited, SizeIs(1));
+  EXPECT_EQ(silent->wait.awaited[0].name, "the coordinator");
+  EXPECT_FALSE(MayLast(silent->wait));
+  const auto over = WaitLineIn(
+      "Barrier b of the coordinator no longer waits, after 6s "
+      "(DEADLINE_EXCEEDED)");
+  ASSERT_TRUE(over.has_value());
+  EXPECT_TRUE(over->is_over);
+  EXPECT_TRUE(over->has_failed);
+  EXPECT_EQ(over->wait.group, "b");
+}
+
 // Whatever a program writes, and wherever a line is cut.
 TEST(WaitLine, IsNothingOfOtherLines) {
   for (const char* const other :

@@ -31,12 +31,14 @@ std::string MissingIn(const v1::BarrierReply& reply) {
 BarrierClient::BarrierClient(TimerSource& timers,
                              std::shared_ptr<CoordinatorLink> link,
                              std::string job, std::shared_ptr<OpenCalls> calls,
-                             std::function<absl::Status()> ask_status)
+                             std::function<absl::Status()> ask_status,
+                             WaitReport report)
     : timers_(timers),
       link_(std::move(link)),
       job_(std::move(job)),
       calls_(std::move(calls)),
-      ask_status_(std::move(ask_status)) {}
+      ask_status_(std::move(ask_status)),
+      report_(std::move(report)) {}
 
 absl::Status BarrierClient::Arrive(const Member& self,
                                    v1::BarrierRequest& request) {
@@ -66,25 +68,47 @@ void BarrierClient::SaySettled(v1::BarrierRequest& request) {
 
 absl::StatusOr<v1::BarrierReply> BarrierClient::Meet(
     v1::BarrierRequest& request, Instant deadline, std::string* missing) {
+  WaitReports reports(
+      report_,
+      absl::StrCat("Barrier ", WordOf(request.tag()), " of the coordinator"),
+      now());
+  absl::StatusOr<v1::BarrierReply> reply =
+      MeetUntil(request, deadline, reports, missing);
+  const bool is_open = reply.ok() && reply->released();
+  reports.End(now(), reply.ok() && !is_open
+                         ? absl::DeadlineExceededError("some are missing")
+                         : reply.status());
+  return reply;
+}
+
+absl::StatusOr<v1::BarrierReply> BarrierClient::MeetUntil(
+    v1::BarrierRequest& request, Instant deadline, WaitReports& reports,
+    std::string* missing) {
   PollBackoff backoff;
   for (;;) {
     const Instant asked = now();
-    WEFT_ASSIGN_OR_RETURN(
-        v1::BarrierReply reply,
-        CallUntil<v1::BarrierReply>(
-            *link_, timers_, "Barrier", deadline,
-            [&](absl::Duration hold) {
-              request.set_remaining_ms(absl::ToInt64Milliseconds(
-                  std::max(deadline - now(), absl::ZeroDuration())));
-              request.set_wait_ms(absl::ToInt64Milliseconds(hold));
-              SaySettled(request);
-              return request;
-            },
-            *calls_));
-    if (reply.released()) return reply;
-    *missing = MissingIn(reply);
+    absl::StatusOr<v1::BarrierReply> reply = CallUntil<v1::BarrierReply>(
+        *link_, timers_, "Barrier", std::min(deadline, reports.due()),
+        [&](absl::Duration hold) {
+          request.set_remaining_ms(absl::ToInt64Milliseconds(
+              std::max(deadline - now(), absl::ZeroDuration())));
+          request.set_wait_ms(absl::ToInt64Milliseconds(hold));
+          SaySettled(request);
+          return request;
+        },
+        *calls_);
     const Instant answered = now();
+    if (!reply.ok()) {
+      const bool goes_on = absl::IsDeadlineExceeded(reply.status()) &&
+                           answered < deadline && calls_->status().ok();
+      if (!goes_on) return reply;
+      reports.OnTime(answered, "the coordinator does not answer");
+      continue;
+    }
+    if (reply->released()) return reply;
+    *missing = MissingIn(*reply);
     if (answered >= deadline || !calls_->status().ok()) return reply;
+    reports.OnTime(answered, absl::StrCat("missing ", *missing));
     PauseFor(timers_,
              std::min(backoff.Pause(answered - asked), deadline - answered));
   }

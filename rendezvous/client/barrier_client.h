@@ -19,6 +19,7 @@
 #include "weft/base/mutex.h"
 #include "weft/proto/coordinator.pb.h"
 #include "weft/rendezvous/client/open_calls.h"
+#include "weft/rendezvous/client/wait_reports.h"
 #include "weft/rendezvous/coordinator_link.h"
 #include "weft/rendezvous/member.h"
 
@@ -28,11 +29,13 @@ namespace weft::rendezvous {
 class BarrierClient {
  public:
   // `calls` end when the worker is out of the job. `ask_status` is called where
-  // the coordinator says so first: why the worker is out, or ok. `timers` must
-  // outlive the client.
+  // the coordinator says so first: why the worker is out, or ok. `report` is
+  // told of each wait that lasts long (wait_reports.h), with who is missing;
+  // null: of none. `timers` must outlive the client.
   BarrierClient(TimerSource& timers, std::shared_ptr<CoordinatorLink> link,
                 std::string job, std::shared_ptr<OpenCalls> calls,
-                std::function<absl::Status()> ask_status);
+                std::function<absl::Status()> ask_status,
+                WaitReport report = nullptr);
 
   // Membership::AllGather, of `self` and `members`; `is_everyone`: they are all
   // of the world, which the coordinator knows and need not be told.
@@ -51,6 +54,11 @@ class BarrierClient {
   // the members that are missing, for people.
   absl::StatusOr<v1::BarrierReply> Meet(v1::BarrierRequest& request,
                                         Instant deadline, std::string* missing);
+  // The same, and tells `reports` of it.
+  absl::StatusOr<v1::BarrierReply> MeetUntil(v1::BarrierRequest& request,
+                                             Instant deadline,
+                                             WaitReports& reports,
+                                             std::string* missing);
   // What each of `members` brought.
   absl::StatusOr<std::map<std::string, std::string>> Gathered(
       absl::string_view tag, std::vector<std::string> members,
@@ -62,6 +70,7 @@ class BarrierClient {
   const std::string job_;
   const std::shared_ptr<OpenCalls> calls_;
   const std::function<absl::Status()> ask_status_;
+  const WaitReport report_;
 
   Mutex mu_;
   uint64_t last_arrival_ ABSL_GUARDED_BY(mu_) = 0;

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -21,58 +20,7 @@
 namespace weft::rendezvous {
 namespace {
 
-constexpr absl::Duration kReportAfter = absl::Seconds(2);
 constexpr absl::string_view kOfRollCalls = "roll_call/";
-
-// A key as a line of a log has it.
-std::string KeyText(absl::string_view key) {
-  constexpr size_t kLongest = 200;
-  std::string text(key.substr(0, kLongest));
-  for (char& c : text) {
-    if (!absl::ascii_isgraph(c) || c == '"' || c == '\\') c = '?';
-  }
-  return absl::StrCat(text, key.size() > kLongest ? "..." : "");
-}
-
-// Decides when a Wait is reported, and how.
-class WaitReports {
- public:
-  WaitReports(const WaitReport& report, absl::string_view key, Instant now)
-      : report_(report),
-        key_(key),
-        since_(now),
-        due_(report == nullptr || absl::StartsWith(key, kOfRollCalls)
-                 ? Instant::Infinite()
-                 : now + kReportAfter) {}
-  Instant due() const { return due_; }
-  void OnTime(Instant now, absl::string_view why) {
-    if (now < due_) return;
-    while (due_ <= now) due_ = since_ + 2 * (due_ - since_);
-    has_reported_ = true;
-    report_(absl::StrCat(Head(" still waits after ", now), ": ", why));
-  }
-  void End(Instant now, const absl::Status& status) {
-    if (!has_reported_) return;
-    const std::string code =
-        status.ok()
-            ? ""
-            : absl::StrCat(" (", absl::StatusCodeToString(status.code()), ")");
-    report_(absl::StrCat(Head(" no longer waits, after ", now), code));
-  }
-
- private:
-  std::string Head(absl::string_view what, Instant now) const {
-    return absl::StrCat("Wait for key ", KeyText(key_), " of the store", what,
-                        absl::FormatDuration(absl::Trunc(
-                            now - since_, absl::Milliseconds(100))));
-  }
-
-  const WaitReport& report_;
-  const absl::string_view key_;
-  const Instant since_;
-  Instant due_;
-  bool has_reported_ = false;
-};
 
 class StoreClient final : public Store {
  public:
@@ -113,7 +61,10 @@ class StoreClient final : public Store {
                                   absl::Duration timeout) override {
     WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
     const Clock& clock = timers_.driver().clock();
-    WaitReports reports(report_, key, clock.Now());
+    WaitReports reports(
+        absl::StartsWith(key, kOfRollCalls) ? silent_ : report_,
+        absl::StrCat("Wait for key ", WordOf(key), " of the store"),
+        clock.Now());
     absl::StatusOr<StoreEntry> entry =
         WaitUntil(key, after, Deadline(timeout), reports);
     if (entry.ok() && entry->version <= after) {
@@ -264,6 +215,7 @@ class StoreClient final : public Store {
   const uint64_t client_;
   const std::shared_ptr<OpenCalls> calls_;
   const WaitReport report_;
+  const WaitReport silent_ = nullptr;
   Mutex mu_;
   Future<void> last_change_ ABSL_GUARDED_BY(mu_) = MakeReady();
   uint64_t last_sequence_ ABSL_GUARDED_BY(mu_) = 0;

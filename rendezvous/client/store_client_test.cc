@@ -6,14 +6,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/functional/any_invocable.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/base/driver.h"
-#include "weft/base/fake_clock.h"
 #include "weft/base/future.h"
 #include "weft/proto/coordinator.pb.h"
+#include "weft/rendezvous/client/fake_timers.h"
 #include "weft/rendezvous/coordinator_link.h"
 #include "weft/tests/support/status_matchers.h"
 
@@ -24,24 +22,6 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
-
-// Time passes where somebody waits.
-class FakeTimers final : public TimerSource, public Driver {
- public:
-  Driver& driver() override { return *this; }
-  Clock& clock() override { return clock_; }
-  bool Wait(Waitable& what, Instant) override { return what.IsReady(); }
-  void RunAfter(absl::Duration delay,
-                absl::AnyInvocable<void() &&> fn) override {
-    clock_.Advance(delay);
-    std::move(fn)();
-  }
-  Instant now() const { return clock_.Now(); }
-  void Pass(absl::Duration time) { clock_.Advance(time); }
-
- private:
-  FakeClock clock_;
-};
 
 // A coordinator that holds calls until the key is set; where it is gone, calls
 // end at their time-out.

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/base/cancel.h"
 #include "weft/base/clock.h"
 #include "weft/base/thread_pool.h"
 #include "weft/net/loop/loop.h"
@@ -33,6 +34,7 @@
 #include "weft/rendezvous/wire.h"
 #include "weft/rendezvous/world.h"
 #include "weft/tests/support/etcd.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 
@@ -291,13 +293,16 @@ class EtcdJournalTest : public ::testing::Test {
     return Open(address, Link());
   }
   absl::StatusOr<std::unique_ptr<Journal>> Open(
-      const std::string& address, std::shared_ptr<CoordinatorLink> link) {
+      const std::string& address, std::shared_ptr<CoordinatorLink> link,
+      bool stands_by = false) {
     EtcdJournalOptions options;
     options.job = "job";
     options.address = address;
     options.patience = kLong;
     options.append_patience = append_patience_;
     options.lease = lease_;
+    options.stands_by = stands_by;
+    options.cancel = cancel_.token();
     return OpenEtcdJournal(*timers_, std::move(link), options);
   }
   // What an operator's hand may do there.
@@ -318,6 +323,7 @@ class EtcdJournalTest : public ::testing::Test {
 
   absl::Duration lease_ = absl::Seconds(5);  // to be renewed on any machine
   absl::Duration append_patience_ = kLong;   // shorter where etcd is away
+  CancelSource cancel_;
   testing::TempDir dir_;
   std::unique_ptr<testing::Etcd> etcd_;
   std::unique_ptr<net::Loop> loop_;
@@ -368,6 +374,42 @@ TEST_F(EtcdJournalTest, OneHostWritesAtATimeAndItsSuccessorTakesOver) {
   EXPECT_THAT((*first)->Append({Opened(2)}),
               StatusIs(absl::StatusCode::kAborted, "has taken over"));
   EXPECT_THAT((*second)->Append({Opened(3)}), IsOk());
+}
+
+TEST_F(EtcdJournalTest, OneThatStandsByGoesOnOnceTheHostHasEnded) {
+  auto first = Open("unix:/a");
+  ASSERT_THAT(first, IsOk());
+  EXPECT_THAT((*first)->Append({Opened(1)}), IsOk());
+  auto pool = ThreadPool::Create({.name = "second", .threads = 1});
+  ASSERT_THAT(pool, IsOk());
+  absl::StatusOr<std::unique_ptr<Journal>> second =
+      absl::UnknownError("it stands by");
+  std::atomic<bool> is_open{false};
+  (*pool)->Schedule([&] {
+    second = Open("unix:/b", Link(), /*stands_by=*/true);
+    is_open = true;
+  });
+  // One that does not stand by gives up meanwhile.
+  EXPECT_THAT(Open("unix:/c"), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                        "is at unix:/a, not"));
+  EXPECT_FALSE(is_open);
+  EXPECT_THAT((*first)->Append({Opened(2)}), IsOk());
+  first->reset();
+  EXPECT_TRUE(testing::Becomes([&] { return is_open.load(); }));
+  ASSERT_THAT(second, IsOk());
+  EXPECT_EQ((*second)->history().size(), 2u);
+  EXPECT_THAT(FindByEtcd(*Link(), "weft", "job").Wait(kLong),
+              IsOkAndHolds("unix:/b"));
+  EXPECT_THAT((*second)->Append({Opened(3)}), IsOk());
+}
+
+TEST_F(EtcdJournalTest, OneThatStandsByEndsWhereItIsToldTo) {
+  auto first = Open("unix:/a");
+  ASSERT_THAT(first, IsOk());
+  cancel_.Cancel(absl::CancelledError("enough"));
+  EXPECT_THAT(Open("unix:/b", Link(), /*stands_by=*/true),
+              StatusIs(absl::StatusCode::kCancelled, "enough"));
+  EXPECT_THAT((*first)->Append({Opened(1)}), IsOk());
 }
 
 TEST_F(EtcdJournalTest, DropsARecordThatWasCutShort) {

@@ -30,6 +30,8 @@ constexpr absl::Duration kAnswerTime = absl::Seconds(2);
 // How often etcd looks which leases have ended.
 constexpr absl::Duration kExpiryCheck = absl::Milliseconds(500);
 constexpr absl::Duration kPause = absl::Milliseconds(100);
+// The same of one that stands by.
+constexpr absl::Duration kLook = absl::Milliseconds(500);
 // How often a host puts its key again before it fails: its lease may expire
 // before it reads the key back.
 constexpr int kMaxPuts = 10;
@@ -299,11 +301,10 @@ class EtcdJournal final : public Journal {
     return named;
   }
   Instant Now() const { return timers_.driver().clock().Now(); }
-  void Pause() const {
+  void Pause(absl::Duration time = kPause) const {
     auto [promise, pause] = MakePromise<void>(timers_.driver());
-    timers_.RunAfter(kPause, [p = std::move(promise)]() mutable {
-      p.Set(absl::OkStatus());
-    });
+    timers_.RunAfter(
+        time, [p = std::move(promise)]() mutable { p.Set(absl::OkStatus()); });
     (void)pause.Wait(absl::Seconds(1));
   }
 
@@ -341,6 +342,7 @@ class EtcdJournal final : public Journal {
     meeting.set_nonce(DrawIncarnation());
     const std::string host = meeting.SerializeAsString();
     Instant deadline = Instant::Infinite();
+    if (options_.stands_by) WEFT_RETURN_IF_ERROR(StandBy(key));
     for (int puts = 0; puts < kMaxPuts;) {
       WEFT_ASSIGN_OR_RETURN(const auto holder, Get(key));
       // The time counts from when etcd answers.
@@ -354,6 +356,8 @@ class EtcdJournal final : public Journal {
             std::make_shared<Lease>(timers_, etcd_, options_.lease, key, host);
         lease_->Keep(lease_id_);
         return absl::OkStatus();
+      } else if (options_.stands_by) {  // another was faster
+        WEFT_RETURN_IF_ERROR(StandBy(key));
       } else if (Now() >= deadline) {
         v1::Meeting other;
         other.ParseFromString(holder->value());
@@ -368,6 +372,21 @@ class EtcdJournal final : public Journal {
     return absl::UnavailableError(absl::StrCat("the key ", key,
                                                " was put there ", kMaxPuts,
                                                " times, and is not there"));
+  }
+
+  // Waits until nobody's key is there.
+  absl::Status StandBy(const std::string& key) {
+    for (;;) {
+      WEFT_RETURN_IF_ERROR(options_.cancel.status());
+      etcdserverpb::RangeRequest range;
+      range.set_key(key);
+      const auto found = Parse<etcdserverpb::RangeResponse>(
+          etcd_->Call("KV/Range", range.SerializeAsString(), kAnswerTime)
+              .Wait(kAnswerTime));
+      if (found.ok() && found->kvs().empty()) return absl::OkStatus();
+      if (!found.ok() && !MayPass(found.status())) return found.status();
+      Pause(kLook);
+    }
   }
 
   absl::Status PutHost(const std::string& key, const std::string& host) {

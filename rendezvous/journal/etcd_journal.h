@@ -18,6 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "weft/base/cancel.h"
 #include "weft/base/future.h"
 #include "weft/rendezvous/coordinator_link.h"
 #include "weft/rendezvous/journal/journal.h"
@@ -34,6 +35,10 @@ struct EtcdJournalOptions {
   // How long Open waits for etcd to be there and answer. Another host's lease
   // is waited for as long as it takes to end if nobody renews it.
   absl::Duration patience = absl::Seconds(20);
+  // Open waits until no other host holds the lease, however long that is, for
+  // etcd as well; `cancel` ends that wait, with its reason.
+  bool stands_by = false;
+  CancelToken cancel;
   // The same for Append and Rewrite, which give up sooner: their callers wait,
   // and may call again.
   absl::Duration append_patience = absl::Milliseconds(500);

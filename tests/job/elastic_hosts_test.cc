@@ -1,7 +1,7 @@
 // An elastic training on three hosts: a `weft run --nnodes=1:3` for each, over
-// TCP with mTLS. A host is lost with all that runs on it, and comes back. All
-// three are on this machine; --host-id and directories of their own keep them
-// from sharing memory.
+// TCP with mTLS, or where they meet by etcd over sockets. A host is lost with
+// all that runs on it, and comes back. All three are on this machine; --host-id
+// and directories of their own keep them from sharing memory.
 
 #include <signal.h>
 
@@ -16,9 +16,11 @@
 #include "gtest/gtest.h"
 #include "weft/tests/job/aftermath.h"
 #include "weft/tests/job/job.h"
+#include "weft/tests/support/etcd.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
 
 namespace weft::testing {
 namespace {
@@ -51,12 +53,17 @@ std::string ModelIn(const std::string& checkpoint) {
 class Hosts {
  public:
   explicit Hosts(const Job& job)
-      : job_(job), meet_(absl::StrCat("--coordinator=127.0.0.1:", FreePort())) {
+      : job_(job),
+        meet_({absl::StrCat("--coordinator=127.0.0.1:", FreePort()),
+               "--certs=" + job.Path("certs")}) {
     const auto init = StartProcess({Program("weft"), "certs", "init",
                                     "--dir=" + job.Path("certs"), "--job=hosts",
                                     absl::StrCat("--trainers=", kNodes)});
     EXPECT_THAT(init->Wait(kLong), IsOkAndHolds(0)) << init->output();
   }
+
+  Hosts(const Job& job, const Etcd& etcd)
+      : job_(job), meet_({"--init=" + etcd.url(), "--silence=3s"}) {}
 
   // `weft run` of a host, of one trainer.
   std::unique_ptr<Process> Start(int node, const std::string& saved,
@@ -73,9 +80,8 @@ class Hosts {
                     absl::StrCat("--nnodes=1:", kNodes),
                     absl::StrCat("--node-rank=", node),
                     "--nproc-per-node=1",
-                    "--job=hosts",
-                    meet_,
-                    "--certs=" + job_.Path("certs")};
+                    "--job=hosts"};
+    for (const std::string& word : meet_) command.argv.push_back(word);
     for (const std::string& word : Trainer(job_, saved)) {
       command.argv.push_back(word);
     }
@@ -91,7 +97,7 @@ class Hosts {
 
  private:
   const Job& job_;
-  const std::string meet_;
+  const Flags meet_;
 };
 
 // The training, which was stopped, has the bits of one that nobody touched.
@@ -144,6 +150,38 @@ TEST(ElasticHosts, HostThatIsLostComesBackAndTheBitsStay) {
     AwaitNextCheckpoint(*runs[0], saved);
     runs[lost] = hosts.Start(lost, saved, {"--resume"});
     EXPECT_THAT(runs[lost]->WaitForOutput("taking part", kLong), IsOk());
+  }
+  AwaitWholeEpoch(*runs[0], saved, kSteps);
+  StopAll({runs[0].get(), runs[1].get(), runs[2].get()});
+  ExpectUndisturbed(job, saved);
+  for (int node = 0; node < kNodes; ++node) {
+    ExpectNothingLeft(hosts.DirectoryOf(node));
+  }
+}
+
+// Of each host, one after another, that of the coordinator among them: another
+// goes on in its place.
+TEST(ElasticHosts, AnyHostMayBeLostWhereTheyMeetByEtcd) {
+  if (!Etcd::IsInstalled()) GTEST_SKIP() << "etcd is not installed";
+  const Job job;
+  const TempDir etcd_dir;
+  const auto etcd = Etcd::Start(etcd_dir.path());
+  ASSERT_THAT(etcd, IsOk());
+  const Hosts hosts(job, **etcd);
+  const std::string saved = job.Path("saved");
+  std::vector<std::unique_ptr<Process>> runs;
+  for (int node = 0; node < kNodes; ++node) {
+    runs.push_back(hosts.Start(node, saved));
+  }
+  for (int lost = 0; lost < kNodes; ++lost) {
+    const Process& other = *runs[(lost + 1) % kNodes];
+    AwaitNextCheckpoint(other, saved);
+    runs[lost]->Signal(SIGKILL);
+    EXPECT_TRUE(runs[lost]->Wait(kLong).ok());
+    AwaitNextCheckpoint(other, saved);
+    runs[lost] = hosts.Start(lost, saved, {"--resume"});
+    EXPECT_THAT(runs[lost]->WaitForOutput("taking part", kLong), IsOk())
+        << runs[lost]->output();
   }
   AwaitWholeEpoch(*runs[0], saved, kSteps);
   StopAll({runs[0].get(), runs[1].get(), runs[2].get()});

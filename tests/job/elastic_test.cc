@@ -12,7 +12,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -171,39 +170,24 @@ TEST(Elastic, NewcomerThatNeverAnswersInTheHandOverIsLeftOut) {
   ExpectUndisturbed(*run, job, saved);
 }
 
-// Two trainers that begin together, and of which each hangs where it is given
-// the state of others. One that came later than the other, as on a busy host,
-// would hang as a newcomer that `weft run` has not started again.
-std::unique_ptr<Process> StartTwoThatWouldHang(const Job& job,
-                                               const std::string& saved) {
-  for (;;) {
-    setenv("WEFT_FAILPOINTS", "train/take_state=block", /*overwrite=*/1);
-    auto run = StartRun(job, {"--elastic=1:4", "--nproc-per-node=2"}, saved);
-    unsetenv("WEFT_FAILPOINTS");
-    EXPECT_THAT(run->WaitForOutput("passes_of_a_step=", kLong), IsOk());
-    AwaitNextCheckpoint(*run, saved);
-    // Of 8 shards, of which one alone has all.
-    const bool is_alone =
-        absl::StrContains(run->output(), "passes_of_a_step=8");
-    if (::testing::Test::HasFailure() || !is_alone) return run;
-    run->Signal(SIGTERM);
-    EXPECT_THAT(run->WaitForOutput("passing SIGTERM on", kLong), IsOk());
-    run->Signal(SIGINT);  // who hangs is killed
-    EXPECT_THAT(run->Wait(kLong), IsOk());
-    std::filesystem::remove_all(saved);
-  }
-}
-
-// Its process answers, so it is not silent: `weft run` ends it, and starts
-// another.
-TEST(Elastic, NewcomerThatHangsInTheHandOverIsKilled) {
+// Its process answers, so it is not silent: it ends by itself, and is named.
+TEST(Elastic, NewcomerThatHangsInTheHandOverEndsAndTheOthersGoOn) {
   const Job job;
   const std::string saved = job.Path("saved");
-  const auto run = StartTwoThatWouldHang(job, saved);
-  KillWorker(*run, "trainer", 1);
-  if (HasFatalFailure()) return;
-  ASSERT_THAT(run->WaitForOutput("does not take part yet: killing it", kLong),
-              IsOk());
+  const auto run = StartRun(
+      job, {"--elastic=2:4", "--nproc-per-node=2", "--silence=3s"}, saved);
+  AwaitNextCheckpoint(*run, saved);
+  const auto newcomer = StartByHand(
+      job, saved, 7, "2:4",
+      {"WEFT_SILENCE=3s", "WEFT_FAILPOINTS=train/take_state=block"});
+  EXPECT_THAT(newcomer->Wait(kLong), IsOkAndHolds(11)) << newcomer->output();
+  EXPECT_THAT(newcomer->output(),
+              HasSubstr("trainer7 has been beginning to take the state for "
+                        "more than 9s"));
+  EXPECT_THAT(run->WaitForOutput("not all who met go on", kLong), IsOk());
+  EXPECT_THAT(run->output(),
+              ::testing::ContainsRegex("not all who met go on.* rank 2 "));
+  EXPECT_THAT(run->output(), HasSubstr("rank 2 (trainer7) has not called it"));
   AwaitNextCheckpoint(*run, saved);
   AwaitWholeEpoch(*run, saved, kSteps);
   ExpectUndisturbed(*run, job, saved);
@@ -475,8 +459,8 @@ TEST(Elastic, WrongUsesAreRefusedWithWhatIsWanted) {
   refuses({"--elastic=2", "--nproc-per-node=2"}, "wanted MIN:MAX");
   refuses({"--elastic=1:2", "--nproc-per-node=3"},
           "wanted at most 2 trainers, found 3");
-  refuses({"--elastic=1:2", "--nproc-per-node=1", "--max-restarts=1"},
-          "neither --max-restarts");
+  refuses({"--elastic=1:2", "--nproc-per-node=1", "--allow-trainer-exits=1"},
+          "goes without --allow-trainer-exits");
 }
 
 }  // namespace

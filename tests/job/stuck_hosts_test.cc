@@ -13,6 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tests/job/job.h"
+#include "weft/tests/support/etcd.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
@@ -27,8 +28,10 @@ class StuckHosts : public ::testing::Test {
  protected:
   // One rank of stuck_worker on each node.
   void Start(const std::string& how) {
-    const std::string coordinator =
-        absl::StrCat("--coordinator=127.0.0.1:", FreePort());
+    StartAt(absl::StrCat("--coordinator=127.0.0.1:", FreePort()), how);
+  }
+  // Where they meet as `meeting` says.
+  void StartAt(const std::string& meeting, const std::string& how) {
     for (int node = 0; node < 2; ++node) {
       const std::string directory = dir_.Path(absl::StrCat("node", node));
       std::filesystem::create_directory(directory);
@@ -39,7 +42,7 @@ class StuckHosts : public ::testing::Test {
                      absl::StrCat("WEFT_HOST_ID=node", node)};
       command.argv = {Program("weft"), "run", "--nnodes=2",
                       absl::StrCat("--node-rank=", node), "--nproc-per-node=1",
-                      "--job=stuck", coordinator, "--insecure",
+                      "--job=stuck", meeting, "--insecure",
                       // Who is stopped is not to be dead before it goes on.
                       "--silence=100s", "--events=" + Events(node),
                       RunfilePath("tests/job/stuck_worker"), how,
@@ -97,6 +100,30 @@ TEST_F(StuckHosts, RankOfTheOtherNodeThatIsStoppedIsNamedWithItsClass) {
                    ".pid ",
                    trainer, " on [^ ]*, which is stopped"));
   ASSERT_EQ(kill(trainer, SIGCONT), 0);
+  End();
+}
+
+// The launchers find the coordinator as the ranks do.
+TEST_F(StuckHosts, WhereTheyMeetByEtcdRanksOfTheOtherNodeAreNamed) {
+  if (!Etcd::IsInstalled()) GTEST_SKIP() << "etcd is not installed";
+  const auto etcd = Etcd::Start(dir_.path());
+  ASSERT_THAT(etcd, IsOk());
+  StartAt("--init=" + (*etcd)->url(), "sleep");
+  const pid_t trainer = FindWorker(*runs_[1], "trainer", 1);
+  ExpectToSay(
+      absl::StrCat("no progress: trainer0 waits in .* for trainer1 "
+                   ".pid ",
+                   trainer, " on [^ ]*, which runs and is not in that call"));
+  End();
+}
+
+TEST_F(StuckHosts, WhereTheyMeetByAnAddressRanksOfTheOtherNodeAreNamed) {
+  StartAt(absl::StrCat("--init=tcp://127.0.0.1:", FreePort()), "sleep");
+  const pid_t trainer = FindWorker(*runs_[1], "trainer", 1);
+  ExpectToSay(
+      absl::StrCat("no progress: trainer0 waits in .* for trainer1 "
+                   ".pid ",
+                   trainer, " on [^ ]*, which runs and is not in that call"));
   End();
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tests/job/job.h"
@@ -135,6 +136,20 @@ TEST_F(Stuck, RankThatWaitsForAKeyOfTheStoreIsNamedWithIt) {
       "nobody sets");
   EXPECT_THAT(events(), ContainsRegex(R"("class":"store-key",)"
                                       R"("ranks":"trainer1")"));
+}
+
+// trainer0 waits for trainer1, and that is at the barrier.
+TEST_F(Stuck, RankThatIsMissingAtABarrierOfTheCoordinatorIsNamed) {
+  Start("barrier");
+  const std::string first = "Barrier #10 of group trainer/world#[^,]*";
+  const std::string second = "Barrier orders of the coordinator [^,]*";
+  ExpectToSay(absl::StrCat(
+      "no progress: (trainer0 waits in ", first, ", trainer1 in ", second,
+      "|trainer1 waits in ", second, ", trainer0 in ", first,
+      ") for trainer2 .pid [0-9]+ on [^ ]*, which runs and is not in that "
+      "call"));
+  EXPECT_THAT(events(), ContainsRegex(R"("class":"busy","ranks":"trainer2",)"
+                                      R"("waiting":"trainer0,trainer1")"));
 }
 
 TEST_F(Stuck, MessageThatNobodySendsIsNamedWithItsTag) {

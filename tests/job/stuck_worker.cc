@@ -9,6 +9,7 @@
 //                              which receives
 //   stuck_worker receive FILE  receives from trainer0, which receives from it
 //   stuck_worker key FILE      waits for a key of the store
+//   stuck_worker barrier FILE  waits at a barrier for trainer2, which sleeps
 //   stuck_worker run FILE      goes on
 //
 // until FILE is there (of `order` and `receive`: for good); then all go on and
@@ -126,6 +127,11 @@ absl::Status Run(Worker& worker, const std::string& how,
   if (how == "sleep" && is_it) SleepIn(file);
   if (how == "spin" && is_it) SpinUntil(file);
   if (how == "key" && is_it) WEFT_RETURN_IF_ERROR(AwaitOrders(worker, file));
+  if (how == "barrier" && world->rank() > 0) {
+    if (!is_it) SleepIn(file);
+    WEFT_RETURN_IF_ERROR(
+        worker.membership().Barrier("orders", {"trainer1", "trainer2"}, kLong));
+  }
   if (how == "order") {
     WEFT_RETURN_IF_ERROR((is_it ? second : world)->AllReduce(numbers));
     return (is_it ? world : second)->AllReduce(numbers);

@@ -10,6 +10,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -20,8 +21,11 @@
 #include "gtest/gtest.h"
 #include "weft/tests/job/endings.h"
 #include "weft/tests/job/job.h"
+#include "weft/tests/support/etcd.h"
 #include "weft/tests/support/patience.h"
+#include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
 #include "weft/worker/options.h"
 #include "weft/worker/worker.h"
 
@@ -293,6 +297,60 @@ TEST(WeftCoordinator, WorkersOutliveItAndMeetInItAgain) {
   });
   coordinator->Signal(SIGTERM);
   EXPECT_THAT(coordinator->Wait(kLong), IsOkAndHolds(0));
+}
+
+// Two on hosts of their own, of which each in turn hosts the job.
+TEST(WeftCoordinator, OneThatStandsByGoesOnInThePlaceOfAnother) {
+  if (!Etcd::IsInstalled()) GTEST_SKIP() << "etcd is not installed";
+  const Job job;
+  const TempDir etcd_dir;
+  const auto etcd = Etcd::Start(etcd_dir.path());
+  ASSERT_THAT(etcd, IsOk());
+  const std::string init = "--init=" + (*etcd)->url();
+  const auto start = [&](int host) {
+    const std::string directory = job.Path(absl::StrCat("host", host));
+    std::filesystem::create_directory(directory);
+    std::filesystem::permissions(directory, std::filesystem::perms::owner_all);
+    Command command;
+    command.env = {"XDG_RUNTIME_DIR=" + directory};
+    command.argv = {Program("weft"), "coordinator", "--job=standby",
+                    "--standby", init};
+    auto process = Process::Start(std::move(command));
+    EXPECT_THAT(process, IsOk());
+    return *std::move(process);
+  };
+  auto first = start(0);
+  ASSERT_THAT(first->WaitForOutput("job standby meets at", kLong), IsOk());
+  auto second = start(1);
+  worker::Options options;
+  options.job = "standby";
+  options.trainers = 1;
+  options.init = (*etcd)->url();
+  options.coordinator_host = worker::kCoordinatorName;
+  ASSERT_THAT(options.Resolve(), IsOk());
+  const auto worker = worker::Worker::Start(options);
+  ASSERT_THAT(worker, IsOk());
+  EXPECT_THAT((*worker)->AwaitAll("first", kLong), IsOk());
+
+  // One that stands still for longer than its lease ends once it goes on.
+  first->Signal(SIGSTOP);
+  ASSERT_THAT(second->WaitForOutput("job standby meets at", kLong), IsOk());
+  EXPECT_THAT((*worker)->AwaitAll("second", kLong), IsOk());
+  first->Signal(SIGCONT);
+  EXPECT_THAT(first->Wait(kLong), IsOkAndHolds(10)) << first->output();
+  EXPECT_THAT(first->output(), HasSubstr("another coordinator hosts the job"));
+
+  first = start(0);
+  second->Signal(SIGKILL);
+  ASSERT_THAT(first->WaitForOutput("job standby meets at", kLong), IsOk());
+  EXPECT_THAT((*worker)->AwaitAll("third", kLong), IsOk());
+  second = start(1);
+  ASSERT_THAT(second->WaitForOutput("standing by", kLong), IsOk());
+  second->Signal(SIGTERM);  // it ends though it hosts nothing
+  EXPECT_THAT(second->Wait(kLong), IsOkAndHolds(0)) << second->output();
+  EXPECT_THAT((*worker)->Shutdown().status(), IsOk());
+  first->Signal(SIGTERM);
+  EXPECT_THAT(first->Wait(kLong), IsOkAndHolds(0)) << first->output();
 }
 
 TEST(WeftCoordinator, AddressInUseAndBadFlagsAreSaid) {

@@ -117,7 +117,6 @@ TEST_F(Launch, CommandLinesThatAreWrongAreUsageErrors) {
       {"--nproc-per-node=1", "--elastic=0:2"},
       {"--nproc-per-node=3", "--elastic=1:2"},
       {"--nproc-per-node=1", "--elastic=1:65537"},
-      {"--nproc-per-node=1", "--elastic=1:2", "--max-restarts=1"},
       {"--nproc-per-node=1", "--elastic=1:2", "--allow-trainer-exits=1"},
       {"--nproc-per-node=1", "--max-restarts=-1"},
       {"--nproc-per-node=1", "--replicas=3"},
