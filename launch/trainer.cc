@@ -38,6 +38,9 @@ constexpr double kMostLr = 1000;
 constexpr char kPs[] = "ps";
 constexpr char kDdp[] = "ddp";
 
+// A user who names no number gets one that most numbers of trainers divide.
+constexpr int kShardsToBeDeterministic = 8;
+
 absl::Status CheckDdpOptions(const weft::worker::Options& worker,
                              const ImageTrainingOptions& training) {
   if (worker.servers != 0) {
@@ -358,6 +361,9 @@ absl::Status ParseFlags(int argc, char** argv, weft::worker::Options& options,
   flags.Add("virtual-shards", &training.virtual_shards,
             "with --strategy=ddp, a power of two: the same bits with any "
             "number of trainers up to it; 0: each trainer is a shard");
+  bool is_deterministic = false;
+  flags.Add("deterministic", &is_deterministic,
+            "with --strategy=ddp: as --virtual-shards=8, unless that is given");
   double lr = weft::optimizer::LearningRate(training.rule);
   AddRuleFlags(flags, training, &lr);
   AddWireFlags(flags, training);
@@ -393,6 +399,9 @@ absl::Status ParseFlags(int argc, char** argv, weft::worker::Options& options,
   }
   training.is_sync = !async && !no_sync;
   WEFT_RETURN_IF_ERROR(options.Resolve());
+  if (is_deterministic && training.virtual_shards == 0) {
+    training.virtual_shards = kShardsToBeDeterministic;
+  }
   if (absl::Status s = CheckOptions(options, training); !s.ok()) {
     return weft::worker::WithExitCode(s, weft::worker::ExitCode::kUsage);
   }
