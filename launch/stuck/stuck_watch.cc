@@ -212,10 +212,12 @@ StuckWatch::News StuckWatch::Check(Instant now,
   });
   if (is_quiet && !stuck_since_.has_value()) return news;
   const std::vector<RankFacts> own = Facts(now);
-  const bool lasts = HasWaited(own, kStuckAfter) ||
-                     absl::c_any_of(own, [](const RankFacts& rank) {
-                       return rank.stopped >= kStuckAfter;
-                     });
+  const std::vector<RankFacts> facts = Facts(now, elsewhere);
+  const bool lasts =
+      HasWaited(own, kStuckAfter) ||
+      absl::c_any_of(own, [&](const RankFacts& rank) {
+        return rank.stopped >= kStuckAfter && IsStoppedAndMissed(rank, facts);
+      });
   if (!lasts) {
     if (!stuck_since_.has_value()) return news;
     news.is_over = true;
@@ -225,7 +227,6 @@ StuckWatch::News StuckWatch::Check(Instant now,
     return news;
   }
   news.held_up_by = HeldUpBy(own, now);
-  const std::vector<RankFacts> facts = Facts(now, elsewhere);
   const bool may_hear_more = asks && !HasWaited(own, kStuckAfter + kToHear);
   const absl::Duration patience = std::max(kStuckAfter, 2 * slow_);
   for (StuckCause& cause : FindStuck(facts, kStuckAfter)) {
