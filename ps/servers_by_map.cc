@@ -283,7 +283,7 @@ absl::Status ServersByMap::Restore(const std::string& path,
   const Instant give_up = SteadyClock().Now() + options_.timeout;
   WEFT_RETURN_IF_ERROR(Begin());
   Restoring restoring(
-      NextGeneration(session_->map().generation(), options_.agent->key()));
+      NextGeneration(NewestGeneration(), options_.agent->key()));
   Instant found_at = SteadyClock().Now();
   for (;;) {
     const PartitionMap map = session_->map();
@@ -308,6 +308,25 @@ absl::Status ServersByMap::Restore(const std::string& path,
         "restoring ", path, "/", name, ": the map did not change within ",
         absl::FormatDuration(options_.timeout), ": ", map.Summary()));
   }
+}
+
+uint64_t ServersByMap::NewestGeneration() {
+  const PartitionMap map = session_->map();
+  uint64_t newest = map.generation();
+  std::vector<Future<v1::ServerStats>> asked;
+  for (const PartitionMap::Server& server : map.servers()) {
+    if (server.state != PartitionMap::State::kLive) continue;
+    asked.push_back(rpc::CallAsync(options_.agent->To(server.key, kAskTimeout),
+                                   &ps::Describe));
+  }
+  for (const Future<v1::ServerStats>& one : asked) {
+    const auto stats = one.Wait(2 * kAskTimeout);
+    if (!stats.ok()) continue;
+    for (const v1::TableStats& table : stats->tables()) {
+      newest = std::max(newest, table.generation());
+    }
+  }
+  return newest;
 }
 
 absl::Status ServersByMap::Take(const Restoring::Step& step,
