@@ -16,6 +16,7 @@
 #include "weft/ps/servers_by_map.h"
 #include "weft/ps/shard/table_snapshot.h"
 #include "weft/ps/table_client.h"
+#include "weft/ps/waits/server_waits.h"
 #include "weft/ps/wire/wire_values.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/session/failure.h"
@@ -55,8 +56,9 @@ Client::Client(ClientOptions options) : options_(std::move(options)) {
   WEFT_CHECK(!options_.servers.empty());
   WEFT_CHECK(options_.replicas == 1 || options_.replicas == 2);
   if (options_.replicas == 2) {
-    by_map_ = std::make_unique<ServersByMap>(ServersByMap::Options{
-        options_.agent, options_.servers, options_.timeout});
+    by_map_ = std::make_unique<ServersByMap>(
+        ServersByMap::Options{options_.agent, options_.servers,
+                              options_.timeout, options_.is_asked_to_stop});
   }
 }
 
@@ -161,7 +163,9 @@ absl::StatusOr<std::unique_ptr<TableClient>> Client::Open(v1::TableSpec spec) {
           calls.push_back(
               rpc::CallAsync(server, &ps::OpenTable, layout->spec(), identity));
         }
-        return WhenAllOk(std::move(calls));
+        return ServerWaits::Watch(ServerWaits::Of(*options_.agent),
+                                  {layout->spec().name(), "Open", nullptr},
+                                  WhenAllOk(std::move(calls)));
       }));
   int64_t version = 0;
   for (const v1::TableStats& s : stats) {

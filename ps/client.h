@@ -32,6 +32,7 @@
 #define WEFT_PS_CLIENT_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -77,6 +78,11 @@ struct ClientOptions {
   // end with kDataLoss once it has none: Restore a checkpoint, and open the
   // tables again.
   int replicas = 1;
+  // With two replicas, for a worker that may be told to end while it opens a
+  // table: once this is true an opening that would have to wait for servers
+  // that are gone, or that are not there yet, ends with kCancelled. It is
+  // called by the thread that opens. Null: an opening waits until `timeout`.
+  std::function<bool()> is_asked_to_stop;
 };
 
 // How much of the tables a checkpoint has. By default all; to save what has
@@ -318,6 +324,7 @@ class Client {
   // Makes the table on every server, or finds it there.
   //   kInvalidArgument     as CheckedSpec, or of the other kind
   //   kFailedPrecondition  another table has that name
+  //   kCancelled           ClientOptions::is_asked_to_stop
   absl::StatusOr<std::unique_ptr<DenseTable>> Dense(v1::TableSpec spec);
   absl::StatusOr<std::unique_ptr<SparseTable>> Sparse(v1::TableSpec spec);
 
@@ -340,8 +347,10 @@ class Client {
   // Future has what Save returns. So a caller that gives its own part of a
   // round only after this has a checkpoint of one version. The Future's errors,
   // beside those of Save: kUnavailable if a server dies meanwhile, also with
-  // two replicas; kResourceExhausted if more is changed than servers may keep
-  // (--snapshot-memory). Then begin another checkpoint; the tables go on.
+  // two replicas; kFailedPrecondition if a server was asked to write later than
+  // it keeps what it has frozen (30 s); kResourceExhausted if more is changed
+  // than servers may keep (--snapshot-memory). Then begin another checkpoint;
+  // the tables go on.
   absl::StatusOr<Future<std::vector<checkpoint::FileRecord>>> Snapshot(
       const std::string& path, const std::string& attempt, int64_t version,
       absl::Duration write_timeout, const SaveAs& as = SaveAs());

@@ -1,6 +1,8 @@
 #include "weft/ps/client.h"
 
 #include <atomic>
+#include <cstdint>
+#include <numeric>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -38,6 +40,37 @@ TEST(Client, DenseVectorIsPulledInItsOrder) {
   const auto pulled = (*table)->Pull().Wait(kTimeout);
   ASSERT_THAT(pulled, IsOk());
   EXPECT_EQ(pulled->ToVector<float>(), values.ToVector<float>());
+}
+
+// The order of the last keys is kept for the next call (TableClient::Cut), and
+// so is where the server found their rows.
+TEST(Client, KeysThatDifferInTheLastOneOnlyAreOthers) {
+  constexpr int64_t kKeys = 3000;
+  TestJob job(/*servers=*/2, /*trainers=*/1);
+  const auto client = job.MakeClient(0);
+  auto table = client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0));
+  ASSERT_THAT(table, IsOk());
+  const auto keys_to = [](int64_t last) {
+    std::vector<int64_t> keys(kKeys);
+    std::iota(keys.begin(), keys.end(), 0);
+    keys.back() = last;
+    return Tensor::FromVector(keys);
+  };
+  const auto last_row = [&](int64_t last) {
+    const auto rows = (*table)->Pull(keys_to(last)).Wait(kTimeout);
+    EXPECT_THAT(rows, IsOk());
+    return rows->ToVector<float>().back();
+  };
+  const auto push = [&](int64_t last, float gradient) {
+    const Tensor gradients = Tensor::Full({kKeys, 2}, gradient);
+    EXPECT_THAT((*table)->Push(keys_to(last), gradients).Wait(kTimeout),
+                IsOk());
+  };
+  push(7000, -1);
+  push(8000, -4);
+  EXPECT_EQ(last_row(8000), 4);
+  EXPECT_EQ(last_row(7000), 1);
+  EXPECT_EQ(last_row(9000), 0);
 }
 
 // Many keys travel in pieces (Pieces of client.cc). Some repeat.

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -27,6 +29,11 @@ constexpr int kFilesOfASize = 100;
 
 // More than any name of an attempt has.
 constexpr size_t kMostAttemptBytes = 128;
+
+// Frozen::map_epoch of tables that were let go before their Save came.
+constexpr uint64_t kLetGo = ~uint64_t{0};
+// So many attempts of these are remembered.
+constexpr size_t kMostLetGo = 64;
 
 // Whoever waits for a partition's lock gets it in this time.
 constexpr absl::Duration kPause = absl::Microseconds(50);
@@ -168,9 +175,14 @@ absl::Status Server::Freeze(const v1::SaveRequest& request) {
   Frozen replaced;  // ends without the lock
   MutexLock lock(mu_);
   if (!shut_down_.ok()) return shut_down_;
-  if (frozen_.count(request.attempt()) == 0 && frozen_.size() >= kMostFrozen) {
+  size_t waiting = 0;  // others that do
+  for (const auto& [attempt, one] : frozen_) {
+    const bool waits = one.map_epoch != kLetGo && attempt != request.attempt();
+    waiting += waits ? 1 : 0;
+  }
+  if (waiting >= kMostFrozen) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "server ", options_.server, ": ", frozen_.size(),
+        "server ", options_.server, ": ", waiting,
         " checkpoints have been begun and wait to be written; begin one once "
         "another is written, or after ",
         absl::FormatDuration(kFrozenFor)));
@@ -182,13 +194,20 @@ absl::Status Server::Freeze(const v1::SaveRequest& request) {
 void Server::DropFrozen(Instant now) {
   std::vector<Frozen> dropped;  // end without the lock
   MutexLock lock(mu_);
-  for (auto it = frozen_.begin(); it != frozen_.end();) {
-    if (now < it->second.until) {
-      ++it;
-      continue;
+  size_t let_go = 0;
+  for (auto it = frozen_.begin(); it != frozen_.end(); ++it) {
+    if (now >= it->second.until && it->second.map_epoch != kLetGo) {
+      Frozen gone;
+      gone.map_epoch = kLetGo;
+      dropped.push_back(std::exchange(it->second, std::move(gone)));
     }
-    dropped.push_back(std::move(it->second));
-    it = frozen_.erase(it);
+    let_go += it->second.map_epoch == kLetGo ? 1 : 0;
+  }
+  // Later attempts have greater names.
+  for (auto it = frozen_.begin(); let_go > kMostLetGo;) {
+    const bool is_let_go = it->second.map_epoch == kLetGo;
+    it = is_let_go ? frozen_.erase(it) : std::next(it);
+    let_go -= is_let_go ? 1 : 0;
   }
 }
 
@@ -215,6 +234,12 @@ absl::StatusOr<v1::SaveReply> Server::Save(const v1::SaveRequest& request) {
       frozen = std::move(it->second);
       frozen_.erase(it);
     }
+  }
+  if (frozen.has_value() && frozen->map_epoch == kLetGo) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "server ", options_.server, ": the tables as they were frozen for ",
+        request.attempt(), " are there no longer: wanted a Save within ",
+        absl::FormatDuration(kFrozenFor), "; begin another checkpoint"));
   }
   // With another map this server has other partitions.
   if (!frozen.has_value() || frozen->map_epoch != request.map_epoch()) {

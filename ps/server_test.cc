@@ -275,11 +275,39 @@ TEST_F(SavingServerTest, TablesThatNobodySavesAreNotKeptFrozen) {
   server.Expire(SteadyClock().Now() + Server::kFrozenFor + absl::Seconds(1));
   ASSERT_THAT(server.Freeze(request), IsOk());
   server.Expire(SteadyClock().Now() + Server::kFrozenFor + absl::Seconds(1));
-  // Too late: it is of now, and says so where a version was asked for.
+  // Too late, and nothing else is saved in its place.
   Round(**table);
-  request.set_version(1);
   EXPECT_THAT(server.Save(request),
-              StatusIs(absl::StatusCode::kFailedPrecondition, "version 2"));
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "are there no longer: wanted a Save within 30s"));
+  request = Begin();
+  EXPECT_THAT(server.Freeze(request), IsOk());
+  EXPECT_THAT(server.Save(request), IsOk());
+}
+
+TEST_F(SavingServerTest, AttemptsThatWereLetGoAreForgottenAtLast) {
+  Server server(Options());
+  ASSERT_THAT(server.CreateTable(spec_), IsOk());
+  v1::SaveRequest request = Begin();
+  const std::string first = request.attempt();
+  for (int i = 0; i < 100; ++i) {
+    if (i > 0) request.set_attempt("tmp-" + std::to_string(900000 + i));
+    ASSERT_THAT(server.Freeze(request), IsOk());
+    server.Expire(SteadyClock().Now() + Server::kFrozenFor + absl::Seconds(1));
+  }
+  request.set_attempt(first);
+  EXPECT_THAT(server.Save(request), IsOk());
+}
+
+TEST_F(SavingServerTest, SaveOfAnotherVersionThanThatAskedForIsRefused) {
+  Server server(Options());
+  const auto table = server.CreateTable(spec_);
+  ASSERT_THAT(table, IsOk());
+  Round(**table);
+  v1::SaveRequest request = Begin();
+  request.set_version(2);
+  EXPECT_THAT(server.Save(request),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "version 1"));
 }
 
 TEST_F(SavingServerTest, FreezeOutsideTheServersDirectoryIsRefused) {

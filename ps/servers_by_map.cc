@@ -20,6 +20,10 @@ namespace weft::ps {
 namespace {
 
 constexpr absl::Duration kPause = absl::Milliseconds(20);
+// How often an opening looks whether it has waited for so long that it says so.
+constexpr absl::Duration kLookEvery = absl::Milliseconds(200);
+// Of a server that does not say what it has in that time nothing is known.
+constexpr absl::Duration kAskTimeout = absl::Seconds(1);
 // A checkpoint that is not found for so long is not there.
 constexpr absl::Duration kNotFoundFor = absl::Seconds(2);
 
@@ -29,8 +33,9 @@ bool MayPass(const absl::Status& status) {
 }
 
 // kUnavailable, to ask again by the next map, while a server that has rows is
-// silent, or a checkpoint is being restored.
-absl::Status CheckAllLive(const PartitionMap& map) {
+// silent, which it adds to `awaited`, or a checkpoint is being restored.
+absl::Status CheckAllLive(const PartitionMap& map,
+                          std::vector<WorkerKey>& awaited) {
   if (map.is_restoring()) {
     return absl::UnavailableError(
         "a checkpoint is being restored; if whoever began that is gone, "
@@ -40,6 +45,7 @@ absl::Status CheckAllLive(const PartitionMap& map) {
   for (int i = 0; i < map.entries(); ++i) {
     const WorkerKey primary = map.entry(i).primary;
     if (IsNone(primary) && !map.entry(i).heirs.empty()) {
+      awaited = map.entry(i).heirs;
       return absl::UnavailableError(absl::StrCat(
           "partition ", i, " waits for server ",
           map.entry(i).heirs.front().ToString(), " to come back with its log"));
@@ -52,6 +58,7 @@ absl::Status CheckAllLive(const PartitionMap& map) {
           "tables again, or start the job again with --resume"));
     }
     if (map.StateOf(primary) != PartitionMap::State::kLive) {
+      awaited = {primary};
       return absl::UnavailableError(absl::StrCat("server ", primary.ToString(),
                                                  ", which has partition ", i,
                                                  ", is silent"));
@@ -81,6 +88,13 @@ uint64_t NextGeneration(uint64_t newest, WorkerKey self) {
          Mix64(chance ^ Mix64(self.epoch ^ Mix64(self.id))) % kMostSteps;
 }
 
+absl::Status GaveUp(const absl::Status& why) {
+  return absl::CancelledError(
+      absl::StrCat("gave up waiting for servers, for this worker is asked to "
+                   "stop: ",
+                   why.message()));
+}
+
 absl::Duration LeftUntil(Instant give_up) {
   return std::max(give_up - SteadyClock().Now(), absl::ZeroDuration());
 }
@@ -89,10 +103,10 @@ absl::Duration LeftUntil(Instant give_up) {
 
 absl::Status ServersByMap::Begin() {
   if (session_ != nullptr) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(
-      std::shared_ptr<ReplicaSession> session,
-      ReplicaSession::Begin({options_.agent, options_.servers},
-                            options_.timeout));
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<ReplicaSession> session,
+                        ReplicaSession::Begin({options_.agent, options_.servers,
+                                               options_.is_asked_to_stop},
+                                              options_.timeout));
   session_ = session.get();
   open_ = std::make_shared<const OpenSession>(std::move(session));
   return absl::OkStatus();
@@ -107,42 +121,85 @@ bool ServersByMap::AwaitNewerMap(Instant give_up) {
 }
 
 template <typename T>
-absl::StatusOr<std::vector<T>> ServersByMap::OnLive(
-    bool wants_all, absl::FunctionRef<Future<T>(const rpc::Target& server,
-                                                int index, uint64_t epoch)>
-                        call) {
+absl::StatusOr<std::vector<T>> ServersByMap::Try(Scope scope, Instant give_up,
+                                                 CallServer<T> call) {
+  const PartitionMap map = session_->map();
+  awaited_.clear();
+  if (scope != Scope::kLive) WEFT_RETURN_IF_ERROR(CheckAllLive(map, awaited_));
+  std::vector<WorkerKey> servers;
+  std::vector<Future<T>> calls;
+  for (const PartitionMap::Server& server : map.servers()) {
+    if (server.state != PartitionMap::State::kLive) continue;
+    const rpc::Target target =
+        options_.agent->To(server.key, LeftUntil(give_up));
+    calls.push_back(call(target, IndexOf(server.key, map), map.epoch()));
+    servers.push_back(server.key);
+  }
+  const Future<std::vector<T>> all = WhenAllOk(calls);
+  while (wait_ != nullptr) {
+    (void)all.Wait(std::min(LeftUntil(give_up), kLookEvery));
+    awaited_.clear();
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const Result<T>* const answer = calls[i].Peek();
+      if (answer == nullptr || !answer->ok()) awaited_.push_back(servers[i]);
+    }
+    wait_->OnTime(SteadyClock().Now());
+    if (all.IsReady() || LeftUntil(give_up) == absl::ZeroDuration()) break;
+  }
+  return all.Wait(LeftUntil(give_up) + absl::Seconds(1));
+}
+
+template <typename T>
+absl::StatusOr<std::vector<T>> ServersByMap::OnLive(Scope scope,
+                                                    CallServer<T> call) {
   const Instant give_up = SteadyClock().Now() + options_.timeout;
   WEFT_RETURN_IF_ERROR(Begin());
   // What was lost may have been restored since, by another client.
-  if (wants_all && session_->map().lost() > 0) session_->LearnFromAll();
+  if (scope != Scope::kLive && session_->map().lost() > 0) {
+    session_->LearnFromAll();
+  }
   for (;;) {
-    const absl::Duration left = LeftUntil(give_up);
-    const PartitionMap map = session_->map();
-    absl::StatusOr<std::vector<T>> results = std::vector<T>();
-    const absl::Status lives = wants_all ? CheckAllLive(map) : absl::OkStatus();
-    if (!lives.ok()) {
-      results = lives;
-    } else {
-      std::vector<Future<T>> calls;
-      for (const PartitionMap::Server& server : map.servers()) {
-        if (server.state != PartitionMap::State::kLive) continue;
-        const rpc::Target target = options_.agent->To(server.key, left);
-        calls.push_back(call(target, IndexOf(server.key, map), map.epoch()));
-      }
-      results = WhenAllOk(std::move(calls)).Wait(left + absl::Seconds(1));
+    absl::StatusOr<std::vector<T>> results = Try<T>(scope, give_up, call);
+    if (!MayPass(results.status())) return results;
+    if (scope == Scope::kOpening && IsAskedToStop()) {
+      return GaveUp(results.status());
     }
-    if (!MayPass(results.status()) || !AwaitNewerMap(give_up)) return results;
+    if (wait_ != nullptr) wait_->OnTime(SteadyClock().Now());
+    if (!AwaitNewerMap(give_up)) return results;
   }
 }
 
+std::vector<std::string> ServersByMap::Awaited() const {
+  std::vector<std::string> names;
+  for (const WorkerKey& server : awaited_) {
+    names.push_back(session_->NameOf(server));
+  }
+  return names;
+}
+
 absl::StatusOr<std::vector<v1::TableStats>> ServersByMap::Open(
+    const v1::TableSpec& spec, uint64_t opening, uint64_t opened_at) {
+  WEFT_RETURN_IF_ERROR(Begin());
+  ServerWaits::Operation operation;
+  operation.table = spec.name();
+  operation.what = "Open";
+  operation.servers = [this] { return Awaited(); };
+  wait_ = std::make_unique<ServerWaits::Wait>(
+      *session_->waits(), std::move(operation), SteadyClock().Now());
+  auto opened = OpenOnAll(spec, opening, opened_at);
+  wait_->End(SteadyClock().Now());
+  wait_ = nullptr;
+  return opened;
+}
+
+absl::StatusOr<std::vector<v1::TableStats>> ServersByMap::OpenOnAll(
     const v1::TableSpec& spec, uint64_t opening, uint64_t opened_at) {
   const Instant give_up = SteadyClock().Now() + options_.timeout;
   for (;;) {
     WEFT_ASSIGN_OR_RETURN(
         std::vector<v1::TableStats> stats,
         OnLive<v1::TableStats>(
-            true, [&](const rpc::Target& server, int, uint64_t) {
+            Scope::kOpening, [&](const rpc::Target& server, int, uint64_t) {
               return rpc::CallAsync(server, &OpenReplicated, spec, opening,
                                     opened_at);
             }));
@@ -151,19 +208,19 @@ absl::StatusOr<std::vector<v1::TableStats>> ServersByMap::Open(
           return one.generation() == stats[0].generation();
         });
     if (are_equal) return stats;
-    if (!AwaitNewerMap(give_up)) {
-      return absl::UnavailableError(absl::StrCat(
-          "table '", spec.name(),
-          "': servers have it of different checkpoints: a restore has not "
-          "ended; restore one again"));
-    }
+    const absl::Status differ = absl::UnavailableError(absl::StrCat(
+        "table '", spec.name(),
+        "': servers have it of different checkpoints: a restore has not ended; "
+        "restore one again"));
+    if (IsAskedToStop()) return GaveUp(differ);
+    if (!AwaitNewerMap(give_up)) return differ;
   }
 }
 
 absl::StatusOr<std::vector<v1::SaveReply>> ServersByMap::Save(
     absl::FunctionRef<v1::SaveRequest(int index)> request) {
   return OnLive<v1::SaveReply>(
-      true, [&](const rpc::Target& server, int index, uint64_t epoch) {
+      Scope::kAll, [&](const rpc::Target& server, int index, uint64_t epoch) {
         v1::SaveRequest asked = request(index);
         asked.set_map_epoch(epoch);
         return rpc::CallAsync(server, &ps::Save, asked);
@@ -179,8 +236,8 @@ absl::StatusOr<Future<std::vector<v1::SaveReply>>> ServersByMap::Snapshot(
   };
   std::vector<Asked> asked;  // of the last map that was tried
   WEFT_RETURN_IF_ERROR(
-      OnLive<std::monostate>(true, [&](const rpc::Target& server, int index,
-                                       uint64_t epoch) {
+      OnLive<std::monostate>(Scope::kAll, [&](const rpc::Target& server,
+                                              int index, uint64_t epoch) {
         v1::SaveRequest freeze = request(index);
         freeze.set_map_epoch(epoch);
         if (!asked.empty() && asked[0].request.map_epoch() != epoch) {
@@ -203,7 +260,7 @@ absl::StatusOr<Future<std::vector<v1::SaveReply>>> ServersByMap::Snapshot(
 
 absl::Status ServersByMap::CheckCheckpointDirectory(const std::string& path) {
   return OnLive<std::monostate>(
-             false,
+             Scope::kLive,
              [&](const rpc::Target& server, int, uint64_t) {
                return rpc::CallAsync(server, &ps::CheckCheckpointDirectory,
                                      path)
@@ -213,7 +270,7 @@ absl::Status ServersByMap::CheckCheckpointDirectory(const std::string& path) {
 }
 
 absl::StatusOr<std::vector<v1::ServerStats>> ServersByMap::Describe() {
-  return OnLive<v1::ServerStats>(false,
+  return OnLive<v1::ServerStats>(Scope::kLive,
                                  [](const rpc::Target& server, int, uint64_t) {
                                    return rpc::CallAsync(server, &ps::Describe);
                                  });
@@ -226,7 +283,7 @@ absl::Status ServersByMap::Restore(const std::string& path,
   const Instant give_up = SteadyClock().Now() + options_.timeout;
   WEFT_RETURN_IF_ERROR(Begin());
   Restoring restoring(
-      NextGeneration(session_->map().generation(), options_.agent->key()));
+      NextGeneration(NewestGeneration(), options_.agent->key()));
   Instant found_at = SteadyClock().Now();
   for (;;) {
     const PartitionMap map = session_->map();
@@ -251,6 +308,25 @@ absl::Status ServersByMap::Restore(const std::string& path,
         "restoring ", path, "/", name, ": the map did not change within ",
         absl::FormatDuration(options_.timeout), ": ", map.Summary()));
   }
+}
+
+uint64_t ServersByMap::NewestGeneration() {
+  const PartitionMap map = session_->map();
+  uint64_t newest = map.generation();
+  std::vector<Future<v1::ServerStats>> asked;
+  for (const PartitionMap::Server& server : map.servers()) {
+    if (server.state != PartitionMap::State::kLive) continue;
+    asked.push_back(rpc::CallAsync(options_.agent->To(server.key, kAskTimeout),
+                                   &ps::Describe));
+  }
+  for (const Future<v1::ServerStats>& one : asked) {
+    const auto stats = one.Wait(2 * kAskTimeout);
+    if (!stats.ok()) continue;
+    for (const v1::TableStats& table : stats->tables()) {
+      newest = std::max(newest, table.generation());
+    }
+  }
+  return newest;
 }
 
 absl::Status ServersByMap::Take(const Restoring::Step& step,

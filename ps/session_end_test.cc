@@ -2,8 +2,10 @@
 // otherwise: the client and its tables are gone, the agent has ended, or the
 // worker gives up on servers that are gone.
 
+#include <atomic>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -99,6 +101,33 @@ TEST_F(SessionEnd, WhatWaitsForServersThatAreGoneIsGivenUp) {
   EXPECT_THAT(push.Wait(kSoon),
               StatusIs(absl::StatusCode::kCancelled,
                        "table 'b': gave up waiting for server ps"));
+}
+
+// As a trainer does that is asked to stop while its servers are dead. One that
+// has asked servers before knows who they were, and one that has not does not.
+TEST_F(SessionEnd, OpeningThatWaitsForServersThatAreGoneIsGivenUp) {
+  std::atomic<bool> stop{false};
+  ClientOptions options = job_->OptionsOfClient(0, absl::Minutes(2));
+  options.is_asked_to_stop = [&stop] { return stop.load(); };
+  options.client = 1;
+  Client known(options);
+  options.client = 2;
+  Client unknown(options);
+  v1::TableSpec spec = SparseSpec(v1::TableSpec::ASYNC, 1);
+  ASSERT_THAT(known.Sparse(spec).status(), IsOk());
+  KillServers();
+  std::thread stopper([&stop] {
+    absl::SleepFor(absl::Milliseconds(200));
+    stop = true;
+  });
+  spec.set_name("b");
+  const Instant began = SteadyClock().Now();
+  for (Client* client : {&known, &unknown}) {
+    EXPECT_THAT(client->Sparse(spec).status(),
+                StatusIs(absl::StatusCode::kCancelled, "is asked to stop"));
+  }
+  EXPECT_LT(SteadyClock().Now() - began, kSoon);
+  stopper.join();
 }
 
 TEST_F(SessionEnd, NothingIsGivenUpThatAnotherServerTakesOver) {

@@ -1,10 +1,12 @@
 #include "weft/ps/table_client.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "weft/base/clock.h"
 #include "weft/base/status_macros.h"
 #include "weft/ps/core/sequence_window.h"
 #include "weft/ps/operation.h"
@@ -12,6 +14,12 @@
 #include "weft/rpc/call.h"
 
 namespace weft::ps::internal {
+namespace {
+
+// How often an opening looks whether the worker is asked to stop.
+constexpr absl::Duration kLookAround = absl::Milliseconds(50);
+
+}  // namespace
 
 void TableClient::Close() {
   if (open_session_ == nullptr) return;
@@ -38,11 +46,25 @@ void TableClient::AddTicks(
   }
 }
 
+template <typename T>
+Result<T> TableClient::AwaitOpening(const Future<T>& operation) const {
+  const Instant give_up = SteadyClock().Now() + options_.timeout;
+  while (options_.is_asked_to_stop != nullptr && !operation.IsReady()) {
+    const absl::Duration left = give_up - SteadyClock().Now();
+    if (left <= absl::ZeroDuration()) break;
+    if (options_.is_asked_to_stop()) {
+      open_session_->session()->GiveUpOnGoneServers();
+    }
+    (void)operation.Wait(std::min(left, kLookAround));
+  }
+  return operation.Wait(
+      std::max(give_up - SteadyClock().Now(), absl::ZeroDuration()));
+}
+
 absl::Status TableClient::JoinClocks() {
   clock_partitions_ = PartitionsWithRows();
-  WEFT_ASSIGN_OR_RETURN(
-      const ReplicatedTableClient::Clocks clocks,
-      replicated_->Join(clock_partitions_).Wait(options_.timeout));
+  WEFT_ASSIGN_OR_RETURN(const ReplicatedTableClient::Clocks clocks,
+                        AwaitOpening(replicated_->Join(clock_partitions_)));
   int64_t at = 0;
   for (const auto& [partition, clock] : clocks) at = std::max(at, clock);
   // Partitions may have other lowest clocks, by what is under way. Where this
@@ -52,8 +74,7 @@ absl::Status TableClient::JoinClocks() {
   for (const auto& [partition, clock] : clocks) {
     if (clock < at) pieces.push_back({partition, tick});
   }
-  WEFT_RETURN_IF_ERROR(
-      replicated_->Push(std::move(pieces)).Wait(options_.timeout));
+  WEFT_RETURN_IF_ERROR(AwaitOpening(replicated_->Push(std::move(pieces))));
   BeginClock(at);
   return absl::OkStatus();
 }

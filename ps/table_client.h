@@ -224,6 +224,11 @@ class TableClient {
   }
 
  private:
+  // With two replicas: as operation.Wait(timeout()), which ends sooner once the
+  // worker is asked to stop and servers are gone.
+  template <typename T>
+  Result<T> AwaitOpening(const Future<T>& operation) const;
+
   const ClientOptions options_;
   const std::shared_ptr<ServerWaits> waits_;
   const std::shared_ptr<PinnedServers> servers_;     // null with two replicas

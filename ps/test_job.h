@@ -156,6 +156,11 @@ class TestJob {
   std::unique_ptr<Client> MakeClient(int trainer,
                                      absl::Duration timeout = kTimeout,
                                      int replicas = 0) {
+    return std::make_unique<Client>(
+        OptionsOfClient(trainer, timeout, replicas));
+  }
+  ClientOptions OptionsOfClient(int trainer, absl::Duration timeout = kTimeout,
+                                int replicas = 0) {
     ClientOptions options;
     options.agent = ranks_[server_names_.size() + trainer].agent.get();
     options.servers = server_names_;
@@ -163,7 +168,7 @@ class TestJob {
     options.rank = trainer;
     options.timeout = timeout;
     options.replicas = replicas != 0 ? replicas : replicas_;
-    return std::make_unique<Client>(options);
+    return options;
   }
 
  private:

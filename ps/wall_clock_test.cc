@@ -17,7 +17,9 @@
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/ps/client.h"
 #include "weft/ps/core/openings.h"
+#include "weft/ps/service.h"
 #include "weft/ps/test_job.h"
+#include "weft/rpc/call.h"
 #include "weft/tensor/tensor.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
@@ -78,37 +80,74 @@ TEST_F(WallClock, AnOpeningIsTheNewestOfItsWorkerThoughTheClockWasSetBack) {
               StatusIs(absl::StatusCode::kFailedPrecondition));
 }
 
-TEST_F(WallClock, ACheckpointIsRestoredAfterAnotherThoughTheClockWasSetBack) {
-  const testing::TempDir dir;
-  TestJob job(/*servers=*/2, /*trainers=*/1, nullptr, dir.path(),
-              /*replicas=*/2);
-  const auto client = job.MakeClient(0);
-  const v1::TableSpec spec = SparseSpec(v1::TableSpec::ASYNC, 1);
-  auto table = client->Sparse(spec);
-  ASSERT_THAT(table, IsOk());
-  ASSERT_THAT((*table)->Push(key_, gradient_).Wait(kTimeout), IsOk());
-  const std::string saved = dir.Path("saved");
-  const auto directory = checkpoint::CheckpointDirectory::Open({saved});
-  ASSERT_THAT(directory, IsOk());
-  const auto attempt = (*directory)->Begin(1);
-  ASSERT_THAT(attempt, IsOk());
-  const auto files = client->Save(saved, *attempt, -1);
-  ASSERT_THAT(files, IsOk());
-  const auto name = (*directory)->Commit(*attempt, *files, {});
-  ASSERT_THAT(name, IsOk());
-  ASSERT_THAT(client->Restore(saved, *name), IsOk());
+// A table whose row `key_` is -1 at a checkpoint of two servers.
+class WallClockAndCheckpoint : public WallClock {
+ protected:
+  WallClockAndCheckpoint()
+      : job_(/*servers=*/2, /*trainers=*/1, nullptr, dir_.path(),
+             /*replicas=*/2),
+        client_(job_.MakeClient(0)),
+        saved_(dir_.Path("saved")) {}
+
+  void Save() {
+    auto table = client_->Sparse(spec_);
+    ASSERT_THAT(table, IsOk());
+    ASSERT_THAT((*table)->Push(key_, gradient_).Wait(kTimeout), IsOk());
+    const auto directory = checkpoint::CheckpointDirectory::Open({saved_});
+    ASSERT_THAT(directory, IsOk());
+    const auto attempt = (*directory)->Begin(1);
+    ASSERT_THAT(attempt, IsOk());
+    const auto files = client_->Save(saved_, *attempt, -1);
+    ASSERT_THAT(files, IsOk());
+    const auto name = (*directory)->Commit(*attempt, *files, {});
+    ASSERT_THAT(name, IsOk());
+    name_ = *name;
+  }
+  void Push() {
+    auto table = client_->Sparse(spec_);
+    ASSERT_THAT(table, IsOk());
+    ASSERT_THAT((*table)->Push(key_, gradient_).Wait(kTimeout), IsOk());
+  }
+  void ExpectRestored() {
+    ASSERT_THAT(client_->Restore(saved_, name_), IsOk());
+    const auto table = client_->Sparse(spec_);
+    ASSERT_THAT(table, IsOk());
+    const auto row = (*table)->Pull(key_).Wait(kTimeout);
+    ASSERT_THAT(row, IsOk());
+    EXPECT_THAT(row->ToVector<float>(), ElementsAre(-1, -1));
+  }
+
+  const testing::TempDir dir_;
+  TestJob job_;
+  const std::unique_ptr<Client> client_;
+  const std::string saved_;
+  const v1::TableSpec spec_ = SparseSpec(v1::TableSpec::ASYNC, 1);
+  std::string name_;
+};
+
+TEST_F(WallClockAndCheckpoint, IsRestoredAfterAnotherThoughTheClockWasSetBack) {
+  ASSERT_NO_FATAL_FAILURE(Save());
+  ASSERT_NO_FATAL_FAILURE(ExpectRestored());
   ASSERT_NO_FATAL_FAILURE(SetBackAnHour());
   for (int i = 0; i < 2; ++i) {
-    auto restored = client->Sparse(spec);
-    ASSERT_THAT(restored, IsOk());
-    ASSERT_THAT((*restored)->Push(key_, gradient_).Wait(kTimeout), IsOk());
-    ASSERT_THAT(client->Restore(saved, *name), IsOk());
-    restored = client->Sparse(spec);
-    ASSERT_THAT(restored, IsOk());
-    const auto row = (*restored)->Pull(key_).Wait(kTimeout);
-    ASSERT_THAT(row, IsOk());
-    EXPECT_THAT(row->ToVector<float>(), ElementsAre(-1, -1)) << i;
+    SCOPED_TRACE(i);
+    ASSERT_NO_FATAL_FAILURE(Push());
+    ASSERT_NO_FATAL_FAILURE(ExpectRestored());
   }
+}
+
+// One server had loaded it when its client died, so the map says nothing of it.
+TEST_F(WallClockAndCheckpoint,
+       IsRestoredAfterOneThatWasAbandonedThoughTheClockWasSetBack) {
+  ASSERT_NO_FATAL_FAILURE(Save());
+  const auto abandoned = static_cast<uint64_t>(absl::ToUnixMicros(absl::Now()));
+  ASSERT_THAT(
+      rpc::CallAsync(job_.trainer(0).To("ps1", kTimeout), &RestoreReplicated,
+                     saved_, name_, abandoned, job_.replicated(1).map().epoch())
+          .Wait(kTimeout),
+      IsOk());
+  ASSERT_NO_FATAL_FAILURE(SetBackAnHour());
+  ExpectRestored();
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "weft/base/clock.h"
 #include "weft/base/future.h"
 #include "weft/ps/client.h"
+#include "weft/worker/worker.h"
 
 namespace weft::train {
 
@@ -34,6 +35,11 @@ weft::Result<T> AwaitTable(const Future<T>& operation, absl::Duration timeout,
   }
   return operation.Wait(absl::ZeroDuration());
 }
+
+// worker::TableClientOptions of a trainer whose openings of tables give up,
+// too, once it is asked to stop by a signal.
+ps::ClientOptions TrainersClient(worker::Worker& worker,
+                                 absl::Duration timeout);
 
 // What the trainer `name` ends with if it is asked to stop and gives up on
 // servers: `why`, as the end by a signal; else `why` itself.

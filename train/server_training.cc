@@ -30,7 +30,6 @@
 #include "weft/train/settings.h"
 #include "weft/train/stop_signal.h"
 #include "weft/worker/exit_code.h"
-#include "weft/worker/table_client.h"
 
 namespace weft::train {
 namespace {
@@ -108,7 +107,7 @@ ServerTraining::ServerTraining(worker::Worker& worker, Task task,
       task_(std::move(task)),
       options_(std::move(options)),
       parameters_(*task_.model),
-      client_(worker::TableClientOptions(worker, kRoundTimeout)),
+      client_(TrainersClient(worker, kRoundTimeout)),
       running_(worker.membership(), worker.options().rank,
                worker.options().trainers),
       adopted_(worker, running_,
@@ -219,10 +218,8 @@ absl::Status ServerTraining::OpenTable() {
   WEFT_ASSIGN_OR_RETURN(table_, client_.Dense(spec));
   // The same seed gave every trainer the same parameters; after a resume, and
   // in a running job, the servers have better ones, and keep them.
-  WEFT_RETURN_IF_ERROR(
-      table_->Initialize(parameters_.Values()).Wait(kRoundTimeout));
-  WEFT_ASSIGN_OR_RETURN(const Tensor values,
-                        table_->Pull().Wait(kRoundTimeout));
+  WEFT_RETURN_IF_ERROR(Await(table_->Initialize(parameters_.Values())));
+  WEFT_ASSIGN_OR_RETURN(const Tensor values, Await(table_->Pull()));
   return parameters_.SetValues(values);
 }
 
@@ -504,7 +501,8 @@ absl::StatusOr<Result> ServerTraining::Run() {
 }
 
 absl::StatusOr<Result> ServerTraining::Train() {
-  WEFT_RETURN_IF_ERROR(Begin());
+  const absl::Status begun = Begin();
+  if (!begun.ok()) return EndOfWait(begun, worker_.self().name, AskedToStop());
   absl::Duration training;
   absl::Status saved;
   for (int epoch = first_epoch_; epoch < options_.epochs && !was_stopped_;

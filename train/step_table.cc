@@ -17,7 +17,6 @@
 #include "weft/train/saving/servers_use.h"
 #include "weft/train/stop_signal.h"
 #include "weft/worker/exit_code.h"
-#include "weft/worker/table_client.h"
 
 namespace weft::train {
 namespace {
@@ -90,7 +89,7 @@ StepTable::StepTable(worker::Worker& worker, ps::v1::TableSpec spec,
     : name_(worker.self().name),
       spec_(std::move(spec)),
       timeout_(timeout),
-      client_(worker::TableClientOptions(worker, timeout)) {}
+      client_(TrainersClient(worker, timeout)) {}
 
 absl::StatusOr<std::unique_ptr<StepTable>> StepTable::Open(
     worker::Worker& worker, ps::v1::TableSpec spec, absl::Duration timeout) {
@@ -147,7 +146,9 @@ absl::StatusOr<std::unique_ptr<StepTable>> StepTable::Open(
       new StepTable(worker, Synchronous(std::move(spec)), timeout));
   const absl::Status opened = table->OpenTable();
   // A checkpoint may be restored once the ranks have met.
-  if (!opened.ok() && !ps::IsLostPartition(opened)) return opened;
+  if (!opened.ok() && !ps::IsLostPartition(opened)) {
+    return EndOfWait(opened, worker.self().name, AskedToStop());
+  }
   return table;
 }
 

@@ -76,16 +76,19 @@ class Training {
         settings_(settings),
         rank_(job.worker().options().rank),
         trainers_(job.worker().options().trainers),
-        client_(
-            weft::worker::TableClientOptions(job.worker(), absl::Minutes(2))) {}
+        client_(ClientOptionsOf(job)) {}
 
   absl::StatusOr<Result> Run() {
     WEFT_ASSIGN_OR_RETURN(clicks_, Clicks::Open(settings_.clicks));
-    WEFT_RETURN_IF_ERROR(Open());
+    Result result;
+    const absl::Status opened = Open();
+    result.was_stopped =
+        absl::IsCancelled(opened) && job_.options().IsAskedToStop();
+    if (result.was_stopped) return result;
+    WEFT_RETURN_IF_ERROR(opened);
     // Batches of one pass over the rows; the last may be smaller.
     const int64_t batches = (clicks_.rows + kBatch - 1) / kBatch;
     const int64_t rounds = batches * job_.options().epochs;
-    Result result;
     WEFT_RETURN_IF_ERROR(Learn(batches, rounds, result));
     result.samples_per_s = pace_.total();
     // What was learned since the last snapshot, --resume learns again.
@@ -99,6 +102,13 @@ class Training {
   }
 
  private:
+  static ps::ClientOptions ClientOptionsOf(weft::train::Job& job) {
+    ps::ClientOptions options =
+        weft::worker::TableClientOptions(job.worker(), absl::Minutes(2));
+    // No wait for servers that are gone while the tables are opened.
+    options.is_asked_to_stop = [&job] { return job.options().IsAskedToStop(); };
+    return options;
+  }
   bool is_averaged() const { return settings_.dense == "ddp"; }
 
   absl::Status Open() {

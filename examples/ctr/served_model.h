@@ -161,9 +161,8 @@ class ServedModel {
     parameters_.emplace(net_);
     WEFT_ASSIGN_OR_RETURN(mlp_, client.Dense(MlpSpec()));
     // Each trainer proposes the same.
-    WEFT_RETURN_IF_ERROR(
-        mlp_->Initialize(parameters_->Values()).Wait(kTimeout));
-    WEFT_ASSIGN_OR_RETURN(weft::Tensor values, mlp_->Pull().Wait(kTimeout));
+    WEFT_RETURN_IF_ERROR(Await(mlp_->Initialize(parameters_->Values())));
+    WEFT_ASSIGN_OR_RETURN(weft::Tensor values, Await(mlp_->Pull()));
     return parameters_->AdoptValues(std::move(values));
   }
   absl::Status OpenAveraged() {

@@ -7,8 +7,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "weft/base/clock.h"
 #include "weft/base/status_macros.h"
 #include "weft/launch/commands/commands.h"
 #include "weft/launch/commands/question.h"
@@ -36,6 +37,10 @@ namespace {
 using nlohmann::json;
 
 constexpr absl::Duration kAskEvery = absl::Milliseconds(100);
+// When `balance --wait` says what holds it up.
+constexpr absl::Duration kTellAfter = absl::Seconds(1);
+constexpr absl::Duration kTellEvery = absl::Seconds(10);
+constexpr char kLive[] = "live";  // ps::ServerList::Server::state
 
 absl::Status Usage(absl::string_view message) {
   return worker::WithExitCode(
@@ -43,11 +48,23 @@ absl::Status Usage(absl::string_view message) {
       worker::ExitCode::kUsage);
 }
 
+absl::Status HasOneReplica(const std::string& job, const std::string& server) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job ", job, " has --replicas=1, as ", server,
+      " says: each partition has one copy, on one server for as long as the "
+      "job runs, so no server can be added, drained or relieved; `weft status "
+      "--tables` shows what each has. To have others, stop the job and start "
+      "it again from its checkpoint (trainers: --checkpoint-dir, --resume) "
+      "with the servers that it is to have; with --replicas=2, which wants two "
+      "servers at least, tables move while it runs"));
+}
+
 // The servers of a job, asked from outside: one of them, and another where that
-// one is gone.
+// one is gone or does not answer.
 class Servers {
  public:
-  // kNotFound: the job has no server; else why none has answered.
+  // kNotFound: the job has no server; kFailedPrecondition: it has one replica;
+  // else why none has answered.
   static absl::StatusOr<Servers> Find(const Question& question,
                                       const Meeting& meeting) {
     Servers servers(question, meeting);
@@ -69,7 +86,8 @@ class Servers {
     });
   }
 
-  // One round of moves, or what it would be.
+  // One round of moves, or what it would be. kUnavailable, kDeadlineExceeded: a
+  // server is gone, or has not answered.
   absl::StatusOr<ps::v1::BalanceReply> Balance(bool dry_run) const {
     return rpc::Call(asked_->To(question_.timeout), ps::BalanceServers,
                      dry_run);
@@ -117,37 +135,60 @@ class Servers {
   Servers(Question question, Meeting meeting)
       : question_(std::move(question)), meeting_(std::move(meeting)) {}
 
-  // Asks who is there, and each server until one answers.
+  // Asks who is there, and each server until one answers; those last that have
+  // not answered before.
   absl::Status FindOne() {
     WEFT_ASSIGN_OR_RETURN(view_, AskForMembers(question_, meeting_));
+    std::vector<rendezvous::Member> servers;
+    for (const rendezvous::Member& member : view_.members()) {
+      if (member.role == "ps") servers.push_back(member);
+    }
+    std::stable_partition(
+        servers.begin(), servers.end(),
+        [&](const auto& server) { return unheard_.count(server.key) == 0; });
     absl::Status last = absl::NotFoundError(absl::StrCat(
         "job ", meeting_.job, " has no parameter server that is there"));
-    for (const rendezvous::Member& member : view_.members()) {
-      if (member.role != "ps") continue;
-      auto client = Connect(member);
-      if (client.ok()) {
-        last = rpc::Call((*client)->To(question_.timeout), ps::GetMap).status();
-        if (!last.ok()) continue;
-        asked_ = *std::move(client);
-        return absl::OkStatus();
+    for (const rendezvous::Member& server : servers) {
+      auto client = Connect(server);
+      if (!client.ok()) {
+        unheard_.insert(server.key);
+        last = client.status();
+        continue;
       }
-      last = client.status();
+      last = rpc::Call((*client)->To(question_.timeout), ps::GetMap).status();
+      if (absl::IsFailedPrecondition(last)) {
+        const auto stats =
+            rpc::Call((*client)->To(question_.timeout), ps::Describe);
+        if (stats.ok() && stats->entries() == 0) {
+          return HasOneReplica(meeting_.job, server.name);
+        }
+      }
+      if (!last.ok()) {
+        unheard_.insert(server.key);
+        continue;
+      }
+      asked_ = *std::move(client);
+      asked_key_ = server.key;
+      return absl::OkStatus();
     }
     return last;
   }
 
   // The answer of the server that is asked. Where it is kUnavailable, for the
   // server is gone or the map has changed meanwhile, it is asked for again, of
-  // whoever is there, for as long as one answer may take.
+  // whoever is there, for as long as one answer may take; where none comes,
+  // each other server is asked.
   template <typename Function>
   auto Call(Function ask) -> decltype(ask(std::declval<rpc::Target>())) {
-    const absl::Time deadline = absl::Now() + question_.timeout;
+    const Instant deadline = SteadyClock().Now() + question_.timeout;
     for (;;) {
       auto answer = ask(asked_->To(question_.timeout));
-      if (answer.ok() || absl::Now() > deadline ||
-          StatusOf(answer).code() != absl::StatusCode::kUnavailable) {
-        return answer;
-      }
+      const absl::Status& status = StatusOf(answer);
+      const bool asks_again =
+          absl::IsDeadlineExceeded(status)
+              ? unheard_.insert(asked_key_).second
+              : absl::IsUnavailable(status) && SteadyClock().Now() <= deadline;
+      if (!asks_again) return answer;
       absl::SleepFor(kAskEvery);
       // If none is found the next answer says why.
       FindOne().IgnoreError();
@@ -175,6 +216,8 @@ class Servers {
   Meeting meeting_;
   rendezvous::View view_;
   std::unique_ptr<rpc::Client> asked_;
+  rendezvous::WorkerKey asked_key_;
+  std::set<rendezvous::WorkerKey> unheard_;  // gave no answer when asked
 };
 
 // Rows and bytes of the partitions of which a server is the primary.
@@ -245,7 +288,7 @@ absl::StatusOr<int> Drain(Servers& servers, const std::string& name,
   WEFT_ASSIGN_OR_RETURN(const ps::ServerList::Server server,
                         servers.FindByName(name));
   WEFT_RETURN_IF_ERROR(servers.SetDrained(server.key.id, true));
-  const absl::Time deadline = absl::Now() + wait;
+  const Instant deadline = SteadyClock().Now() + wait;
   uint64_t newest = 0;
   bool was_drained = false;
   for (;;) {
@@ -275,7 +318,7 @@ absl::StatusOr<int> Drain(Servers& servers, const std::string& name,
           name.c_str(), left);
       return 0;
     }
-    if (absl::Now() > deadline) {
+    if (SteadyClock().Now() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat(
           name, " still has ", left, " groups of partitions after ",
           absl::FormatDuration(wait),
@@ -314,6 +357,7 @@ void Print(const Servers& servers, const ps::v1::BalanceReply& reply) {
         name(move.backup()).c_str(), name(move.relieved()).c_str(),
         move.load());
   }
+  std::fflush(stdout);  // it may go on for long
   if (reply.moves_size() > 0) return;
   std::printf("nothing to move: %s\n",
               reply.held().empty()
@@ -321,12 +365,46 @@ void Print(const Servers& servers, const ps::v1::BalanceReply& reply) {
                   : telemetry::Printable(reply.held()).c_str());
 }
 
-// Waits until the groups that `reply` names are where it says, or until
+using Keys = std::set<rendezvous::WorkerKey>;
+
+// Those that live and take part.
+Keys TakersIn(const ps::ServerList& list) {
+  Keys takers;
+  for (const ps::ServerList::Server& server : list.servers) {
+    if (server.state == kLive && !server.is_drained) takers.insert(server.key);
+  }
+  return takers;
+}
+
+// What keeps moves from being begun for a while; empty: nothing does.
+std::string WhyUnsettled(const Servers& servers, const ps::ServerList& list) {
+  std::vector<std::string> why;
+  if (list.single > 0) {
+    why.push_back(absl::StrCat(list.single, " groups have one copy"));
+  }
+  for (const ps::ServerList::Server& server : list.servers) {
+    if (server.has_nothing()) continue;
+    const std::string name = telemetry::Printable(servers.NameOf(server.key));
+    if (server.state != kLive) {
+      why.push_back(absl::StrCat(name, " is ", server.state));
+    } else if (server.is_drained) {
+      why.push_back(absl::StrCat(name, " is being drained"));
+    } else if (server.filling > 0) {
+      why.push_back(
+          absl::StrCat(name, " is filled with ", server.filling, " groups"));
+    }
+  }
+  return absl::StrJoin(why, ", ");
+}
+
+// Waits until the groups that `reply` names are where it says, or the servers
+// that take part are no longer `takers`, so that it may be given up, or until
 // `deadline`.
 absl::Status AwaitMoves(Servers& servers, const ps::v1::BalanceReply& reply,
-                        absl::Time deadline) {
+                        const Keys& takers, Instant deadline) {
   for (;;) {
     WEFT_ASSIGN_OR_RETURN(const ps::ServerList list, servers.List());
+    if (TakersIn(list) != takers) return absl::OkStatus();
     int left = 0;
     for (const auto& move : reply.moves()) {
       const size_t entry = move.entry();
@@ -337,7 +415,7 @@ absl::Status AwaitMoves(Servers& servers, const ps::v1::BalanceReply& reply,
                   : 0;
     }
     if (left == 0) return absl::OkStatus();
-    if (absl::Now() > deadline) {
+    if (SteadyClock().Now() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat(
           left, " of ", reply.moves_size(),
           " groups of partitions have not moved; they go on to move, unless a "
@@ -348,17 +426,58 @@ absl::Status AwaitMoves(Servers& servers, const ps::v1::BalanceReply& reply,
   }
 }
 
-absl::StatusOr<int> Balance(Servers& servers, bool dry_run,
-                            absl::Duration wait) {
-  const absl::Time deadline = absl::Now() + wait;
+absl::StatusOr<int> BalanceOnce(Servers& servers, bool dry_run) {
+  WEFT_ASSIGN_OR_RETURN(const ps::v1::BalanceReply reply,
+                        servers.Balance(dry_run));
+  Print(servers, reply);
+  return 0;
+}
+
+// Goes on until no move helps. A server that stops, dies or comes meanwhile
+// holds it up until those that are there have two copies of all.
+absl::StatusOr<int> BalanceAll(Servers& servers, absl::Duration wait) {
+  const Instant deadline = SteadyClock().Now() + wait;
+  Instant tell_at = Instant::Infinite();
   for (;;) {
-    WEFT_ASSIGN_OR_RETURN(const ps::v1::BalanceReply reply,
-                          servers.Balance(dry_run));
-    Print(servers, reply);
-    if (dry_run || wait == absl::ZeroDuration() || reply.moves_size() == 0) {
-      return 0;
+    WEFT_ASSIGN_OR_RETURN(const ps::ServerList list, servers.List());
+    std::string why = WhyUnsettled(servers, list);
+    if (why.empty()) {
+      const auto reply = servers.Balance(/*dry_run=*/false);
+      if (reply.ok() && reply->moves_size() > 0) {
+        Print(servers, *reply);
+        tell_at = Instant::Infinite();
+        WEFT_RETURN_IF_ERROR(
+            AwaitMoves(servers, *reply, TakersIn(list), deadline));
+        continue;
+      }
+      if (reply.ok()) {
+        // A server may have gone since the list was made.
+        WEFT_ASSIGN_OR_RETURN(const ps::ServerList now, servers.List());
+        why = reply->held().empty() ? "" : WhyUnsettled(servers, now);
+        if (why.empty()) {
+          Print(servers, *reply);
+          return 0;
+        }
+      } else if (absl::IsUnavailable(reply.status()) ||
+                 absl::IsDeadlineExceeded(reply.status())) {
+        why = telemetry::Printable(reply.status().message());
+      } else {
+        return reply.status();
+      }
     }
-    WEFT_RETURN_IF_ERROR(AwaitMoves(servers, reply, deadline));
+    const Instant now = SteadyClock().Now();
+    if (now > deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "no more could be moved within ", absl::FormatDuration(wait), ": ",
+          why, "; look at weft servers list, and balance again"));
+    }
+    if (tell_at == Instant::Infinite()) tell_at = now + kTellAfter;
+    if (now >= tell_at) {
+      std::printf("waits: %s\n", why.c_str());
+      std::fflush(stdout);
+      tell_at = now + kTellEvery;
+    }
+    absl::SleepFor(kAskEvery);
   }
 }
 
@@ -401,7 +520,10 @@ absl::StatusOr<int> ServersCommand(int argc, char** argv) {
   WEFT_ASSIGN_OR_RETURN(Servers servers, Servers::Find(question, meeting));
   if (verb == "drain") return Drain(servers, words[1], wait);
   if (verb == "add") return Add(servers, words[1]);
-  if (is_balance) return Balance(servers, dry_run, wait);
+  if (is_balance && (dry_run || wait == absl::ZeroDuration())) {
+    return BalanceOnce(servers, dry_run);
+  }
+  if (is_balance) return BalanceAll(servers, wait);
   WEFT_ASSIGN_OR_RETURN(const ps::ServerList list, servers.List());
   if (as_json) {
     std::printf("%s\n", ToJson(servers, list).dump().c_str());

@@ -43,6 +43,7 @@ json NewTable(const TableSpec& spec) {
           {"push_dtype", lower(WireValues::Dtype_Name(spec.wire().push()))},
           {"pull_dtype", lower(WireValues::Dtype_Name(spec.wire().pull()))},
           {"version", 0},
+          {"lag", uint64_t{0}},
           {"servers", json::object()}};
 }
 
@@ -196,6 +197,10 @@ std::string TextOf(const std::string& name, const json& table) {
         std::pair("refused_pushes", " pushes refused")}) {
     if (table[key] != 0) absl::StrAppend(&text, ", ", Number(table, key), what);
   }
+  if (table["lag"] != 0) {
+    absl::StrAppend(&text, ", ", Number(table, "lag"),
+                    " changes of one partition on one copy");
+  }
   text.push_back('\n');
   absl::StrAppend(&text, TextOfConsistency(table));
   for (const auto& [server, of] : table["servers"].items()) {
@@ -268,6 +273,13 @@ json ToJson(const TablesReport& report) {
       server["versions_behind"] =
           table["version"].get<int64_t>() -
           std::max(server["version"].get<int64_t>(), int64_t{0});
+    }
+  }
+  for (const auto& [name, loads] : report.loads) {
+    for (const ps::v1::TableLoad& table : loads.tables()) {
+      if (!tables.contains(table.table())) continue;
+      json& lag = tables[table.table()]["lag"];
+      lag = std::max(lag.get<uint64_t>(), table.lag());
     }
   }
   answer["load"] = LoadOf(report);

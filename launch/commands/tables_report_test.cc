@@ -136,6 +136,24 @@ TEST(TablesReport, ShowsWhatServersHaveToDoAndTheHottestPartitions) {
                               "second\n"));
 }
 
+TEST(TablesReport, SaysHowManyChangesAreOnOneCopy) {
+  TablesReport report;
+  report.servers.resize(2);
+  report.loads.resize(2);
+  for (int i = 0; i < 2; ++i) {
+    const std::string name = absl::StrCat("ps", i);
+    report.servers[i].first = report.loads[i].first = name;
+    ServerStats& stats = report.servers[i].second;
+    stats.set_entries(64);
+    Table(stats, "words", 10, 1000, 42);
+    AddLoad(report.loads[i].second, "words", 0.5, 0.1).set_lag(7 * i);
+  }
+  EXPECT_EQ(ToJson(report)["tables"]["words"]["lag"], 7);
+  EXPECT_THAT(
+      ToText(report),
+      HasSubstr("version 42, 7 changes of one partition on one copy\n"));
+}
+
 // With two replicas a server that is the primary of nothing, as one that is
 // drained, counts no rounds.
 TEST(TablesReport, ServerThatHasNothingOfATableIsNotBehind) {

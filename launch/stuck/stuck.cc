@@ -10,8 +10,10 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 namespace weft::launch {
 namespace {
@@ -22,7 +24,7 @@ using Process = RankFacts::Process;
 class Waits {
  public:
   Waits(absl::Span<const RankFacts> ranks, absl::Duration after)
-      : after_(after) {
+      : all_(ranks), after_(after) {
     for (const RankFacts& rank : ranks) ranks_[rank.name] = &rank;
   }
 
@@ -50,6 +52,7 @@ class Waits {
   bool IsExplained(const std::set<std::string>& circle) const;
   void AddCircle(const std::set<std::string>& circle);
 
+  const absl::Span<const RankFacts> all_;
   const absl::Duration after_;
   std::map<std::string, const RankFacts*> ranks_;
   std::set<std::string> awaited_;
@@ -65,6 +68,23 @@ int64_t NumberOf(absl::string_view operation) {
   int64_t number = -1;
   if (at == absl::string_view::npos) return -1;
   return absl::SimpleAtoi(operation.substr(at + 1), &number) ? number : -1;
+}
+
+// Whether `name` is that of a member of `role`: "ps3".
+bool IsOfRole(absl::string_view name, absl::string_view role) {
+  return absl::ConsumePrefix(&name, role) && !name.empty() &&
+         absl::c_all_of(name, absl::ascii_isdigit);
+}
+
+// Whether it is seen to compute, and waits for nobody: of one that waits where
+// it says nothing of it, as until all have joined, there is next to no CPU
+// time.
+bool TrainsOn(const RankFacts& rank) {
+  constexpr double kComputes = 0.05;  // of a core
+  return rank.process == Process::kRuns && rank.waits.empty() &&
+         !IsServer(rank.name) && !IsOfRole(rank.name, "coordinator") &&
+         rank.over > absl::ZeroDuration() &&
+         absl::FDivDuration(rank.cpu, rank.over) >= kComputes;
 }
 
 // Whether `rank` says that it was in that operation, or in a later one, a
@@ -242,7 +262,7 @@ std::vector<StuckCause> Waits::Find() {
   FindAwaited();
   for (const auto& [name, rank] : ranks_) {
     AddCausesOf(*rank);
-    if (rank->process == Process::kStopped && rank->stopped >= after_) {
+    if (rank->stopped >= after_ && IsStoppedAndMissed(*rank, all_)) {
       Add(StuckClass::kStopped, {name});
     }
   }
@@ -282,6 +302,14 @@ bool MayLast(const RankWait& wait) {
   return absl::c_all_of(wait.awaited, [](const AwaitedRank& awaited) {
     return awaited.has_answered;
   });
+}
+
+bool IsServer(absl::string_view name) { return IsOfRole(name, "ps"); }
+
+bool IsStoppedAndMissed(const RankFacts& rank,
+                        absl::Span<const RankFacts> ranks) {
+  return rank.process == Process::kStopped && !IsServer(rank.name) &&
+         absl::c_none_of(ranks, TrainsOn);
 }
 
 std::vector<StuckCause> FindStuck(absl::Span<const RankFacts> ranks,

@@ -63,6 +63,9 @@ bool IsForAKey(const RankWait& wait);
 // while trainers train.
 bool MayLast(const RankWait& wait);
 
+// Whether it is the name of a server of tables: "ps3".
+bool IsServer(absl::string_view name);
+
 struct RankFacts {
   enum class Process {
     kUnknown,  // nothing is seen of it
@@ -106,8 +109,16 @@ struct StuckCause {
 // call.
 inline constexpr absl::Duration kFresh = absl::Milliseconds(1500);
 
+// Whether `rank` is stopped, and keeps the job from going on as far as is seen
+// though nobody waits for it: not a server of tables, for who wants something
+// of one waits for it, and with two replicas others serve in its place; and
+// nobody where another rank trains on.
+bool IsStoppedAndMissed(const RankFacts& rank,
+                        absl::Span<const RankFacts> ranks);
+
 // Each cause once: what keeps those from going on that have waited for at least
-// `after`, and who has been stopped for so long. Empty: nobody waits so long.
+// `after`, and who has been IsStoppedAndMissed for so long. Empty: nobody waits
+// so long.
 // Who waits for a key of the store is a cause where others wait for it. Who is
 // missing at a barrier of the coordinator is one where others wait for a rank
 // that is there.

@@ -107,6 +107,57 @@ TEST_F(StuckWatchTest, StoppedRankIsSaidWithoutThatAnybodyWaits) {
   EXPECT_EQ(over_, 1);
 }
 
+// Its backups serve: whoever wants something of it says so.
+TEST_F(StuckWatchTest, StoppedServerForWhichNobodyWaitsIsNotNamed) {
+  Start("ps1", 12, 0);
+  const auto run_until = [&](double seconds) {
+    std::vector<StuckCause> said;
+    for (; now_ <= seconds; now_ += 1) {
+      // Nobody computes.
+      for (const auto& [name, pid] :
+           {std::pair("trainer0", 10), std::pair("trainer1", 11)}) {
+        watch_.Look(name, {pid, 'S', absl::ZeroDuration()}, At(now_));
+      }
+      watch_.Look("ps1", {12, 'T', absl::ZeroDuration()}, At(now_));
+      Take(watch_.Check(At(now_)), &said);
+    }
+    return said;
+  };
+  EXPECT_THAT(run_until(30), IsEmpty());
+  watch_.Line("trainer0",
+              "Pull on table users still waits after 4s: ps1 does not answer",
+              At(31));
+  const auto said = run_until(31);
+  ASSERT_THAT(said, SizeIs(1));
+  EXPECT_EQ(said[0].why, StuckClass::kStopped);
+  EXPECT_THAT(said[0].ranks, ElementsAre("ps1"));
+  EXPECT_EQ(over_, 0);
+  watch_.Line("trainer0", "Pull on table users no longer waits, after 6s",
+              At(33));
+  EXPECT_THAT(run_until(90), IsEmpty());
+  EXPECT_EQ(over_, 1);
+}
+
+// As where the others have gone on without it, or have no need of it.
+TEST_F(StuckWatchTest, StoppedRankIsNotNamedWhileAnotherTrainsOn) {
+  double used = 0;
+  const auto look = [&](double cpu) {
+    watch_.Look("trainer0", {10, 'S', absl::Seconds(used += cpu)}, At(now_));
+    watch_.Look("trainer1", {11, 'T', absl::ZeroDuration()}, At(now_));
+    std::vector<StuckCause> said;
+    Take(watch_.Check(At(now_)), &said);
+    now_ += 1;
+    return said;
+  };
+  for (int i = 0; i < 60; ++i) EXPECT_THAT(look(0.3), IsEmpty()) << i;
+  EXPECT_EQ(over_, 0);
+  // It has ended: then nobody goes on.
+  watch_.End("trainer0");
+  const auto said = look(0);
+  ASSERT_THAT(said, SizeIs(1));
+  EXPECT_THAT(said[0].ranks, ElementsAre("trainer1"));
+}
+
 // This happens where a debugger holds a rank for minutes.
 TEST_F(StuckWatchTest, IsSaidAgainAfterLongerAndLongerPauses) {
   state_ = 't';

@@ -1,5 +1,6 @@
 #include "weft/ps/core/cut.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <random>
@@ -193,6 +194,19 @@ TEST(CutDense, IsNotWholeWhereAPartitionHasSeveralSlicesOrAServerOnlySome) {
   }
   EXPECT_EQ(elements, 5 * kMinSliceElements + 3);
   EXPECT_EQ(slices.size(), 6u);
+}
+
+// The parameters of a ResNet-50: no server has much more than another.
+TEST(CutDense, ServersHaveEqualSharesOfAModel) {
+  const auto layout = DenseLayout(25'557'032, 1024);
+  for (const int servers : {2, 3, 5, 8, 16}) {
+    int64_t most = 0;
+    for (const DensePart& part :
+         CutDense(*layout, Placement("t", 1024, servers))) {
+      most = std::max(most, part.elements);
+    }
+    EXPECT_LE(most * servers, 1.05 * 25'557'032) << servers;
+  }
 }
 
 TEST(CutDense, AServerWithoutASliceHasAnEmptyPart) {

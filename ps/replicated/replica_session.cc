@@ -48,6 +48,13 @@ absl::StatusOr<std::shared_ptr<ReplicaSession>> ReplicaSession::Begin(
     if (absl::IsAborted(status) || absl::IsFailedPrecondition(status)) {
       return status;
     }
+    const auto& is_asked_to_stop = session->options_.is_asked_to_stop;
+    if (is_asked_to_stop != nullptr && is_asked_to_stop()) {
+      return absl::CancelledError(
+          absl::StrCat("gave up waiting for the first answer of a server, for "
+                       "this worker is asked to stop: ",
+                       status.message()));
+    }
     if (SteadyClock().Now() + kTick >= give_up) return status;
     const BlockingScope blocking;
     absl::SleepFor(kTick);

@@ -13,6 +13,7 @@
 #define WEFT_PS_REPLICATED_REPLICA_SESSION_H_
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -52,10 +53,13 @@ class ReplicaSession : public EndsWithAgent,
   struct Options {
     rpc::Agent* agent = nullptr;
     std::vector<std::string> servers;  // names
+    // Begin: no longer waits once this is true. Null: until its time-out.
+    std::function<bool()> is_asked_to_stop = nullptr;
   };
   // Waits for a map, which a server gives once all have joined.
-  // kUnavailable or kDeadlineExceeded says what the last that was asked said;
-  // kResourceExhausted: the system has no thread for it.
+  // kCancelled: is_asked_to_stop. kUnavailable or kDeadlineExceeded says what
+  // the last that was asked said; kResourceExhausted: the system has no thread
+  // for it.
   static absl::StatusOr<std::shared_ptr<ReplicaSession>> Begin(
       Options options, absl::Duration timeout);
   ~ReplicaSession() override;

@@ -560,10 +560,11 @@ void ReplicatedTableClient::OnTick(Instant now) {
     late = absl::Status(late.code(), absl::StrCat(late.message(), "; that is ",
                                                   session_->NameOf(late_at)));
   }
+  const Names gone = session_->gives_up(now) ? NamesOfGone() : Names();
   {
     MutexLock lock(mu_);
     if (!late.ok()) Fail(late, work);
-    if (session_->gives_up(now)) GiveUpOnGoneServers(work);
+    if (!gone.empty()) GiveUpOn(gone, work);
     std::vector<uint64_t> ids;
     for (const auto& [id, pull] : pulls_) ids.push_back(id);
     for (uint64_t id : ids) {

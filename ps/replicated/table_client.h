@@ -226,10 +226,18 @@ class ReplicatedTableClient final
                 const absl::StatusOr<PullSpansReply>& reply)
       ABSL_LOCKS_EXCLUDED(mu_);
   void Finish(Work work) ABSL_LOCKS_EXCLUDED(mu_);
-  // Ends what waits for servers that are gone.
-  void GiveUpOnGoneServers(Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Ok, or that no server which is there has the partition.
-  absl::Status CheckIsServed(int partition) const
+  // The servers that are gone and have entries of the map. Names are asked for
+  // without the lock.
+  using Names = std::map<WorkerKey, std::string>;
+  Names NamesOfGone() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends what waits for the servers of `gone`.
+  void GiveUpOn(const Names& gone, Work& work)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Ok, or that a server of `gone` has the partition.
+  absl::Status CheckIsServed(int partition, const Names& gone) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The server that is gone and has the entry; nothing: one that is there has.
+  std::optional<WorkerKey> GoneServerOf(const PartitionMap::Entry& entry) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // How a call of `server` ended.
   void NoteEnd(WorkerKey server, const absl::Status& status)

@@ -34,40 +34,58 @@ void ReplicatedTableClient::NoteEnd(WorkerKey server,
   if (rpc::ReasonOf(status) == rpc::Reason::kPeerGone) gone_.insert(server);
 }
 
-absl::Status ReplicatedTableClient::CheckIsServed(int partition) const {
-  const PartitionMap::Entry& entry = map_.entry(map_.EntryOf(partition));
-  if (!IsNone(entry.primary) && gone_.count(entry.primary) == 0) {
-    return absl::OkStatus();
+std::optional<WorkerKey> ReplicatedTableClient::GoneServerOf(
+    const PartitionMap::Entry& entry) const {
+  if (IsNone(entry.primary)) {
+    return entry.heirs.empty() ? WorkerKey() : entry.heirs.front();
   }
-  const WorkerKey awaited = !IsNone(entry.primary) ? entry.primary
-                            : !entry.heirs.empty() ? entry.heirs.front()
-                                                   : WorkerKey();
-  return absl::CancelledError(
-      absl::StrCat("table '", options_.spec.name(),
-                   "': gave up waiting for server ", session_->NameOf(awaited),
-                   ", which has partition ", partition, " and is gone"));
+  if (gone_.count(entry.primary) == 0) return std::nullopt;
+  return entry.primary;
 }
 
-void ReplicatedTableClient::GiveUpOnGoneServers(Work& work) {
-  absl::Status gone;
-  for (auto& [id, window] : windows_) {
-    for (auto& [piece, operation] : window.operations) {
-      gone.Update(CheckIsServed(piece.first));
-    }
-    for (int p = 0; p < options_.spec.partitions(); ++p) {
-      if (window.window.outstanding(p) > 0) gone.Update(CheckIsServed(p));
+ReplicatedTableClient::Names ReplicatedTableClient::NamesOfGone() const {
+  Names names;
+  {
+    MutexLock lock(mu_);
+    for (int i = 0; i < map_.entries(); ++i) {
+      const auto gone = GoneServerOf(map_.entry(i));
+      if (gone.has_value()) names[*gone];
     }
   }
-  if (!gone.ok()) return Fail(gone, work);
+  for (auto& [server, name] : names) name = session_->NameOf(server);
+  return names;
+}
+
+absl::Status ReplicatedTableClient::CheckIsServed(int partition,
+                                                  const Names& gone) const {
+  const auto server = GoneServerOf(map_.entry(map_.EntryOf(partition)));
+  const auto found = server.has_value() ? gone.find(*server) : gone.end();
+  if (found == gone.end()) return absl::OkStatus();
+  return absl::CancelledError(absl::StrCat(
+      "table '", options_.spec.name(), "': gave up waiting for server ",
+      found->second, ", which has partition ", partition, " and is gone"));
+}
+
+void ReplicatedTableClient::GiveUpOn(const Names& gone, Work& work) {
+  absl::Status why;
+  for (auto& [id, window] : windows_) {
+    for (auto& [piece, operation] : window.operations) {
+      why.Update(CheckIsServed(piece.first, gone));
+    }
+    for (int p = 0; p < options_.spec.partitions(); ++p) {
+      if (window.window.outstanding(p) > 0) why.Update(CheckIsServed(p, gone));
+    }
+  }
+  if (!why.ok()) return Fail(why, work);
   std::map<uint64_t, absl::Status> given_up;
   for (const auto& [id, pull] : pulls_) {
     for (const PullOperation::Item& item : pull.items) {
       if (item.is_done) continue;
-      const absl::Status served = CheckIsServed(item.piece.partition);
+      const absl::Status served = CheckIsServed(item.piece.partition, gone);
       if (!served.ok()) given_up.emplace(id, served);
     }
   }
-  for (const auto& [id, why] : given_up) EndPull(id, why, work);
+  for (const auto& [id, status] : given_up) EndPull(id, status, work);
 }
 
 bool ReplicatedTableClient::AwaitStable(absl::Duration timeout) {

@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "weft/rpc/call.h"
+#include "weft/rpc/session/failure.h"
 #include "weft/telemetry/logger.h"
 #include "weft/telemetry/telemetry.h"
 
@@ -252,10 +253,12 @@ std::vector<ServerAnswer> ServerWaits::Wait::Answers() const {
     answer.server = one.server;
     const Result<WaitAnswer>* const said = one.answer.Peek();
     if (said != nullptr) {
-      // A server that refuses the question answers it, too.
+      // A server that refuses the question answers it, too; one that is gone is
+      // not called (IsLocal).
       answer.has_answered =
           said->ok() || (!absl::IsUnavailable(said->status()) &&
-                         !absl::IsDeadlineExceeded(said->status()));
+                         !absl::IsDeadlineExceeded(said->status()) &&
+                         !rpc::IsLocal(said->status()));
       if (said->ok()) answer.waits = **said;
     }
     answers.push_back(std::move(answer));

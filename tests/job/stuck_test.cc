@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tests/job/job.h"
@@ -191,6 +192,22 @@ TEST_F(Stuck, ServerThatIsStoppedIsNamedWithTheTable) {
   EXPECT_THAT(events(),
               ContainsRegex(R"("class":"stopped","ranks":"ps0","waiting":)"
                             R"("[^"]*trainer.*"table":"users")"));
+}
+
+// Its backups take its part over within seconds, and rounds go on.
+TEST_F(Stuck, StoppedServerWhosePartOthersServeIsNotSaidToKeepTheJob) {
+  StartWithServers(2, "rounds");
+  const pid_t server = FindWorker(*run_, "ps", 1);
+  ASSERT_GT(server, 0);
+  ASSERT_EQ(kill(server, SIGSTOP), 0);
+  // Longer than it takes until a process that is stopped is named. On a busy
+  // machine trainers may have waited for it for as long.
+  EXPECT_FALSE(run_->WaitForOutput("no progress: ps1 ", absl::Seconds(8)).ok())
+      << run_->output();
+  GoOn();
+  EXPECT_THAT(run_->WaitForOutput("the last round has ended", kLong), IsOk());
+  ASSERT_EQ(kill(server, SIGCONT), 0);
+  EXPECT_THAT(run_->Wait(kLong), IsOkAndHolds(0)) << run_->output();
 }
 
 TEST_F(Stuck, TrainerForWhichARoundWaitsIsNamed) {

@@ -98,6 +98,7 @@ absl::Status RunWithServers(Worker& worker, const std::string& how,
     ends = how == "clock" ? has_seen : rows.data<float>()[0] != 0;
     absl::SleepFor(absl::Milliseconds(5));
   }
+  if (is_it) std::fprintf(stderr, "the last round has ended\n");
   return how == "clock" ? table->LeaveClock().Wait(kLong) : absl::OkStatus();
 }
 

@@ -26,6 +26,7 @@ namespace weft::testing {
 namespace {
 
 using nlohmann::json;
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
@@ -64,12 +65,16 @@ class Servers : public ::testing::Test {
 
   // A training that goes on until it is stopped.
   void Train(int servers) {
-    run_ = Weft({"run", "--job=moved", "--replicas=2", "--role",
-                 absl::StrCat("ps=", servers, ":", Program("parameter_server")),
-                 "--role",
-                 absl::StrCat("trainer=1:", Program("trainer"), " --data=",
-                              job_.data, " --batch-size=16 ", kForLong)});
+    Start(servers, 2);
     AwaitTwoCopies();
+  }
+  void Start(int servers, int replicas) {
+    run_ = Weft(
+        {"run", "--job=moved", absl::StrCat("--replicas=", replicas), "--role",
+         absl::StrCat("ps=", servers, ":", Program("parameter_server")),
+         "--role",
+         absl::StrCat("trainer=1:", Program("trainer"), " --data=", job_.data,
+                      " --batch-size=16 ", kForLong)});
   }
   void AwaitTwoCopies() const {
     EXPECT_TRUE(Becomes([&] {
@@ -118,6 +123,54 @@ TEST_F(Servers, DrainGoesOnWhereTheServerThatIsAskedDies) {
     EXPECT_EQ(Run({"add", drained}).code, 0);
     AwaitTwoCopies();
   }
+  Stop(*run_);
+}
+
+// "A server that stops, dies or comes meanwhile holds it up [...] until those
+// that are there have two copies of everything; then it goes on with those":
+// also where it is the one that was asked.
+TEST_F(Servers, BalanceGoesOnWithThoseThatAreLeftWhereAServerStops) {
+  Train(3);
+  for (const int victim : {2, 0}) {
+    SCOPED_TRACE(victim);
+    // ps1 has nothing then.
+    ASSERT_EQ(Run({"drain", "ps1", "--wait=60s"}).code, 0);
+    ASSERT_EQ(Run({"add", "ps1"}).code, 0);
+    std::unique_ptr<Process> balance;
+    // Once there is a load that can be measured.
+    ASSERT_TRUE(Becomes([&] {
+      balance = Ask({"balance", "--wait=3m"});
+      return balance->WaitForOutput(" to ps1", absl::Seconds(5)).ok();
+    })) << balance->output();
+    const pid_t stopped = FindWorker(*run_, "ps", victim);
+    ASSERT_GT(stopped, 0);
+    ASSERT_EQ(kill(stopped, SIGSTOP), 0);
+    const Ended ended = Finish(*balance);
+    EXPECT_EQ(ended.code, 0) << ended.output;
+    EXPECT_THAT(ended.output, HasSubstr("nothing to move: ")) << ended.output;
+    EXPECT_EQ(kill(stopped, SIGCONT), 0);
+    AwaitTwoCopies();
+  }
+  Stop(*run_);
+}
+
+// "A job with `--replicas=1` is refused (exit code 3)": it says what can be
+// done there.
+TEST_F(Servers, OfAJobWithOneReplicaItIsSaidWhatIsPossible) {
+  Start(2, 1);
+  ASSERT_THAT(run_->WaitForOutput("training ", kLong), IsOk());
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{
+           {"list"}, {"drain", "ps1"}, {"add", "ps1"}, {"balance"}}) {
+    SCOPED_TRACE(words[0]);
+    const Ended ended = Run(words);
+    EXPECT_EQ(ended.code, kConfig) << ended.output;
+    EXPECT_THAT(ended.output,
+                AllOf(HasSubstr("job moved has --replicas=1, as ps"),
+                      HasSubstr("start it again from its checkpoint"),
+                      HasSubstr("weft status --tables")));
+  }
+  EXPECT_EQ(Finish(*Weft({"status", "--tables", "--job=moved"})).code, 0);
   Stop(*run_);
 }
 
