@@ -102,6 +102,16 @@ def weft_test(name, srcs = None, size = "small", deps = [], copts = [], **kwargs
         **kwargs
     )
 
+def weft_tests(tests, size = "small"):
+    """A weft_test for each name, of <name>.cc, with its deps.
+
+    Args:
+      tests: the deps by name; at the end of the BUILD file, where each finds the library that it is of.
+      size: of each.
+    """
+    for name, deps in tests.items():
+        weft_test(name = name, size = size, deps = deps)
+
 def weft_proto(name, src, grpc = False, deps = []):
     """C++ of one .proto file, included as "weft/proto/<name>.pb.h" (and .grpc.pb.h).
 
