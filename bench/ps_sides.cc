@@ -445,8 +445,13 @@ int CallTables(const PsOptions& options) {
     rank.directory.Put(
         {names[i], ServerKey(i), ServerAddress(options.call, i)});
   }
-  ps::Client client(
-      {rank.agent.get(), names, 7, 0, kTimeout, options.replicas});
+  ps::ClientOptions client_options;
+  client_options.agent = rank.agent.get();
+  client_options.servers = names;
+  client_options.client = 7;
+  client_options.timeout = kTimeout;
+  client_options.replicas = options.replicas;
+  ps::Client client(client_options);
   if (options.measure == "sparse") MeasureSparse(client, options);
   if (options.measure == "dense") MeasureDense(client, options);
   if (options.measure == "rounds") MeasureRounds(client, options);

@@ -35,7 +35,7 @@ namespace {
 
 using ::testing::AnyOf;
 using ::weft::collectives::CallOptions;
-using ::weft::collectives::NcclRank;
+using ::weft::collectives::DeviceRank;
 using ::weft::collectives::NcclWorld;
 using ::weft::collectives::PointToPoint;
 using ::weft::collectives::ProcessGroup;
@@ -49,7 +49,7 @@ constexpr int64_t kLimit = int64_t{64} << 10;  // NcclOptions::host_bytes
 constexpr PointToPoint::Kind kSend = PointToPoint::kSend;
 constexpr PointToPoint::Kind kReceive = PointToPoint::kReceive;
 
-using Body = std::function<absl::Status(const NcclRank&)>;
+using Body = std::function<absl::Status(const DeviceRank&)>;
 
 void ExpectWell(NcclWorld& world, const Body& body) {
   const std::vector<absl::Status> statuses = world.Run(body);
@@ -80,7 +80,7 @@ CallOptions Within(absl::Duration timeout) {
 }
 
 // Send on rank 0 and Receive on rank 1 of `count` elements; the bits are equal.
-absl::Status Pass(const NcclRank& r, int64_t count, DType dtype, int mark) {
+absl::Status Pass(const DeviceRank& r, int64_t count, DType dtype, int mark) {
   const Tensor x = Marked(count, mark, dtype);
   if (r.group.rank() == 0) return r.group.Send(r.Place(x), 1);
   const Tensor y = Tensor::Zeros({count}, dtype, r.device());
@@ -98,7 +98,7 @@ TEST(Transfers, OneByteDecidesWhatMovesThem) {
          {int64_t{0}, int64_t{1}, kLimit - 1, kLimit, kLimit + 1}) {
       SCOPED_TRACE(absl::StrCat(bytes, " bytes, seed ", seed));
       NcclWorld world(2, seed);
-      ExpectWell(world, [&](const NcclRank& r) {
+      ExpectWell(world, [&](const DeviceRank& r) {
         return Pass(r, bytes, DType::kU8, 3);
       });
       EXPECT_EQ(world.nccl().launches() > 0, bytes > kLimit);
@@ -107,7 +107,7 @@ TEST(Transfers, OneByteDecidesWhatMovesThem) {
 }
 
 TEST(Transfers, OfEveryDTypeAboutTheLimitHaveTheirBits) {
-  RunWell(2, 1, [](const NcclRank& r) -> absl::Status {
+  RunWell(2, 1, [](const DeviceRank& r) -> absl::Status {
     int mark = 0;
     for (const DType dtype : kAllDTypes) {
       const int64_t most = kLimit / ItemSize(dtype);
@@ -133,7 +133,7 @@ TEST(Transfers, RanksMayHaveLimitsOfTheirOwn) {
       collectives::GroupOptions limits;
       limits.timeout = absl::Seconds(30);
       const auto group = ProcessGroup::Create(std::move(backend), limits);
-      const NcclRank r{*group, world.devices(rank)};
+      const DeviceRank r{*group, world.devices(rank)};
       for (const int64_t count : {0, 1, 20000}) {
         const Tensor x = Marked(count, rank), y = r.Place(Marked(count, 50));
         WEFT_RETURN_IF_ERROR(group->Exchange(
@@ -150,7 +150,7 @@ TEST(Transfers, RanksMayHaveLimitsOfTheirOwn) {
 // --- Misuse. -----------------------------------------------------------------
 
 TEST(Transfers, ToOneselfAndToNobodyAreRefusedAtOnceAndTheGroupGoesOn) {
-  RunWell(2, 2, [](const NcclRank& r) -> absl::Status {
+  RunWell(2, 2, [](const DeviceRank& r) -> absl::Status {
     const int own = r.group.rank();
     for (const int64_t count : {int64_t{0}, int64_t{4}, kLimit}) {
       const Tensor x = r.Place(Marked(count, 1));
@@ -174,7 +174,7 @@ TEST(Transfers, ToOneselfAndToNobodyAreRefusedAtOnceAndTheGroupGoesOn) {
 }
 
 TEST(Transfers, TensorsThatCannotBeMovedAreRefusedAndTheGroupGoesOn) {
-  RunWell(2, 3, [](const NcclRank& r) -> absl::Status {
+  RunWell(2, 3, [](const DeviceRank& r) -> absl::Status {
     const int other = 1 - r.group.rank();
     const Tensor one = r.Place(Marked(1, 1));
     EXPECT_THAT(r.group.Send(Tensor(), other), StatusIs(kInvalid));
@@ -204,7 +204,7 @@ TEST(Transfers, TensorsThatCannotBeMovedAreRefusedAndTheGroupGoesOn) {
 // An input may be one element that is read many times.
 TEST(Transfers, OfViewsIntoViewsTouchNothingElse) {
   for (uint64_t seed = 0; seed < 4; ++seed) {
-    RunWell(2, seed, [](const NcclRank& r) -> absl::Status {
+    RunWell(2, seed, [](const DeviceRank& r) -> absl::Status {
       constexpr int64_t kSide = 160;  // 100 KiB
       if (r.group.rank() == 0) {
         const Tensor all =
@@ -253,7 +253,7 @@ TEST(Transfers, OfAnotherKindAcrossTheLimitAreDroppedAndTheNextIsReceived) {
       {{{0, DType::kF32}, {0, DType::kF64}}},
   };
   for (uint64_t seed = 0; seed < 3; ++seed) {
-    RunWell(2, seed, [&](const NcclRank& r) -> absl::Status {
+    RunWell(2, seed, [&](const DeviceRank& r) -> absl::Status {
       for (size_t i = 0; i < kinds.size(); ++i) {
         const auto& [sent, wanted] = kinds[i];
         const auto what = absl::StrCat("kind ", i);
@@ -284,7 +284,7 @@ TEST(Transfers, OfAnotherKindAcrossTheLimitAreDroppedAndTheNextIsReceived) {
 
 // Shapes may differ where the numbers of elements do not.
 TEST(Transfers, KnowNoShapes) {
-  RunWell(2, 5, [](const NcclRank& r) -> absl::Status {
+  RunWell(2, 5, [](const DeviceRank& r) -> absl::Status {
     const Tensor x = Marked(2 * kLimit, 4);
     if (r.group.rank() == 0) {
       return r.group.Send(r.Place(x).View({2, kLimit}), 1);
@@ -297,7 +297,7 @@ TEST(Transfers, KnowNoShapes) {
 }
 
 TEST(Transfers, HaveTagsUpToTheBackendsOwn) {
-  RunWell(2, 6, [](const NcclRank& r) -> absl::Status {
+  RunWell(2, 6, [](const DeviceRank& r) -> absl::Status {
     constexpr uint64_t kOwn = std::numeric_limits<uint64_t>::max();
     const Tensor big = r.Place(Marked(kLimit, 1));
     const int other = 1 - r.group.rank();
@@ -325,7 +325,7 @@ TEST(Transfers, LargeSmallAndEmptyOfOneTagKeepTheirOrder) {
   const std::vector<int64_t> counts = {20000, 1,     0, 30000, 3,
                                        0,     20000, 5, 20001};
   for (uint64_t seed = 0; seed < 10; ++seed) {
-    RunWell(2, seed, [&](const NcclRank& r) -> absl::Status {
+    RunWell(2, seed, [&](const DeviceRank& r) -> absl::Status {
       const int n = static_cast<int>(counts.size());
       if (r.group.rank() == 0) {
         std::vector<Future<void>> sent;
@@ -356,7 +356,7 @@ TEST(Transfers, LargeSmallAndEmptyOfOneTagKeepTheirOrder) {
 // "Send and Receive are matched by peer and tag, not by that order."
 TEST(Transfers, AreReceivedInTheReverseOrderByTag) {
   for (uint64_t seed = 0; seed < 10; ++seed) {
-    RunWell(3, seed, [](const NcclRank& r) -> absl::Status {
+    RunWell(3, seed, [](const DeviceRank& r) -> absl::Status {
       constexpr int kTags = 6;
       const int own = r.group.rank();
       std::vector<Future<void>> sent;
@@ -386,7 +386,7 @@ TEST(Transfers, AreReceivedInTheReverseOrderByTag) {
 // An Exchange "runs all parts at once, in any order on any rank".
 TEST(Transfers, ExchangeHasManyPartsOfOnePeerAndTag) {
   for (uint64_t seed = 0; seed < 6; ++seed) {
-    RunWell(3, seed, [](const NcclRank& r) -> absl::Status {
+    RunWell(3, seed, [](const DeviceRank& r) -> absl::Status {
       const int own = r.group.rank();
       std::vector<PointToPoint> parts;
       std::vector<std::pair<Tensor, Tensor>> received;  // and wanted
@@ -415,7 +415,7 @@ TEST(Transfers, ExchangeHasManyPartsOfOnePeerAndTag) {
 
 TEST(Transfers, ThreadsOfOneRankDoNotMixTheirs) {
   for (uint64_t seed = 0; seed < 3; ++seed) {
-    RunWell(2, seed, [](const NcclRank& r) -> absl::Status {
+    RunWell(2, seed, [](const DeviceRank& r) -> absl::Status {
       constexpr int kThreads = 6, kTimes = 5;
       const int other = 1 - r.group.rank();
       const auto statuses =
@@ -445,7 +445,7 @@ TEST(Transfers, ThreadsOfOneRankDoNotMixTheirs) {
 // under way beside those of the group.
 TEST(Transfers, OfAGroupAndOfOneMadeOfItAreTwoWorlds) {
   for (uint64_t seed = 0; seed < 4; ++seed) {
-    RunWell(3, seed, [](const NcclRank& r) -> absl::Status {
+    RunWell(3, seed, [](const DeviceRank& r) -> absl::Status {
       const int own = r.group.rank();
       // Ranks 2, 0 of the group are 0, 1 of the part.
       WEFT_ASSIGN_OR_RETURN(const auto part, r.group.Subgroup({2, 0}));
@@ -480,7 +480,7 @@ TEST(Transfers, OfAGroupAndOfOneMadeOfItAreTwoWorlds) {
 // last handle of the caller has gone does not reach the other rank.
 TEST(Transfers, TensorsThatEndInFlightArriveAsTheyWere) {
   for (uint64_t seed = 0; seed < 10; ++seed) {
-    RunWell(2, seed, [](const NcclRank& r) -> absl::Status {
+    RunWell(2, seed, [](const DeviceRank& r) -> absl::Status {
       constexpr int64_t kCount = 20000;
       std::vector<Future<void>> under_way;
       if (r.group.rank() == 0) {
@@ -520,7 +520,7 @@ TEST(Transfers, TensorsThatEndInFlightArriveAsTheyWere) {
 // "A Send or Receive without time moves what can be moved at once", and its
 // deadline leaves the group as it is.
 TEST(Transfers, WithoutTimeEndAtOnceAndTheGroupGoesOn) {
-  RunWell(2, 4, [](const NcclRank& r) -> absl::Status {
+  RunWell(2, 4, [](const DeviceRank& r) -> absl::Status {
     const Tensor big = r.Place(Marked(20000, 1)), small = r.Place(Marked(3, 1));
     const int other = 1 - r.group.rank();
     for (const absl::Duration timeout :
@@ -555,7 +555,7 @@ TEST(Transfers, DeadlinesThatMeetLeaveBothRanksOfOneMind) {
     NcclWorld world(2, seed);
     std::vector<bool> sent(kTimes), received(kTimes);
     std::array<int, 2> times = {};  // before the group was broken, if it was
-    const auto statuses = world.Run([&](const NcclRank& r) -> absl::Status {
+    const auto statuses = world.Run([&](const DeviceRank& r) -> absl::Status {
       const int own = r.group.rank();
       int i = 0;
       for (; i < kTimes; ++i) {
@@ -599,7 +599,7 @@ TEST(Transfers, ThatNobodyReceivesEndWithTheGroup) {
     NcclWorld world(2, seed);
     std::array<std::vector<Future<void>>, 2> under_way;
     std::atomic<int> begun{0};
-    const auto statuses = world.Run([&](const NcclRank& r) -> absl::Status {
+    const auto statuses = world.Run([&](const DeviceRank& r) -> absl::Status {
       const int own = r.group.rank();
       for (int i = 0; i < 5; ++i) {
         under_way[own].push_back(
@@ -633,7 +633,7 @@ TEST(Transfers, OfAnExchangeWithARankThatDiesEndOnTheOthers) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     NcclWorld world(3, seed);
     std::atomic<int> ended{0};
-    const auto statuses = world.Run([&](const NcclRank& r) -> absl::Status {
+    const auto statuses = world.Run([&](const DeviceRank& r) -> absl::Status {
       const int own = r.group.rank();
       WEFT_RETURN_IF_ERROR(r.group.Barrier());
       if (own == 2) {
@@ -661,7 +661,7 @@ TEST(Transfers, OfAnExchangeWithARankThatDiesEndOnTheOthers) {
 // Device memory runs short for the copy of a view: this rank is told, and the
 // group goes on.
 TEST(Transfers, WithoutMemoryForACopyOfAViewTheGroupGoesOn) {
-  RunWell(2, 7, [](const NcclRank& r) -> absl::Status {
+  RunWell(2, 7, [](const DeviceRank& r) -> absl::Status {
     constexpr int64_t kSide = 200;
     const Tensor view =
         r.Place(Tensor::Full({kSide, 2 * kSide}, 3)).Slice(1, 0, kSide);
