@@ -409,7 +409,9 @@ absl::Status Membership::State::Await(bool whole_world,
   const auto are_all_in = [&](const View& v) {
     if (v.version() == 0) return false;
     if (!whole_world) return true;
-    return options_.rejoins ? HaveAllBeenThere(v) : v.IsComplete();
+    // Another member may have left before this one was told that all were in.
+    return options_.rejoins ? HaveAllBeenThere(v)
+                            : v.WasCompleteSince(self_.key.epoch);
   };
   for (;;) {
     const absl::Duration left = deadline - now();

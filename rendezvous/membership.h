@@ -121,9 +121,9 @@ class Membership {
   absl::StatusOr<std::shared_ptr<const View>> WaitFor(
       std::function<bool(const View&)> is_fit, absl::Duration timeout);
 
-  // Waits until the world is complete, telling JoinOptions::progress meanwhile;
-  // with JoinOptions::rejoins, until each of it has been in the job.
-  // kDeadlineExceeded says who is missing.
+  // Waits until the world is complete, or has been since this worker joined;
+  // with JoinOptions::rejoins, until each of it has been in the job. Tells
+  // JoinOptions::progress meanwhile. kDeadlineExceeded says who is missing.
   absl::Status AwaitWorld(absl::Duration timeout);
 
   // Runs `fn` for each view(), in order and one at a time, beginning with

@@ -273,6 +273,29 @@ TEST_F(MembershipTest, MemberThatLeftMayComeBackWithAHigherEpoch) {
   EXPECT_TRUE(Becomes([&] { return changes.load() >= 1; }));
 }
 
+// ps0 is told of the world only once trainer0 has come and gone: it must not
+// wait for a trainer that will not come again.
+TEST_F(MembershipTest, WorldThatWasCompleteWhileNoNewsCameIsNotWaitedFor) {
+  StartCoordinator();
+  auto lossy = std::make_unique<LossyLink>(
+      MakeGrpcLink(*loop_, address_, "ps0").value());
+  LossyLink& link = *lossy;
+  link.loses_news = true;
+  JoinOptions options = OptionsOf("ps", 0);
+  options.wait_for_world = false;
+  const auto late = Membership::Join(*timers_, std::move(lossy), options);
+  ASSERT_THAT(late, IsOk());
+  EXPECT_THAT((*late)->AwaitWorld(absl::Milliseconds(100)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       "1/2 joined, missing trainer0"));
+  const auto trainer = Join(OptionsOf("trainer", 0));
+  ASSERT_THAT(trainer, IsOk());
+  EXPECT_THAT((*trainer)->Leave(kLong), IsOk());
+  EXPECT_THAT((*late)->Refresh(kLong), IsOk());
+  EXPECT_FALSE((*late)->view()->IsComplete());
+  EXPECT_THAT((*late)->AwaitWorld(kLong), IsOk());
+}
+
 TEST_F(MembershipTest, WorkerThatRejoinsDoesNotWaitForThoseWhoHaveGone) {
   StartCoordinator();
   JoinBoth();

@@ -43,11 +43,12 @@ absl::Status ValidateName(absl::string_view name) {
 }
 
 View::View(Epoch version, World world, std::vector<Member> members,
-           std::vector<Departed> departed)
+           std::vector<Departed> departed, Epoch complete_at)
     : version_(version),
       world_(std::move(world)),
       members_(std::move(members)),
-      departed_(std::move(departed)) {
+      departed_(std::move(departed)),
+      complete_at_(complete_at) {
   std::sort(members_.begin(), members_.end(), ById);
   std::sort(
       departed_.begin(), departed_.end(),

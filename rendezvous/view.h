@@ -29,7 +29,7 @@ class View {
   View() = default;
   // REQUIRES: a world that World::Validate takes, or an empty one.
   View(Epoch version, World world, std::vector<Member> members,
-       std::vector<Departed> departed);
+       std::vector<Departed> departed, Epoch complete_at = 0);
 
   // Grows with each change, across restarts of the coordinator too.
   Epoch version() const { return version_; }
@@ -51,6 +51,11 @@ class View {
   bool IsGone(WorkerKey key) const;
 
   bool IsComplete() const { return Missing().empty(); }
+  // Whether it is, or was at a version from `version` on: those who follow the
+  // view are not told of each version.
+  bool WasCompleteSince(Epoch version) const {
+    return complete_at_ >= version || IsComplete();
+  }
   // The members that have not joined: names in a fixed world, "2 more" in an
   // elastic one.
   std::vector<std::string> Missing() const;
@@ -64,6 +69,8 @@ class View {
   World world_;
   std::vector<Member> members_;
   std::vector<Departed> departed_;
+  // The newest version at which a member came and all were there; 0: unknown.
+  Epoch complete_at_ = 0;
 };
 
 }  // namespace weft::rendezvous

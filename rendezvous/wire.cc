@@ -70,6 +70,8 @@ absl::StatusOr<v1::View> Merge(const v1::View& view, const v1::View& changes) {
   v1::View merged;
   merged.set_version(changes.version());
   merged.set_digest(changes.digest());
+  // A coordinator that was started again may not know the former one's.
+  merged.set_complete_at(std::max(view.complete_at(), changes.complete_at()));
   *merged.mutable_world() =
       changes.has_world() ? changes.world() : view.world();
   for (const v1::Member& member : view.members()) {
@@ -169,7 +171,7 @@ View FromWire(const v1::View& view) {
     departed.push_back(FromWire(gone));
   }
   return View(view.version(), FromWire(view.world()), std::move(members),
-              std::move(departed));
+              std::move(departed), view.complete_at());
 }
 
 absl::Status CheckView(const v1::View& view) {

@@ -22,6 +22,8 @@ namespace {
 using worker::ExitCode;
 
 constexpr absl::Duration kStoreTimeout = absl::Seconds(2);
+// A coordinator that has died is back by then, if it is started again.
+constexpr absl::Duration kOutcomeTimeout = absl::Seconds(10);
 
 // Whether worker::IsFinal, in a report.
 constexpr char kFinal[] = "final";
@@ -103,11 +105,13 @@ std::optional<uint64_t> JobOutcome::CountCompleted() {
   return count;
 }
 
-absl::Status JobOutcome::ReportOf(const std::string& trainer,
-                                  rendezvous::Epoch epoch) {
-  if (!CanAsk()) return absl::OkStatus();
-  const auto entry = membership_.store().Get(KeyOf(trainer), kStoreTimeout);
-  if (!entry.ok()) return absl::OkStatus();
+std::optional<absl::Status> JobOutcome::ReportOf(const std::string& trainer,
+                                                 rendezvous::Epoch epoch,
+                                                 absl::Duration timeout) {
+  if (!membership_.status().ok()) return std::nullopt;
+  const auto entry = membership_.store().Get(KeyOf(trainer), timeout);
+  if (absl::IsNotFound(entry.status())) return absl::OkStatus();
+  if (!entry.ok()) return std::nullopt;
   absl::string_view text = entry->value;
   // An earlier incarnation may have left its own.
   if (!absl::ConsumePrefix(&text, absl::StrCat(epoch, " "))) {
@@ -118,18 +122,20 @@ absl::Status JobOutcome::ReportOf(const std::string& trainer,
 }
 
 absl::Status JobOutcome::CauseOf(const absl::Status& own) {
-  if (own.ok() || !IsOfPeer(own)) return own;
+  if (own.ok() || !IsOfPeer(own) || !CanAsk()) return own;
   const auto view = membership_.view();
   for (int rank = 0; rank < trainers_; ++rank) {
     const std::string name = TrainerName(rank);
     const rendezvous::Member* const member = view->Find(name);
     const rendezvous::Departed* const departed = FindDeparted(*view, name);
     if (member == nullptr && departed == nullptr) continue;
-    const absl::Status report = ReportOf(
-        name, member != nullptr ? member->key.epoch : departed->key.epoch);
-    const bool is_cause = !report.ok() && !IsOfPeer(report) &&
-                          !worker::SignalOf(report).has_value();
-    if (is_cause) return report;
+    const auto report = ReportOf(
+        name, member != nullptr ? member->key.epoch : departed->key.epoch,
+        kStoreTimeout);
+    if (!report.has_value()) return own;
+    const bool is_cause = !report->ok() && !IsOfPeer(*report) &&
+                          !worker::SignalOf(*report).has_value();
+    if (is_cause) return *report;
   }
   return own;
 }
@@ -146,15 +152,21 @@ absl::Status JobOutcome::Of(const rendezvous::View& view) {
       died.push_back(absl::StrCat(name, ": ", departed->reason));
       continue;
     }
-    const absl::Status report = ReportOf(name, departed->key.epoch);
-    if (report.ok()) {
+    const auto report = ReportOf(name, departed->key.epoch, kOutcomeTimeout);
+    if (!report.has_value()) {
+      return absl::UnavailableError(absl::StrCat(
+          name,
+          " has left, and the coordinator does not answer whether it had "
+          "completed the training"));
+    }
+    if (report->ok()) {
       has_completed = true;
-    } else if (worker::SignalOf(report).has_value()) {
-      stopped = report;
-    } else if (!IsOfPeer(report)) {
-      return report;
+    } else if (worker::SignalOf(*report).has_value()) {
+      stopped = *report;
+    } else if (!IsOfPeer(*report)) {
+      return *report;
     } else {
-      failed = report;
+      failed = *report;
     }
   }
   if (has_completed) return absl::OkStatus();

@@ -55,6 +55,8 @@ class JobOutcome {
   // How a job ended whose trainers have all gone, as `view` has it. The first
   // of:
   //   what a trainer reported that is not IsOfPeer
+  //   kUnavailable if the coordinator does not answer, for 10 s, whether a
+  //   trainer that has left made a report
   //   OK if a trainer has left without a report: it has completed the training,
   //   in place of others that died
   //   kUnavailable, which names the trainers that died without leaving
@@ -65,8 +67,11 @@ class JobOutcome {
  private:
   // Whether there is a coordinator that could answer.
   bool CanAsk() const;
-  // The report of that incarnation of the trainer; OK if there is none.
-  absl::Status ReportOf(const std::string& trainer, rendezvous::Epoch epoch);
+  // The report of that incarnation of the trainer; OK if there is none, nothing
+  // if the coordinator does not answer.
+  std::optional<absl::Status> ReportOf(const std::string& trainer,
+                                       rendezvous::Epoch epoch,
+                                       absl::Duration timeout);
 
   rendezvous::Membership& membership_;
   const int trainers_;

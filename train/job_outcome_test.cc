@@ -137,6 +137,22 @@ TEST_F(JobOutcomeTest, OneTrainerThatCompletesAfterAnotherWasStoppedIsEnough) {
   EXPECT_THAT(OfTheJob(), IsOk());
 }
 
+// A report that cannot be read is not one that was never made: the other server
+// would end as if a training that has failed were complete.
+TEST_F(JobOutcomeTest, OutcomeIsUnknownWhereTheCoordinatorDoesNotAnswer) {
+  OutcomeAt("trainer0").Report(Damaged());
+  Leave("trainer0");
+  Leave("trainer1");
+  EXPECT_EQ(ExitCodeFor(OfTheJob()), ExitCode::kBadCheckpoint);
+  const auto view = workers_->Get("ps0").membership().view();
+  Leave("ps0");
+  const absl::Status outcome = OutcomeAt("ps0").Of(*view);
+  EXPECT_THAT(outcome, StatusIs(absl::StatusCode::kUnavailable,
+                                "trainer0 has left, and the coordinator does "
+                                "not answer"));
+  EXPECT_EQ(ExitCodeFor(outcome), ExitCode::kPeerLost);
+}
+
 TEST_F(JobOutcomeTest, CompletedElasticTrainingIsCounted) {
   EXPECT_EQ(OutcomeAt("ps0").CountCompleted(), 0u);
   OutcomeAt("trainer1").ReportCompleted();

@@ -42,6 +42,7 @@ inline CoordinatorCore::Answer Received(CoordinatorCore::Answer answer) {
 // came about.
 inline std::string ContentsOf(v1::View view) {
   view.clear_since();
+  view.clear_complete_at();  // a coordinator that was started again forgets it
   const auto by_id = [](const auto& a, const auto& b) {
     return a.key().id() < b.key().id();
   };

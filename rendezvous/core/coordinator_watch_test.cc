@@ -45,6 +45,27 @@ TEST(CoordinatorCore, AWatchIsAnsweredByAChangeOrByItsTime) {
             watch.known_version());
 }
 
+TEST(CoordinatorCore, AViewSaysWhenTheWorldWasCompleteLast) {
+  Fixture f;
+  f.Join("ps", 0, 10);
+  const WorkerKey first = f.Join("trainer", 0, 11);
+  EXPECT_EQ(f.core().view().complete_at(), 0u);
+  const v1::View before = f.core().view();
+  const WorkerKey last = f.Join("trainer", 1, 12);
+  const uint64_t complete_at = f.core().view().complete_at();
+  EXPECT_GE(complete_at, last.epoch);
+  f.Leave(first, 11);
+  f.Leave(last, 12);
+  EXPECT_EQ(f.core().view().complete_at(), complete_at);
+  const v1::View changes = f.Seen(f.Watch(before.version()));
+  EXPECT_EQ(changes.complete_at(), complete_at);
+  EXPECT_EQ(Merge(before, changes).value().complete_at(), complete_at);
+  // For one that has come since, it is too long ago.
+  const WorkerKey again = f.Join("trainer", 1, 13);
+  EXPECT_FALSE(FromWire(f.core().view()).WasCompleteSince(again.epoch));
+  EXPECT_TRUE(FromWire(f.core().view()).WasCompleteSince(last.epoch));
+}
+
 TEST(CoordinatorCore, AWatcherGetsWhatHasChangedSinceItLooked) {
   Fixture f;
   f.Join("ps", 0, 10);

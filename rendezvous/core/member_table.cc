@@ -71,6 +71,7 @@ void MemberTable::Index() {
       gone_.insert(name);
     }
   }
+  if (IsComplete()) complete_at_ = version_;
 }
 
 // Logs of earlier versions may hold an admin that joined before any worker and
@@ -124,6 +125,10 @@ const MemberTable::Slot* MemberTable::Find(const std::string& name) const {
   return slot == slots_.end() ? nullptr : &slot->second;
 }
 
+bool MemberTable::IsComplete() const {
+  return has_world_ && present_ >= FromWire(world_).size();
+}
+
 MemberTable::Slot* MemberTable::FindById(uint32_t id) {
   const auto name = names_.find(id);
   return name == names_.end() ? nullptr : &slots_.at(name->second);
@@ -167,6 +172,7 @@ MemberTable::Slot& MemberTable::Admit(v1::Member member, const v1::World* world,
   Touch(slot);
   Enter(slot);
   if (world != nullptr) world_at_ = version_;
+  if (IsComplete()) complete_at_ = version_;
   return slot;
 }
 
@@ -283,6 +289,7 @@ std::shared_ptr<const MemberTable::Told> MemberTable::Whole() const {
   v1::View view;
   view.set_version(version_);
   view.set_digest(digest_);
+  view.set_complete_at(complete_at_);
   *view.mutable_world() = world_;
   for (const auto& [name, slot] : slots_) AddTo(view, slot);
   whole_ = std::make_shared<const Told>(std::move(view));
@@ -304,6 +311,7 @@ v1::View MemberTable::ChangesSince(Epoch version) const {
   view.set_version(version_);
   view.set_digest(digest_);
   view.set_since(version);
+  view.set_complete_at(complete_at_);
   if (world_at_ > version) *view.mutable_world() = world_;
   for (auto it = changes_.upper_bound(version); it != changes_.end(); ++it) {
     AddTo(view, slots_.at(it->second));

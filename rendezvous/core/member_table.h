@@ -106,6 +106,8 @@ class MemberTable {
   using Hearing = std::set<std::pair<absl::Duration, uint32_t>>;
 
   void ForgetMisnumbered();
+  // Whether all members of the world are in.
+  bool IsComplete() const;
   uint32_t IdFor(const v1::Member& member) const;
   // Keep the indexes: of a slot that is in from now on, and of one that was
   // until now.
@@ -126,6 +128,7 @@ class MemberTable {
   v1::World world_;
   bool has_world_ = false;
   Epoch world_at_ = 0;                 // the first view that has the world
+  Epoch complete_at_ = 0;              // View::complete_at; not in the log
   std::map<std::string, Slot> slots_;  // by name
   // These index `slots_`: see Index().
   std::map<uint32_t, std::string> names_;                    // by id
