@@ -455,7 +455,8 @@ TEST(WeftRun, AHangUpEndsAllUnlessItIsIgnored) {
   signal(SIGHUP, before);
   ASSERT_THAT(run->WaitForOutput("[ps0] ready", kLong), IsOk());
   run->Signal(SIGHUP);
-  EXPECT_FALSE(run->Wait(absl::Seconds(1)).ok());
+  EXPECT_THAT(run->Wait(absl::Seconds(1)),
+              ::weft::testing::StatusIs(absl::StatusCode::kDeadlineExceeded));
   run->Signal(SIGTERM);
   EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(128 + SIGTERM)) << run->output();
 }

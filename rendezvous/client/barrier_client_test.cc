@@ -1,18 +1,15 @@
 #include "weft/rendezvous/client/barrier_client.h"
 
-#include <algorithm>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/base/future.h"
 #include "weft/proto/coordinator.pb.h"
+#include "weft/rendezvous/client/fake_link.h"
 #include "weft/rendezvous/client/fake_timers.h"
-#include "weft/rendezvous/coordinator_link.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::rendezvous {
@@ -23,47 +20,22 @@ using ::testing::IsEmpty;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
-// A coordinator that holds calls until trainer1 and trainer2 are there; where
-// it is gone, calls end at their time-out.
-class FakeLink final : public CoordinatorLink {
+// It is open once trainer1 and trainer2 are there.
+class BarrierLink final : public FakeLink<v1::BarrierRequest> {
  public:
-  explicit FakeLink(FakeTimers& timers) : timers_(timers) {}
-  Future<std::string> Call(absl::string_view, std::string request,
-                           absl::Duration timeout) override {
-    Promise<std::string> promise(timers_);
-    Future<std::string> answer = promise.future();
-    v1::BarrierRequest asked;
-    EXPECT_TRUE(asked.ParseFromString(request));
-    remaining_ = absl::Milliseconds(asked.remaining_ms());
-    const Instant held =
-        timers_.now() +
-        (is_gone ? timeout : absl::Milliseconds(asked.wait_ms()));
-    timers_.Pass(std::max(std::min(held, open_at) - timers_.now(),
-                          absl::ZeroDuration()));
-    if (is_gone) {
-      promise.Set(absl::DeadlineExceededError("no answer"));
-      return answer;
-    }
+  using FakeLink::FakeLink;
+
+ private:
+  std::string Answer(const v1::BarrierRequest&, bool is_open) const override {
     v1::BarrierReply reply;
-    reply.set_released(timers_.now() >= open_at);
-    if (!reply.released()) {
+    reply.set_released(is_open);
+    if (!is_open) {
       reply.add_missing("trainer1");
       reply.add_missing("trainer2");
       reply.set_missing_count(7);
     }
-    promise.Set(reply.SerializeAsString());
-    return answer;
+    return reply.SerializeAsString();
   }
-  const std::string& address() const override { return address_; }
-  absl::Duration remaining() const { return remaining_; }
-
-  Instant open_at = Instant::Infinite();
-  bool is_gone = false;
-
- private:
-  const std::string address_ = "nowhere:1";
-  FakeTimers& timers_;
-  absl::Duration remaining_;  // as the last call said it
 };
 
 class BarrierReportTest : public ::testing::Test {
@@ -78,7 +50,8 @@ class BarrierReportTest : public ::testing::Test {
   }
 
   FakeTimers timers_;
-  const std::shared_ptr<FakeLink> link_ = std::make_shared<FakeLink>(timers_);
+  const std::shared_ptr<BarrierLink> link_ =
+      std::make_shared<BarrierLink>(timers_);
   std::vector<std::string> said_;
   BarrierClient client_{
       timers_,
@@ -109,8 +82,8 @@ TEST_F(BarrierReportTest, ArrivalStandsForAsLongAsTheCallerWaits) {
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        "after 7s missing trainer1, trainer2 and 5 more"));
   EXPECT_EQ(timers_.now() - Instant(), absl::Seconds(7));
-  EXPECT_LE(link_->remaining(), absl::Seconds(3));
-  EXPECT_GT(link_->remaining(), absl::ZeroDuration());
+  EXPECT_LE(link_->asked().remaining_ms(), 3000);
+  EXPECT_GT(link_->asked().remaining_ms(), 0);
   EXPECT_THAT(said_.back(),
               "Barrier at?the?end of the coordinator no longer waits, after 7s "
               "(DEADLINE_EXCEEDED)");

@@ -1,18 +1,15 @@
 #include "weft/rendezvous/client/store_client.h"
 
-#include <algorithm>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/base/future.h"
 #include "weft/proto/coordinator.pb.h"
+#include "weft/rendezvous/client/fake_link.h"
 #include "weft/rendezvous/client/fake_timers.h"
-#include "weft/rendezvous/coordinator_link.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::rendezvous {
@@ -23,45 +20,24 @@ using ::testing::IsEmpty;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
-// A coordinator that holds calls until the key is set; where it is gone, calls
-// end at their time-out.
-class FakeLink final : public CoordinatorLink {
+// It is open once the key is set.
+class StoreLink final : public FakeLink<v1::StoreRequest> {
  public:
-  explicit FakeLink(FakeTimers& timers) : timers_(timers) {}
-  Future<std::string> Call(absl::string_view, std::string request,
-                           absl::Duration timeout) override {
-    Promise<std::string> promise(timers_);
-    Future<std::string> answer = promise.future();
-    v1::StoreRequest asked;
-    EXPECT_TRUE(asked.ParseFromString(request));
-    const Instant held =
-        timers_.now() +
-        (is_gone ? timeout : absl::Milliseconds(asked.wait_ms()));
-    timers_.Pass(
-        std::max(std::min(held, set_at) - timers_.now(), absl::ZeroDuration()));
-    if (is_gone) {
-      promise.Set(absl::DeadlineExceededError("no answer"));
-      return answer;
-    }
-    v1::StoreReply reply;
-    if (timers_.now() >= set_at) reply.set_version(asked.version() + 1);
-    promise.Set(reply.SerializeAsString());
-    return answer;
-  }
-  const std::string& address() const override { return address_; }
-
-  Instant set_at = Instant::Infinite();
-  bool is_gone = false;
+  using FakeLink::FakeLink;
 
  private:
-  const std::string address_ = "nowhere:1";
-  FakeTimers& timers_;
+  std::string Answer(const v1::StoreRequest& asked,
+                     bool is_open) const override {
+    v1::StoreReply reply;
+    if (is_open) reply.set_version(asked.version() + 1);
+    return reply.SerializeAsString();
+  }
 };
 
 class WaitReportTest : public ::testing::Test {
  protected:
   FakeTimers timers_;
-  const std::shared_ptr<FakeLink> link_ = std::make_shared<FakeLink>(timers_);
+  const std::shared_ptr<StoreLink> link_ = std::make_shared<StoreLink>(timers_);
   std::vector<std::string> said_;
   const std::unique_ptr<Store> store_ = MakeStoreClient(
       timers_, link_, "job", 1, std::make_shared<OpenCalls>(),
@@ -69,7 +45,7 @@ class WaitReportTest : public ::testing::Test {
 };
 
 TEST_F(WaitReportTest, ComesAgainAfterTwiceAsLongAndAtTheEnd) {
-  link_->set_at = timers_.now() + absl::Seconds(11);
+  link_->open_at = timers_.now() + absl::Seconds(11);
   EXPECT_THAT(store_->Wait("users/0", 0, absl::Minutes(1)), IsOk());
   EXPECT_EQ(timers_.now() - Instant(), absl::Seconds(11));
   EXPECT_THAT(
@@ -108,9 +84,9 @@ TEST_F(WaitReportTest, SaysThatTheCoordinatorDoesNotAnswer) {
 }
 
 TEST_F(WaitReportTest, IsNoneOfAShortWaitNorOfRollCalls) {
-  link_->set_at = timers_.now() + absl::Seconds(1);
+  link_->open_at = timers_.now() + absl::Seconds(1);
   EXPECT_THAT(store_->Wait("a", 0, absl::Minutes(1)), IsOk());
-  link_->set_at = timers_.now() + absl::Minutes(1);
+  link_->open_at = timers_.now() + absl::Minutes(1);
   EXPECT_THAT(store_->Wait("roll_call/role=trainer/world", 0, absl::Minutes(2)),
               IsOk());
   EXPECT_THAT(said_, IsEmpty());
