@@ -10,9 +10,7 @@
 #include "weft/collectives/algorithms/direct.h"
 #include "weft/collectives/algorithms/doubling_all_reduce.h"
 #include "weft/collectives/algorithms/halving_all_reduce.h"
-#include "weft/collectives/algorithms/ring_all_gather.h"
-#include "weft/collectives/algorithms/ring_all_reduce.h"
-#include "weft/collectives/algorithms/ring_reduce_scatter.h"
+#include "weft/collectives/algorithms/ring.h"
 #include "weft/collectives/algorithms/tree_broadcast.h"
 
 namespace weft::collectives {

@@ -1,4 +1,4 @@
-#include "weft/collectives/algorithms/ring_reduce_scatter.h"
+#include "weft/collectives/algorithms/ring.h"
 
 #include <algorithm>
 #include <cstring>
@@ -109,6 +109,27 @@ absl::Status RingReduceScatter(Link& link, const Operation& operation,
                   output.elements);
   }
   return absl::OkStatus();
+}
+
+absl::Status RingAllGather(Link& link, const Operation& operation,
+                           const Blocks& outputs) {
+  const int n = link.size();
+  const int rank = link.rank();
+  for (int step = 0; step < n - 1; ++step) {
+    WEFT_RETURN_IF_ERROR(link.SendReceive(
+        Wrap(rank + 1, n), BytesOf(operation, outputs[Wrap(rank - step, n)]),
+        Wrap(rank - 1, n),
+        BytesOf(operation, outputs[Wrap(rank - step - 1, n)])));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RingAllReduce(Link& link, const Operation& operation,
+                           const Block& block) {
+  const Blocks parts = PartsOf(block, operation.dtype, link.size());
+  WEFT_RETURN_IF_ERROR(
+      RingReduceScatter(link, operation, parts, parts[link.rank()]));
+  return RingAllGather(link, operation, parts);
 }
 
 }  // namespace weft::collectives
