@@ -44,6 +44,8 @@ bool IsTrainer(const rendezvous::Member& member) {
   return member.role == "trainer";
 }
 
+bool IsServer(const rendezvous::Member& member) { return member.role == "ps"; }
+
 json ToJson(const rendezvous::View& view, const std::string& job) {
   json answer = {{"job", job},
                  {"complete", view.IsComplete()},
@@ -117,10 +119,13 @@ absl::StatusOr<std::string> AskPage(const Question& question,
       .Wait(question.timeout);
 }
 
-std::vector<const rendezvous::Member*> MembersOf(const rendezvous::View& view) {
+// Those that `is_wanted`.
+template <typename Predicate>
+std::vector<const rendezvous::Member*> MembersOf(const rendezvous::View& view,
+                                                 Predicate is_wanted) {
   std::vector<const rendezvous::Member*> members;
   for (const rendezvous::Member& member : view.members()) {
-    members.push_back(&member);
+    if (is_wanted(member)) members.push_back(&member);
   }
   return members;
 }
@@ -130,7 +135,7 @@ Waiting AskAll(const Question& question, const rendezvous::View& view,
   using Calls = std::vector<rpc::PendingCall>;
   Waiting waiting;
   for (const MemberAnswer<Calls>& answer : AskEach<Calls>(
-           question, MembersOf(view), job,
+           question, MembersOf(view, [](const auto&) { return true; }), job,
            [](const rpc::Target& target) { return rpc::AskPending(target); })) {
     if (answer.said.ok()) {
       waiting.calls.Add(answer.member->name, *answer.said);
@@ -142,17 +147,6 @@ Waiting AskAll(const Question& question, const rendezvous::View& view,
 }
 
 using Page = MemberAnswer<std::string>;
-
-std::vector<Page> AskPages(
-    const Question& question,
-    const std::vector<const rendezvous::Member*>& members,
-    const std::string& job) {
-  return AskEach<std::string>(question, members, job,
-                              [](const rpc::Target& target) {
-                                return worker::AskStatusPage(target,
-                                                             /*as_json=*/true);
-                              });
-}
 
 // The fields of the section in the page of a worker; null if it has none. Of
 // several the one that was made last.
@@ -210,12 +204,9 @@ TrainingReport TrainingIn(const std::vector<Page>& pages,
 
 void AskServerWaits(const Question& question, const rendezvous::View& view,
                     const std::string& job, TrainingReport* report) {
-  std::vector<const rendezvous::Member*> servers;
-  for (const rendezvous::Member& member : view.members()) {
-    if (member.role == "ps") servers.push_back(&member);
-  }
   for (const MemberAnswer<ps::WaitAnswer>& answer : AskEach<ps::WaitAnswer>(
-           question, servers, job, [](const rpc::Target& target) {
+           question, MembersOf(view, IsServer), job,
+           [](const rpc::Target& target) {
              return rpc::CallAsync(target, &ps::DescribeWaits, std::string());
            })) {
     // One of an older build does not know the question.
@@ -238,10 +229,7 @@ void AskServerWaits(const Question& question, const rendezvous::View& view,
 
 TablesReport AskTables(const Question& question, const rendezvous::View& view,
                        const std::string& job) {
-  std::vector<const rendezvous::Member*> servers;
-  for (const rendezvous::Member& member : view.members()) {
-    if (member.role == "ps") servers.push_back(&member);
-  }
+  const auto servers = MembersOf(view, IsServer);
   TablesReport report;
   for (MemberAnswer<ps::v1::ServerStats>& answer : AskEach<ps::v1::ServerStats>(
            question, servers, job, [](const rpc::Target& target) {
@@ -271,6 +259,11 @@ json ToJson(const Sections& sections) {
   return {{"workers", std::move(workers)}, {"no_answer", sections.silent}};
 }
 
+void PrintSilent(const std::vector<std::string>& workers) {
+  if (workers.empty()) return;
+  std::printf("no answer: %s\n", absl::StrJoin(workers, ", ").c_str());
+}
+
 void PrintText(const Sections& sections) {
   using telemetry::Printable;
   for (const auto& [worker, fields] : sections.fields) {
@@ -282,8 +275,7 @@ void PrintText(const Sections& sections) {
                   Printable(text).c_str());
     }
   }
-  if (sections.silent.empty()) return;
-  std::printf("no answer: %s\n", absl::StrJoin(sections.silent, ", ").c_str());
+  PrintSilent(sections.silent);
 }
 
 json ToJson(const Waiting& waiting) {
@@ -313,8 +305,7 @@ void PrintText(const Waiting& waiting) {
     std::printf("%s\n", telemetry::Printable(line).c_str());
   }
   std::printf("%s\n", telemetry::Printable(waiting.calls.ToString()).c_str());
-  if (waiting.silent.empty()) return;
-  std::printf("no answer: %s\n", absl::StrJoin(waiting.silent, ", ").c_str());
+  PrintSilent(waiting.silent);
 }
 
 // What is shown beside the members.
@@ -354,13 +345,15 @@ Shown Ask(const Question& question, const rendezvous::View& view,
   Shown shown;
   if (wanted.calls) shown.waiting = AskAll(question, view, job);
   if (wanted.tables) shown.tables = AskTables(question, view, job);
-  const bool of_all = wanted.references || wanted.passes;
-  std::vector<const rendezvous::Member*> members;
-  for (const rendezvous::Member& member : view.members()) {
-    const bool is_asked = of_all || (wanted.training && IsTrainer(member));
-    if (is_asked) members.push_back(&member);
-  }
-  const std::vector<Page> pages = AskPages(question, members, job);
+  const auto is_asked = [&](const rendezvous::Member& member) {
+    return wanted.references || wanted.passes ||
+           (wanted.training && IsTrainer(member));
+  };
+  const std::vector<Page> pages = AskEach<std::string>(
+      question, MembersOf(view, is_asked), job, [](const rpc::Target& target) {
+        return worker::AskStatusPage(target,
+                                     /*as_json=*/true);
+      });
   if (wanted.references) {
     shown.sections.push_back(SectionsIn(pages, worker::kReferencesSection));
   }
