@@ -139,8 +139,10 @@ class Backend {
   // kInvalidArgument if what has arrived is of another dtype or count than
   // wanted: then it is dropped. kResourceExhausted where messages of that peer
   // with other tags fill what may be kept (max_unasked_bytes): no more is taken
-  // from it until those are received. Of several transfers with the same peer,
-  // tag and direction only the oldest advances, until it is complete.
+  // from it until those are received. Whoever gives one up lets its `state` go
+  // after its own last Advance, and before the next of any other. Of several
+  // transfers with the same peer, tag and direction only the oldest advances,
+  // until it is complete.
   virtual absl::StatusOr<bool> Advance(Transfer& transfer) = 0;
   // The caller gives up all sends that have begun, and their memory once this
   // has returned: no Receive of another rank may take that memory for a

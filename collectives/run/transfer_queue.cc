@@ -48,6 +48,7 @@ TransferQueue::~TransferQueue() {
   for (Pending& pending : ended) {
     pending.result = Prefixed(
         pending.what, absl::CancelledError("the group ended on this rank"));
+    pending.transfer.state = nullptr;
   }
   Settle(ended);
 }
@@ -79,6 +80,14 @@ absl::StatusOr<bool> TransferQueue::HasInput(Pending& pending) {
 }
 
 bool TransferQueue::Move(Pending& pending) {
+  if (!Attempt(pending)) return false;
+  // Now, not behind its Future: the backend still uses the memory of one that
+  // is given up, and the other rank may still agree to it.
+  pending.transfer.state = nullptr;
+  return true;
+}
+
+bool TransferQueue::Attempt(Pending& pending) {
   const absl::StatusOr<bool> has_input = HasInput(pending);
   if (!has_input.ok()) {
     pending.result = has_input.status();
@@ -150,6 +159,7 @@ void TransferQueue::MoveAll(std::list<Pending>& ended) {
     const auto next = std::next(it);
     if (!it->obstacle.ok() && it->met_before) {
       it->result = Prefixed(it->what, it->obstacle);
+      it->transfer.state = nullptr;
       ended.splice(ended.end(), pending_, it);
     }
     it = next;

@@ -36,7 +36,8 @@ class TransferQueue {
     std::string what;  // with which its errors begin
   };
   // Moves each as soon as it can be moved, on this thread or on the queue's,
-  // which the first that must wait starts. Its memory must live until then.
+  // which the first that must wait starts. Its memory must live until then; its
+  // Transfer::state ends before.
   // Ends in the peer's rank; in kDeadlineExceeded at its deadline. What one of
   // all that go on asks for is not in the way of the others: kResourceExhausted
   // (Backend::Advance) only where none of them takes anything. Callbacks of the
@@ -67,8 +68,10 @@ class TransferQueue {
   // True once its input is on the host; an error ends it, and the group.
   absl::StatusOr<bool> HasInput(Pending& pending)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // True once it has ended, with its result.
+  // True once it has ended, with its result; the backend is done with it.
   bool Move(Pending& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The same, but the backend may still hold something for it.
+  bool Attempt(Pending& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Moves all, those that have ended to `ended`.
   void MoveAll(std::list<Pending>& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Gives those that have ended their results; runs their callbacks.

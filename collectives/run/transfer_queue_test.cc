@@ -204,6 +204,31 @@ TEST(TransferQueue, DeadlineOfOneThatIsHalfMovedBreaksTheGroup) {
               StatusIs(absl::StatusCode::kDeadlineExceeded, "Send: "));
 }
 
+// Else another rank could agree to what its caller has been told is over.
+TEST(TransferQueue, WhatTheBackendKeepsOfOneEndsBeforeItsFuture) {
+  std::atomic<int> kept{0};
+  ScriptedBackend backend([&](Transfer& t, int turn) -> absl::StatusOr<bool> {
+    if (t.state == nullptr) {
+      ++kept;
+      t.state = std::shared_ptr<void>(nullptr, [&](void*) { --kept; });
+    }
+    if (t.tag == 2) return absl::InvalidArgumentError("another dtype");
+    if (t.tag == 4) return Full();
+    return t.tag == 3 && turn > 2;
+  });
+  std::vector<int> found;
+  const auto look = [&](const absl::StatusOr<int>&) { found.push_back(kept); };
+  for (const uint64_t tag : {1, 2, 3, 4, 5}) {
+    TransferQueue queue(backend);
+    TransferQueue::Addition one = ReceiveOf(tag);
+    if (tag == 1) one.deadline = SteadyClock().Now() + absl::Milliseconds(20);
+    const Future<int> end = AddOne(queue, std::move(one));
+    end.OnReady(look);
+    if (tag != 5) end.Wait(kPatience).IgnoreError();
+  }
+  EXPECT_EQ(found, std::vector<int>(5, 0));
+}
+
 // A deadline of before is no reason not to move what can be moved.
 TEST(TransferQueue, OneWithoutTimeIsTriedOnce) {
   ScriptedBackend backend([](Transfer& t, int) { return t.tag == 1; });

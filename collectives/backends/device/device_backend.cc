@@ -69,7 +69,10 @@ class DeviceBackend final : public Backend {
   absl::StatusOr<bool> Advance(Transfer& transfer) override {
     return transfers_->Advance(transfer);
   }
-  void WithdrawSends() override { host_->WithdrawSends(); }
+  void WithdrawSends() override {
+    transfers_->Leave();
+    host_->WithdrawSends();
+  }
   uint64_t transfer_events() const override { return host_->transfer_events(); }
   void AwaitTransfers(uint64_t seen, Instant until) override;
   absl::StatusOr<Tensor> Allocate(const Shape& shape, DType dtype) override {

@@ -233,6 +233,41 @@ inline absl::Status GiveUpWhatIsNotReceived(const DeviceRank& rank,
   return group.health();
 }
 
+// Two ranks, which share `step`. The thread that gives a Send up is held behind
+// its Future, while the other rank asks for what was given up, and the same
+// rank sends again.
+inline absl::Status SendAgainBesideOneThatIsGivenUp(const DeviceRank& rank,
+                                                    std::atomic<int>& step) {
+  enum : int { kGivenUp = 1, kAsked, kSentAgain };
+  const auto reach = [&](int wanted) {
+    return bool(testing::Becomes([&] { return step.load() >= wanted; }));
+  };
+  ProcessGroup& group = rank.group;
+  const Tensor x = ZerosOf(rank, 4);
+  if (group.rank() == 1) {
+    WANT_EQ(reach(kGivenUp), true);
+    Future<void> received = group.ReceiveAsync(x, 0, 3);
+    step = kAsked;
+    WEFT_RETURN_IF_ERROR(received.Wait(kDeviceCallPatience));
+    WANT_EQ(HostBytesOf(x), BytesOf(Tensor::Full({4}, 8)));
+    return group.health();
+  }
+  std::atomic<bool> was_held{false};
+  const Future<void> late = group.SendAsync(rank.Place(Tensor::Full({4}, 7)), 1,
+                                            3, Within(absl::Milliseconds(50)));
+  late.OnReady([&](const absl::Status& status) {
+    step = kGivenUp;
+    was_held = !status.ok() && reach(kSentAgain);
+  });
+  WANT_EQ(reach(kAsked), true);
+  Future<void> sent = group.SendAsync(rank.Place(Tensor::Full({4}, 8)), 1, 3);
+  step = kSentAgain;
+  WEFT_RETURN_IF_ERROR(sent.Wait(kDeviceCallPatience));
+  WANT_EQ(late.Wait(kDeviceCallPatience).code(), kLate);
+  WANT_EQ(was_held.load(), true);
+  return group.health();
+}
+
 }  // namespace weft::collectives
 
 #endif  // WEFT_COLLECTIVES_BACKENDS_DEVICE_DEVICE_TRANSFER_CALLS_H_

@@ -185,7 +185,20 @@ absl::StatusOr<bool> DeviceTransfers::Advance(Transfer& transfer) {
   if (moved.ok() && *moved) one.Enter(One::Phase::kOver);
   if (!one.is_send) transfer.peer = one.peer;
   const absl::Status talked = Talk();
+  // The answer may have come just now.
+  if (one.phase == One::Phase::kAnswer && !MayGiveUp(one)) {
+    transfer.moved_bytes = 1;
+  }
   return moved.ok() && !talked.ok() ? talked : moved;
+}
+
+bool DeviceTransfers::MayGiveUp(const One& one) {
+  return PeerOf(one.peer).handshake.MayGiveUp(one.is_send, one.header.id);
+}
+
+void DeviceTransfers::Leave() {
+  MutexLock lock(mu_);
+  is_leaving_ = true;
 }
 
 absl::StatusOr<bool> DeviceTransfers::Send(Transfer& transfer, One& one) {
@@ -355,7 +368,9 @@ absl::StatusOr<bool> DeviceTransfers::MoveOnDevice(Transfer& transfer,
     }
   }
   if (one.phase == One::Phase::kTurn) {
-    if (!peer.handshake.IsNext(one.is_send, id)) return false;
+    if (!peer.handshake.IsNext(one.is_send, id)) {
+      return peer.gone.ok() ? absl::StatusOr<bool>(false) : peer.gone;
+    }
     const absl::StatusOr<bool> is_connected = IsConnected(peer, one.is_send);
     if (!is_connected.ok()) return Break(is_connected.status());
     if (!*is_connected) {
@@ -529,6 +544,20 @@ void DeviceTransfers::FollowLane(const Lane& lane) {
   runtime.StreamWaitEvent(after_all_, *event).IgnoreError();
 }
 
+void DeviceTransfers::GiveUp(One& one) {
+  Peer& peer = PeerOf(one.peer);
+  if (peer.handshake.GiveUp(one.is_send, one.header.id)) {
+    Talk().IgnoreError();
+  } else if (host_.health().ok() && peer.gone.ok() && !is_leaving_) {
+    // The other rank, and all that come behind it, would wait for it.
+    Break(absl::CancelledError(
+              absl::StrCat(one.is_send ? "a Send to" : "a Receive from",
+                           " rank ", one.peer, ", tag ", one.tag,
+                           ", was given up after both ranks had agreed on it")))
+        .IgnoreError();
+  }
+}
+
 void DeviceTransfers::End(One& one) {
   MutexLock lock(mu_);
   const One::Phase phase = one.phase;
@@ -539,9 +568,8 @@ void DeviceTransfers::End(One& one) {
   }
   if (phase == One::Phase::kHeader && one.is_send && one.header.is_offer) {
     PeerOf(one.peer).handshake.Forget(true, one.header.id);
-  } else if (phase == One::Phase::kAnswer && one.is_send) {
-    PeerOf(one.peer).handshake.Withdraw(one.header.id);
-    Talk().IgnoreError();
+  } else if (phase == One::Phase::kAnswer || phase == One::Phase::kTurn) {
+    GiveUp(one);
   } else if (phase == One::Phase::kPayload && !one.is_send &&
              one.message.moved_bytes == 0) {
     untaken_[{one.peer, one.tag}].push_front(one.header);

@@ -66,8 +66,11 @@ class DeviceTransfers {
   device::Stream stream() const { return after_all_; }
 
   // As Backend::Advance. An error of the mover or of the device breaks the
-  // group.
+  // group; so does the end of a transfer's `state` once both ranks have agreed
+  // on it, before it is complete.
   absl::StatusOr<bool> Advance(Transfer& transfer) ABSL_LOCKS_EXCLUDED(mu_);
+  // This rank leaves the group: what is given up from now on does not end it.
+  void Leave() ABSL_LOCKS_EXCLUDED(mu_);
   // Whether some transfer waits for the device, which wakes nobody.
   bool awaits_device() const { return on_device_.load() > 0; }
 
@@ -115,6 +118,10 @@ class DeviceTransfers {
   // What is on the lane's stream may still use blocks that were given up: they
   // are not handed out before that has run.
   void FollowLane(const Lane& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Whether an offered transfer may be given up without ending the group.
+  bool MayGiveUp(const One& one) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Gives up one that was offered and not launched.
+  void GiveUp(One& one) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The transfer is over, or given up.
   void End(One& one) ABSL_LOCKS_EXCLUDED(mu_);
   void FreeGivenUp() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -126,6 +133,7 @@ class DeviceTransfers {
   std::atomic<int> on_device_{0};
 
   Mutex mu_;
+  bool is_leaving_ ABSL_GUARDED_BY(mu_) = false;
   std::map<int, std::unique_ptr<Peer>> peers_ ABSL_GUARDED_BY(mu_);
   // Headers, by sender and tag, whose Receive was given up before it took the
   // elements that follow: they are for the next Receive.

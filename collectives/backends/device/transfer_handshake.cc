@@ -91,10 +91,18 @@ uint64_t TransferHandshake::Offer() {
   return id;
 }
 
-bool TransferHandshake::Withdraw(uint64_t id) {
-  if (StageOf(true, id) != Stage::kOffered) return false;
+bool TransferHandshake::MayGiveUp(bool is_send, uint64_t id) const {
+  const Stage stage = StageOf(is_send, id);
+  return stage != Stage::kAgreed && stage != Stage::kAccepted;
+}
+
+bool TransferHandshake::GiveUp(bool is_send, uint64_t id) {
+  if (!MayGiveUp(is_send, id)) return false;
+  if (!is_send) return true;  // the sender knows
+  if (StageOf(true, id) == Stage::kOffered) {
+    outbox_.push_back({TransferNotice::Kind::kWithdraw, id});
+  }
   sent_.stages.erase(id);
-  outbox_.push_back({TransferNotice::Kind::kWithdraw, id});
   return true;
 }
 
@@ -106,6 +114,7 @@ void TransferHandshake::Accept(uint64_t id) {
 
 void TransferHandshake::Refuse(uint64_t id) {
   if (withdrawn_.erase(id) > 0) return;
+  received_.stages[id] = Stage::kRefused;  // until the sender's kWithdraw
   outbox_.push_back({TransferNotice::Kind::kRefuse, id});
 }
 
@@ -128,6 +137,21 @@ void TransferHandshake::Forget(bool is_send, uint64_t id) {
                   one.order.end());
 }
 
+std::string TransferHandshake::Describe() const {
+  std::string text;
+  for (const Side* const one : {&sent_, &received_}) {
+    absl::StrAppend(&text, one == &sent_ ? "sent" : "; received");
+    for (const auto& [id, stage] : one->stages) {
+      absl::StrAppend(&text, " ", id, ":", static_cast<int>(stage));
+    }
+    for (const uint64_t id : one->order) absl::StrAppend(&text, " next ", id);
+  }
+  for (const uint64_t id : withdrawn_) {
+    absl::StrAppend(&text, "; withdrawn ", id);
+  }
+  return text;
+}
+
 absl::Status TransferHandshake::OnNotice(const TransferNotice& notice) {
   using Kind = TransferNotice::Kind;
   const uint64_t id = notice.id;
@@ -141,6 +165,7 @@ absl::Status TransferHandshake::OnNotice(const TransferNotice& notice) {
       if (sent->second != Stage::kOffered) break;
       if (notice.kind == Kind::kRefuse) {
         sent->second = Stage::kRefused;
+        outbox_.push_back({Kind::kWithdraw, id});
         return absl::OkStatus();
       }
       sent->second = Stage::kAgreed;
@@ -155,7 +180,7 @@ absl::Status TransferHandshake::OnNotice(const TransferNotice& notice) {
         withdrawn_.insert(id);
         return absl::OkStatus();
       }
-      if (received->second != Stage::kAccepted) break;
+      if (received->second == Stage::kAgreed) break;
       received_.stages.erase(received);
       return absl::OkStatus();
     }

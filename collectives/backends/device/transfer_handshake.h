@@ -9,16 +9,27 @@
 //   kGo, and launches it       ------>  launches it
 //
 // Between kAccept and kGo nothing is launched, so a sender that gives up before
-// it is accepted says kWithdraw, and both go on. The transfers from one rank to
-// another are launched in the order of their kGo: as a Send there, as a
-// Receive here. They have a communicator and a stream of their own for each of
-// the two directions, which makes this order enough: no transfer waits for one
-// to, or from, another rank, nor for a collective operation.
+// it is accepted says kWithdraw, and both go on. A kRefuse is answered by
+// kWithdraw, unless one is on its way, so that the receiver keeps nothing of
+// the offer. The transfers from one rank to another are launched in the order
+// of their kGo: as a Send there, as a Receive here. They have a communicator
+// and a stream of their own for each of the two directions, which makes this
+// order enough: no transfer waits for one to, or from, another rank, nor for a
+// collective operation.
 //
-// Guarantees, checked in transfer_handshake_test.cc for all orders of arrival:
+// What was agreed on, or accepted, is not given up on one side alone: the other
+// would wait for it, and so would all that come behind it. MayGiveUp says so,
+// and GiveUp: its caller ends the group where that is false.
+//
+// Guarantees, checked in transfer_handshake_exploration_test.cc in every order
+// of arrival:
 //   H1  both ranks launch the same transfers in the same order
 //   H2  a transfer that was withdrawn is launched on neither
 //   H3  what no rank sends is kFailedPrecondition, and ends no process
+//       (transfer_handshake_test.cc)
+//   H4  once all messages have come, no transfer waits whose other rank has
+//       come to it too, unless GiveUp was false for one
+//   H5  once all messages have come, nothing is kept of transfers that are over
 
 #ifndef WEFT_COLLECTIVES_BACKENDS_DEVICE_TRANSFER_HANDSHAKE_H_
 #define WEFT_COLLECTIVES_BACKENDS_DEVICE_TRANSFER_HANDSHAKE_H_
@@ -31,6 +42,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/base/attributes.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -75,15 +87,13 @@ class TransferHandshake {
     kOffered,    // the receiver has not answered
     kAccepted,   // the sender has not said kGo
     kAgreed,     // to be launched in its turn
-    kRefused,    // by the receiver: it has dropped it
+    kRefused,    // by the receiver, which has dropped it
     kWithdrawn,  // by the sender, or unknown
   };
 
   // --- As the sender. ---
   // The id of a new offer, whose header is to be sent.
   uint64_t Offer();
-  // Gives up an offer: true, and the receiver is told, unless it is agreed on.
-  bool Withdraw(uint64_t id);
   // --- As the receiver, of an offer whose header has come. ---
   void Accept(uint64_t id);
   void Refuse(uint64_t id);
@@ -92,8 +102,15 @@ class TransferHandshake {
   Stage StageOf(bool is_send, uint64_t id) const;
   // Whether it is agreed on and the next to be launched in its direction.
   bool IsNext(bool is_send, uint64_t id) const;
-  // It was launched, refused or withdrawn, and is forgotten.
+  // It was launched, refused or withdrawn, or its header was not sent, and is
+  // forgotten.
   void Forget(bool is_send, uint64_t id);
+  // Whether this rank may give it up alone, as long as no notice comes. So as
+  // the sender until it is agreed on, as the receiver until it has accepted it.
+  bool MayGiveUp(bool is_send, uint64_t id) const;
+  // Gives it up, and tells the other. False if MayGiveUp is: then the other
+  // rank waits for it, and the group has to end.
+  ABSL_MUST_USE_RESULT bool GiveUp(bool is_send, uint64_t id);
 
   // kFailedPrecondition for a notice that no rank sends in this state.
   absl::Status OnNotice(const TransferNotice& notice);
@@ -102,6 +119,8 @@ class TransferHandshake {
   // The identifier of the communicator for what the other rank sends, once it
   // has told it.
   const absl::optional<CommunicatorId>& connect() const { return connect_; }
+  // All that it keeps but the outbox, as text, for tests.
+  std::string Describe() const;
 
  private:
   struct Side {

@@ -1,5 +1,6 @@
 #include "weft/collectives/backends/device/transfer_handshake.h"
 
+#include <algorithm>
 #include <deque>
 #include <random>
 #include <set>
@@ -60,7 +61,8 @@ class Pair {
   void GiveUp() {
     const uint64_t id = *offered_.begin();
     offered_.erase(id);
-    if (sender_.Withdraw(id)) withdrawn_.insert(id);
+    const bool is_over = std::count(sent_.begin(), sent_.end(), id) > 0;
+    if (!is_over && sender_.GiveUp(true, id)) withdrawn_.insert(id);
   }
   // Not in their order: tags differ.
   void Answer() {
