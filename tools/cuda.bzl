@@ -1,15 +1,13 @@
-"""Finds the CUDA toolkit at $CUDA_HOME (default /usr/local/cuda) as the repository @local_cuda.
+"""Finds the CUDA toolkit at $CUDA_HOME (default /usr/local/cuda) as the repository @local_cuda (tools/find_cuda.sh).
 
 BUILD files ask `HAVE_CUDA` of @local_cuda//:defs.bzl and choose x_cuda.cc or no_cuda.cc by it, so that code has no #if.
 Kernels are compiled by weft_cuda_library of tools/cuda_library.bzl, with the nvcc of `CUDA_HOME` there.
 """
 
 def _cuda_repository_impl(ctx):
-    home = ctx.os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    header = ctx.path(home + "/include/cuda_runtime.h")
-    lib = ctx.path(home + "/lib64/libcudart_static.a")
-    nvcc = ctx.path(home + "/bin/nvcc")
-    found = header.exists and lib.exists and nvcc.exists and ctx.os.environ.get("WEFT_CUDA", "1") != "0"
+    answer = ctx.execute(["sh", ctx.path(ctx.attr.finder)])
+    found = answer.return_code == 0
+    home = answer.stdout.strip() if found else ""
     ctx.file("WORKSPACE", 'workspace(name = "%s")\n' % ctx.name)
     has_cudnn = found and ctx.path(home + "/include/cudnn.h").exists
     ctx.file("defs.bzl", "HAVE_CUDA = %s\nHAVE_CUDNN = %s\nCUDA_HOME = %s\n" % (found, has_cudnn, repr(home)))
@@ -31,6 +29,7 @@ cc_library(
 
 cuda_repository = repository_rule(
     implementation = _cuda_repository_impl,
+    attrs = {"finder": attr.label(default = Label("//tools:find_cuda.sh"))},
     environ = ["CUDA_HOME", "WEFT_CUDA"],
     local = True,
     doc = "The CUDA runtime, linked statically, or an empty library where there is no toolkit.",

@@ -2,10 +2,14 @@
 
 load("@local_cuda//:defs.bzl", "CUDA_HOME", "HAVE_CUDA")
 
-# Machine code of the H100 and H200, and PTX that the driver compiles for what is older (from A100 on) or newer.
-_ARCHITECTURES = [
+# Machine code of the H100 and H200, and PTX that the driver of a newer GPU compiles.
+_ONE_ARCHITECTURE = ["-arch=sm_90"]
+
+# With --config=all_gpus: machine code of the A100, too.
+_ALL_ARCHITECTURES = [
+    "-gencode=arch=compute_80,code=sm_80",
     "-gencode=arch=compute_90,code=sm_90",
-    "-gencode=arch=compute_80,code=compute_80",
+    "-gencode=arch=compute_90,code=compute_90",
 ]
 
 def weft_cuda_library(name, srcs, hdrs, reads = [], copts = [], testonly = False):
@@ -23,18 +27,20 @@ def weft_cuda_library(name, srcs, hdrs, reads = [], copts = [], testonly = False
     """
     if not HAVE_CUDA:
         return
+
+    # The folder that Bazel runs in is named as the workspace, weft, so that its parent has "weft/..."; of a workspace
+    # that uses Weft, "external" has.
+    options = ["-std=c++17", "-O2", "-Werror=all-warnings", "-Xcompiler=-Wall,-fPIC", "-I$$PWD/..", "-Iexternal"]
+    compile = " ".join([CUDA_HOME + "/bin/nvcc"] + options + copts + ["-c", "$(location %s)" % srcs[0], "-o", "$@ "])
     native.genrule(
         name = name + "_object",
         testonly = testonly,
         srcs = srcs + hdrs + reads,
         outs = [name + ".o"],
-        # The folder that Bazel runs in is named as the workspace, weft, so that its parent has "weft/..."; of a
-        # workspace that uses Weft, "external" has.
-        cmd = " ".join(
-            [CUDA_HOME + "/bin/nvcc", "-std=c++17", "-O2", "-Werror=all-warnings", "-Xcompiler=-Wall,-fPIC"] +
-            _ARCHITECTURES + copts +
-            ["-I$$PWD/..", "-Iexternal", "-c", "$(location %s)" % srcs[0], "-o", "$@"],
-        ),
+        cmd = select({
+            "//tools:all_gpus": compile + " ".join(_ALL_ARCHITECTURES),
+            "//conditions:default": compile + " ".join(_ONE_ARCHITECTURE),
+        }),
         message = "Compiling kernels of",
     )
     native.cc_library(

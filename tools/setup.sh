@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# setup.sh: installs what Weft needs from Debian 12 and is missing; says what; does nothing when all is there.
+# setup.sh: installs what Weft needs from Debian 12 and is missing; says what; does nothing when all is there. Says whether the
+# build has CUDA, too, and where the toolkit is; it does not install that.
 #
 #   tools/setup.sh            what building and testing needs
 #   tools/setup.sh --fuzz     also clang, for tests/fuzz/run.sh
@@ -17,6 +18,12 @@ for arg in "$@"; do
     *) echo "setup.sh: unknown argument '$arg'; known: --fuzz, --dev, --bench" >&2; exit 2 ;;
   esac
 done
+
+if cuda=$(tools/find_cuda.sh); then
+  echo "setup: builds with the CUDA toolkit in $cuda"
+else
+  echo "setup: builds without CUDA: $cuda"
+fi
 
 missing=()
 while read -r group package _; do

@@ -71,10 +71,15 @@ bool IsFinal(cudaError_t error) {
 
 absl::Status CudaStatus(cudaError_t error, absl::string_view operation) {
   WEFT_CHECK(error != cudaSuccess);
+  const bool is_other_gpu = error == cudaErrorNoKernelImageForDevice;
   return absl::Status(
       CudaStatusCode(error),
       absl::StrCat(operation, ": ", cudaGetErrorName(error), " (",
-                   static_cast<int>(error), "): ", cudaGetErrorString(error)));
+                   static_cast<int>(error), "): ", cudaGetErrorString(error),
+                   is_other_gpu ? "; this build has kernels of sm_90 and newer "
+                                  "GPUs only, unless it was made with "
+                                  "--config=all_gpus (docs/devices.md)"
+                                : ""));
 }
 
 }  // namespace weft::device
