@@ -1,105 +1,40 @@
 // Gradients on simulated devices, under 20 orders of what is not ordered: each
-// rank has a device of its own, and gets the bits that the CPU gives: by way of
-// the host, and over a simulated NCCL.
+// rank gets the bits that the CPU gives, on each way of device_groups.h.
 
-#include <functional>
 #include <memory>
-#include <ostream>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/autograd/ops.h"
 #include "weft/autograd/variable.h"
 #include "weft/base/status_macros.h"
-#include "weft/collectives/backends/nccl/nccl_world.h"
-#include "weft/collectives/backends/same_device/same_device_world.h"
 #include "weft/collectives/process_group.h"
+#include "weft/ddp/device_groups.h"
 #include "weft/ddp/distributed_data_parallel.h"
 #include "weft/ddp/hooks/bf16_compression.h"
 #include "weft/ddp/hooks/f16_compression.h"
 #include "weft/ddp/reducer.h"
 #include "weft/ddp/sync_batch_norm.h"
 #include "weft/ddp/virtual_shards.h"
-#include "weft/device/context.h"
-#include "weft/device/current.h"
-#include "weft/device/testing/simulated_context.h"
 #include "weft/nn/layers.h"
 #include "weft/nn/loss.h"
 #include "weft/nn/module.h"
 #include "weft/tensor/ops/elementwise.h"
 #include "weft/tensor/random.h"
-#include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::ddp {
 namespace {
 
 using ::testing::Each;
-using ::weft::device::testing::SimulatedDevices;
+using ::weft::ddp::testing::AllWays;
+using ::weft::ddp::testing::Rank;
+using ::weft::ddp::testing::RunGroups;
+using ::weft::ddp::testing::Way;
 using ::weft::testing::IsOk;
-using ::weft::testing::RunRanks;
 using ::weft::testing::StatusIs;
-
-// One rank; the current stream of its first device is not the default one.
-struct Rank {
-  collectives::ProcessGroup& group;
-  SimulatedDevices& devices;
-
-  Device device(int index = 0) const { return {devices.context(), index}; }
-};
-
-// How ranks are connected, and by which seed their devices run.
-enum class By { kHost, kNccl, kSameDevice };
-struct Way {
-  int seed = 0;
-  By by = By::kHost;
-};
-
-void PrintTo(const Way& way, std::ostream* out) {
-  *out << "seed " << way.seed
-       << (way.by == By::kNccl         ? " over NCCL"
-           : way.by == By::kSameDevice ? " on one device"
-                                       : "");
-}
-
-std::vector<Way> AllWays() {
-  std::vector<Way> ways;
-  for (int seed = 0; seed < 20; ++seed) {
-    for (const By by : {By::kHost, By::kNccl, By::kSameDevice}) {
-      ways.push_back({seed, by});
-    }
-  }
-  return ways;
-}
-
-std::vector<absl::Status> RunGroups(
-    int size, Way way, const std::function<absl::Status(const Rank&)>& body) {
-  collectives::NcclWorld apart(size, way.seed);
-  collectives::SameDeviceWorld together(size, way.seed);
-  return RunRanks(size, [&](int rank) -> absl::Status {
-    SimulatedDevices& devices = way.by == By::kSameDevice
-                                    ? together.devices(rank)
-                                    : apart.devices(rank);
-    collectives::GroupOptions options;
-    options.timeout = absl::Seconds(30);
-    absl::StatusOr<std::unique_ptr<collectives::Backend>> backend =
-        way.by == By::kSameDevice ? together.Connect(rank)
-        : way.by == By::kNccl     ? apart.Connect(rank)
-                                  : apart.host().Connect(rank);
-    WEFT_RETURN_IF_ERROR(backend.status());
-    const auto group =
-        collectives::ProcessGroup::Create(*std::move(backend), options);
-    WEFT_ASSIGN_OR_RETURN(
-        const device::Stream side,
-        devices.runtime().CreateStream(devices.context().device(0)));
-    const device::StreamScope scope(side);
-    return body({*group, devices});
-  });
-}
 
 class DeviceGradients : public ::testing::TestWithParam<Way> {};
 

@@ -13,10 +13,7 @@
 #include "weft/autograd/ops.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/device/testing/simulated_context.h"
-#include "weft/nn/attention.h"
-#include "weft/nn/layers.h"
-#include "weft/nn/module.h"
-#include "weft/nn/norm.h"
+#include "weft/nn/small_models.h"
 #include "weft/optimizer/clip.h"
 #include "weft/optimizer/optimizer.h"
 #include "weft/tensor/ops/testing/same_on_device.h"
@@ -27,98 +24,25 @@ namespace weft::optimizer {
 namespace {
 
 using ::weft::device::testing::SimulatedDevices;
+using ::weft::nn::testing::MakeSmall;
+using ::weft::nn::testing::MakeSmallModel;
+using ::weft::nn::testing::SmallCnn;
+using ::weft::nn::testing::SmallModel;
+using ::weft::nn::testing::Transformer;
+using ::weft::nn::testing::TwoLayers;
 using ::weft::testing::BytesOf;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
-
-class Model : public nn::Module {
- public:
-  virtual Variable Loss(const Tensor& x, const Tensor& labels) = 0;
-};
-
-class TwoLayers : public Model {
- public:
-  explicit TwoLayers(Generator& random)
-      : hidden_(6, 16, random), output_(16, 4, random) {
-    AddModule("hidden", hidden_);
-    AddModule("output", output_);
-  }
-  Variable Loss(const Tensor& x, const Tensor& labels) override {
-    const Variable flat(x.Reshape({x.size(0), 6}));
-    return CrossEntropy(output_.Forward(Relu(hidden_.Forward(flat))), labels);
-  }
-
- private:
-  nn::Linear hidden_, output_;
-};
-
-class SmallCnn : public Model {
- public:
-  explicit SmallCnn(Generator& random)
-      : conv_(1, 4, 2, random),
-        norm_(4),
-        dropout_(0.3, random),
-        output_(8, 4, random) {
-    AddModule("conv", conv_);
-    AddModule("norm", norm_);
-    AddModule("dropout", dropout_);
-    AddModule("output", output_);
-  }
-  Variable Loss(const Tensor& x, const Tensor& labels) override {
-    const Variable images(x.View({x.size(0), 1, 2, 3}));
-    const Variable seen = Relu(norm_.Forward(conv_.Forward(images)));
-    const Variable flat = Reshape(seen, {x.size(0), 8});
-    return CrossEntropy(output_.Forward(dropout_.Forward(flat)), labels);
-  }
-
- private:
-  nn::Conv2d conv_;
-  nn::BatchNorm norm_;
-  nn::Dropout dropout_;
-  nn::Linear output_;
-};
-
-class Transformer : public Model {
- public:
-  explicit Transformer(Generator& random)
-      : tokens_(4, 8, random),
-        attention_(8, 2, random),
-        norm_(Shape{8}),
-        output_(8, 4, random) {
-    AddModule("tokens", tokens_);
-    AddModule("attention", attention_);
-    AddModule("norm", norm_);
-    AddModule("output", output_);
-  }
-  // `labels` are the tokens too, of two rows of text.
-  Variable Loss(const Tensor& /*x*/, const Tensor& labels) override {
-    const Variable seen = tokens_.Forward(labels.View({2, 4}));
-    AttentionOptions options;
-    options.is_causal = true;
-    const Variable mixed =
-        norm_.Forward(seen + attention_.Forward(seen, options));
-    const Variable logits = output_.Forward(Gelu(mixed));
-    return CrossEntropy(Reshape(logits, {8, 4}), labels);
-  }
-
- private:
-  nn::Embedding tokens_;
-  nn::MultiheadAttention attention_;
-  nn::LayerNorm norm_;
-  nn::Linear output_;
-};
 
 struct Outcome {
   std::vector<std::string> tensors;  // names and bytes
   double last_loss = 0;
 };
 
-using MakeModel = std::function<std::unique_ptr<Model>(Generator&)>;
-
-Outcome Train(const MakeModel& make_model, const RuleOptions& rule,
+Outcome Train(const MakeSmallModel& make_model, const RuleOptions& rule,
               Device device) {
   Generator random(3);
-  const std::unique_ptr<Model> model = make_model(random);
+  const std::unique_ptr<SmallModel> model = make_model(random);
   model->To(device);
   auto optimizer = Optimizer::Create({{rule, model->NamedParameters()}});
   EXPECT_THAT(optimizer.status(), IsOk());
@@ -144,7 +68,8 @@ Outcome Train(const MakeModel& make_model, const RuleOptions& rule,
   return outcome;
 }
 
-void ExpectSameAsOnCpu(const MakeModel& make_model, const RuleOptions& rule) {
+void ExpectSameAsOnCpu(const MakeSmallModel& make_model,
+                       const RuleOptions& rule) {
   const Outcome wanted = Train(make_model, rule, Device::Cpu());
   for (uint64_t seed = 0; seed < 20; ++seed) {
     SimulatedDevices devices(seed);
@@ -154,26 +79,21 @@ void ExpectSameAsOnCpu(const MakeModel& make_model, const RuleOptions& rule) {
   }
 }
 
-template <typename T>
-MakeModel Of() {
-  return [](Generator& random) { return std::make_unique<T>(random); };
-}
-
 TEST(DeviceTraining, OfTwoLayersHasTheBitsOfTheCpu) {
-  ExpectSameAsOnCpu(Of<TwoLayers>(), AdamOptions{0.01});
+  ExpectSameAsOnCpu(MakeSmall<TwoLayers>(), AdamOptions{0.01});
 }
 
 TEST(DeviceTraining, OfACnnWithBatchNormAndDropoutHasTheBitsOfTheCpu) {
-  ExpectSameAsOnCpu(Of<SmallCnn>(), SgdOptions{0.1, 0.9});
+  ExpectSameAsOnCpu(MakeSmall<SmallCnn>(), SgdOptions{0.1, 0.9});
 }
 
 TEST(DeviceTraining, OfATransformerHasTheBitsOfTheCpu) {
-  ExpectSameAsOnCpu(Of<Transformer>(), AdamWOptions{0.01});
+  ExpectSameAsOnCpu(MakeSmall<Transformer>(), AdamWOptions{0.01});
 }
 
 TEST(DeviceTraining, WithARuleOfRowsHasTheBitsOfTheCpu) {
-  ExpectSameAsOnCpu(Of<TwoLayers>(), RowwiseAdagradOptions{});
-  ExpectSameAsOnCpu(Of<TwoLayers>(), LambOptions{});
+  ExpectSameAsOnCpu(MakeSmall<TwoLayers>(), RowwiseAdagradOptions{});
+  ExpectSameAsOnCpu(MakeSmall<TwoLayers>(), LambOptions{});
 }
 
 TEST(DeviceTraining, SparseGradientsHaveTheBitsOfTheCpu) {
