@@ -35,12 +35,16 @@ class Mlp final : public TrainedModel {
     const Variable h = Relu(b_.Forward(Relu(a_.Forward(x_))));
     return CrossEntropy(c_.Forward(h), y_);
   }
+  void MoveBatch(Device device) override {
+    x_ = Variable(x_.value().To(device));
+    y_ = y_.To(device);
+  }
 
  private:
   Generator random_{1};
   nn::Linear a_, b_, c_;
-  const Variable x_{Normal({64, 784}, 0.0, 1.0, random_)};
-  const Tensor y_ = Labels(64, 10);
+  Variable x_{Normal({64, 784}, 0.0, 1.0, random_)};
+  Tensor y_ = Labels(64, 10);
 };
 
 class Cnn final : public TrainedModel {
@@ -60,13 +64,17 @@ class Cnn final : public TrainedModel {
     h = FlattenFrom(MaxPool2d(h), 1);
     return CrossEntropy(b_.Forward(Relu(a_.Forward(h))), y_);
   }
+  void MoveBatch(Device device) override {
+    x_ = Variable(x_.value().To(device));
+    y_ = y_.To(device);
+  }
 
  private:
   Generator random_{1};
   nn::Conv2d conv1_, conv2_;
   nn::Linear a_, b_;
-  const Variable x_{Normal({64, 1, 28, 28}, 0.0, 1.0, random_)};
-  const Tensor y_ = Labels(64, 10);
+  Variable x_{Normal({64, 1, 28, 28}, 0.0, 1.0, random_)};
+  Tensor y_ = Labels(64, 10);
 };
 
 class Block final : public nn::Module {
@@ -116,6 +124,9 @@ class Lm final : public TrainedModel {
     for (const auto& block : blocks_) x = block->Forward(x);
     return CrossEntropy(Reshape(output_.Forward(x), {8 * kLength, kWords}), y_);
   }
+  void MoveBatch(Device device) override {
+    for (Tensor* const one : {&x_, &at_, &y_}) *one = one->To(device);
+  }
 
  private:
   static Tensor Places() {
@@ -128,9 +139,9 @@ class Lm final : public TrainedModel {
   nn::Embedding words_, places_;
   std::vector<std::unique_ptr<Block>> blocks_;
   nn::Linear output_;
-  const Tensor x_ = Labels(8 * kLength, kWords).View({8, kLength});
-  const Tensor at_ = Places();
-  const Tensor y_ = Labels(8 * kLength, kWords - 1);
+  Tensor x_ = Labels(8 * kLength, kWords).View({8, kLength});
+  Tensor at_ = Places();
+  Tensor y_ = Labels(8 * kLength, kWords - 1);
 };
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The models that ddp_bench trains; bench/peers/torch_models.py has the same.
+// The models that ddp_bench and train_bench train; bench/peers/torch_models.py
+// has the same.
 
 #ifndef WEFT_BENCH_DDP_MODELS_H_
 #define WEFT_BENCH_DDP_MODELS_H_
@@ -8,6 +9,7 @@
 
 #include "weft/autograd/variable.h"
 #include "weft/nn/module.h"
+#include "weft/tensor/device.h"
 
 namespace weft::bench {
 
@@ -16,6 +18,8 @@ class TrainedModel : public nn::Module {
  public:
   // The loss of the batch.
   virtual Variable Loss() = 0;
+  // Moves the batch, as To() does the parameters.
+  virtual void MoveBatch(Device device) = 0;
 };
 
 // "mlp": 784-1024-1024-10, batch 64, 1.86 M parameters. "cnn": two convolutions

@@ -55,7 +55,9 @@ std::pair<double, double> Compare(const std::function<void()>& a,
 
 // --- V1: an operation as those of tensor/ops are, and without OnDevice. ---
 
-void Loop(const Tensor& from, const Tensor& to) {
+// Not inlined: the same code for both, so that they differ by the dispatch
+// alone.
+[[gnu::noinline]] void Loop(const Tensor& from, const Tensor& to) {
   const float* const in = from.data<float>();
   float* const out = to.data<float>();
   for (int64_t i = 0; i < from.numel(); ++i) out[i] = in[i] + 1;

@@ -28,7 +28,7 @@ class Lm(nn.Module):
         self.output = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, text):
-        x = self.words(text) + self.places(torch.arange(LENGTH))
+        x = self.words(text) + self.places(torch.arange(LENGTH, device=text.device))
         return self.output(self.blocks(x)).view(-1, VOCABULARY)
 
 
