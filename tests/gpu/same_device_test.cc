@@ -5,25 +5,22 @@
 #include <string>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/time/time.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/status_macros.h"
-#include "weft/collectives/backends/device/device_calls.h"
 #include "weft/collectives/backends/local/local_world.h"
 #include "weft/collectives/backends/same_device/same_device_backend.h"
 #include "weft/collectives/process_group.h"
-#include "weft/device/current.h"
 #include "weft/device/open.h"
+#include "weft/tests/gpu/compare_calls.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
 
-namespace weft::collectives {
+namespace weft::testing {
 namespace {
 
 using ::testing::Each;
-using ::weft::testing::IsOk;
 
 class SameDeviceOn : public ::testing::TestWithParam<std::string> {};
 
@@ -39,42 +36,25 @@ TEST_P(SameDeviceOn, EachOperationGivesWhatTheCpuGives) {
     GTEST_SKIP() << opened.status();
   }
   WEFT_ASSERT_OK(opened);
-  device::Context& context = *opened->context;
-  const Device place(context, opened->index);
-  SameDeviceOptions options;
+  collectives::SameDeviceOptions options;
   options.host_bytes = 0;
-  auto shared = SharedDevice::Create(opened->context, opened->index);
+  auto shared =
+      collectives::SharedDevice::Create(opened->context, opened->index);
   WEFT_ASSERT_OK(shared);
   options.device = *shared;
-  LocalWorld host(kRanks);
-  const auto wanted = WantedOf(kRanks);
+  collectives::LocalWorld host(kRanks);
   const auto rank_body = [&](int rank) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
-                          ConnectSameDevice(options, host.Connect(rank)));
-    const auto made = ProcessGroup::Create(std::move(backend));
-    ProcessGroup& group = *made;
     WEFT_ASSIGN_OR_RETURN(
-        const device::Stream stream,
-        context.runtime().CreateStream(context.device(opened->index)));
-    const device::StreamScope scope(stream);
-    const auto to_device = [&](const Tensor& x) { return x.To(place); };
-    for (const bool is_async : {false, true}) {
-      WEFT_ASSIGN_OR_RETURN(const auto found,
-                            CallAll(group, to_device, is_async));
-      WANT_EQ(found == wanted[rank], true);
-    }
-    // Around the ring, from device to device.
-    const Tensor in = to_device(Tensor::Zeros({1000}));
-    const int left = (rank + kRanks - 1) % kRanks;
-    WEFT_RETURN_IF_ERROR(
-        group.Exchange({{PointToPoint::kReceive, in, left, 5},
-                        {PointToPoint::kSend, to_device(Numbers(rank, 1000)),
-                         (rank + 1) % kRanks, 5}}));
-    WANT_EQ(BytesOf(in.To(Device::Cpu())), BytesOf(Numbers(left, 1000)));
-    return absl::OkStatus();
+        std::unique_ptr<collectives::Backend> backend,
+        collectives::ConnectSameDevice(options, host.Connect(rank)));
+    const auto group = collectives::ProcessGroup::Create(std::move(backend));
+    return CompareWithCpu(
+        absl::StrCat("same_device, threads on ",
+                     Name(opened->context->device(opened->index))),
+        *group, *opened->context, opened->index);
   };
-  EXPECT_THAT(testing::RunRanks(kRanks, rank_body), Each(IsOk()));
+  EXPECT_THAT(RunRanks(kRanks, rank_body), Each(IsOk()));
 }
 
 }  // namespace
-}  // namespace weft::collectives
+}  // namespace weft::testing
