@@ -9,6 +9,7 @@ set -u
 cd "$(dirname "$0")"
 readonly per_program=${WEFT_PROGRAM_SECONDS:-60} in_all=${WEFT_ALL_SECONDS:-440}
 passed=0 failed=0 skipped=0
+[ ! -e programs.tar.gz ] || tar -xzf programs.tar.gz || exit 1
 
 # limit MOST: seconds for the next program, below what is left of all.
 limit() {
