@@ -84,8 +84,8 @@ if [ $long = 1 ]; then
   bazel_test tsan -long,-manual,-notsan //...
   step consumer-whole tests/consumer/run.sh --whole
   step clang bazel build --config=clang --noshow_progress //...
-  step without_cuda bazel test --repo_env=WEFT_CUDA=0 --noshow_progress //device/... //tensor:cuda_kernels_test \
-    //collectives/backends/nccl:nccl_functions_test //collectives/backends/same_device:reduce_on_device_test
+  step without_cuda-analysis bazel build --nobuild --repo_env=WEFT_CUDA=0 //device/... //tensor/... //collectives/...
+  step without_cuda bazel test --repo_env=WEFT_CUDA=0 --noshow_progress //device:open_test //device/cuda:runtime_test
   # Kernels for all GPUs, and the programs that a machine with one gets; here they skip what needs it.
   tools/find_cuda.sh >/dev/null && step gpu_bundle sh -c "tests/gpu/bundle.sh '$results/gpu' && '$results/gpu/run.sh'"
   step fuzz-long tests/fuzz/run.sh --seconds=60
