@@ -17,6 +17,8 @@ namespace {
 
 constexpr absl::Duration kTick = absl::Milliseconds(20);
 constexpr absl::Duration kAskTimeout = absl::Seconds(1);
+// A server that has not answered for so long may be gone, or be cut off.
+constexpr absl::Duration kAskNextAfter = absl::Milliseconds(200);
 constexpr absl::Duration kStableWithin = absl::Seconds(2);
 constexpr absl::Duration kOneAfterAnother = absl::Milliseconds(100);
 
@@ -146,22 +148,26 @@ absl::Status ReplicaSession::TakeMap(const std::string& encoded) {
 }
 
 void ReplicaSession::Learn() {
+  uint64_t question = 0;
   {
     MutexLock lock(mu_);
-    if (is_asking_) return;
+    const Instant now = SteadyClock().Now();
+    if (is_asking_ && now - asked_at_ < kAskNextAfter) return;
     is_asking_ = true;
+    asked_at_ = now;
+    question = ++last_question_;
   }
   AskForMap(NextToAsk())
-      .OnReady(
-          [weak = weak_from_this()](const absl::StatusOr<v1::MapReply>& reply) {
-            const auto self = weak.lock();
-            if (self == nullptr) return;
-            {
-              MutexLock lock(self->mu_);
-              self->is_asking_ = false;
-            }
-            if (reply.ok()) (void)self->TakeMap(reply->map());
-          });
+      .OnReady([weak = weak_from_this(),
+                question](const absl::StatusOr<v1::MapReply>& reply) {
+        const auto self = weak.lock();
+        if (self == nullptr) return;
+        {
+          MutexLock lock(self->mu_);
+          if (question == self->last_question_) self->is_asking_ = false;
+        }
+        if (reply.ok()) (void)self->TakeMap(reply->map());
+      });
 }
 
 void ReplicaSession::LearnFromAll() {

@@ -98,8 +98,9 @@ class ReplicaSession : public EndsWithAgent,
   absl::Duration StableWithin() const ABSL_LOCKS_EXCLUDED(mu_);
   void NoteUnstable() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Asks a server for a newer map, and tells all followers; one question at a
-  // time. Returns at once.
+  // Asks a server for a newer map, and tells all followers. While one has been
+  // asked and has not answered for less than 200 ms, nothing is asked; then the
+  // next one is. Returns at once.
   void Learn() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Asks all servers, and waits for those that answer within a second.
@@ -123,7 +124,9 @@ class ReplicaSession : public EndsWithAgent,
 
   mutable Mutex mu_;
   PartitionMap map_ ABSL_GUARDED_BY(mu_);
-  bool is_asking_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_asking_ ABSL_GUARDED_BY(mu_) = false;  // the last question
+  Instant asked_at_ ABSL_GUARDED_BY(mu_);
+  uint64_t last_question_ ABSL_GUARDED_BY(mu_) = 0;
   size_t next_ ABSL_GUARDED_BY(mu_) = 0;  // which server is asked next
   std::vector<std::weak_ptr<MapFollower>> followers_ ABSL_GUARDED_BY(mu_);
   Instant gives_up_at_ ABSL_GUARDED_BY(mu_) = Instant::Infinite();

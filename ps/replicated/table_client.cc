@@ -420,6 +420,7 @@ void ReplicatedTableClient::OnPushed(
       }
     }
     NoteEnd(call.to, reply.status());
+    if (reply.ok()) heard_at_ = now;
     // Also where all that it was asked is what is stable: the window asks on,
     // and learns nothing by itself from a server that is gone.
     work.learns_map = !reply.ok();
@@ -555,6 +556,7 @@ void ReplicatedTableClient::OnTick(Instant now) {
       }
       if (!late.ok()) break;
     }
+    if (MayBeElsewhere(now)) work.learns_map = true;
   }
   if (!IsNone(late_at)) {
     late = absl::Status(late.code(), absl::StrCat(late.message(), "; that is ",

@@ -244,6 +244,9 @@ class ReplicatedTableClient final
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool is_sync() const { return options_.spec.mode() == v1::TableSpec::SYNC; }
   absl::Status Lost(int partition) const;
+  // Whether what is asked has not been answered for so long that whoever is
+  // asked may have no part in it any more.
+  bool MayBeElsewhere(Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::shared_ptr<ReplicaSession> session_;
   const Options options_;
@@ -258,6 +261,8 @@ class ReplicatedTableClient final
   uint64_t last_push_ ABSL_GUARDED_BY(mu_);  // ASYNC: the highest number
   std::map<uint64_t, PullOperation> pulls_ ABSL_GUARDED_BY(mu_);  // by id
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
+  // When a server has answered, or nothing was asked of one, the last time.
+  Instant heard_at_ ABSL_GUARDED_BY(mu_);
   std::set<WorkerKey> gone_ ABSL_GUARDED_BY(mu_);  // servers of map_
   // Of AwaitStable: whoever waits in short pieces goes on with the same wait.
   std::optional<ServerWaits::Wait> stable_wait_ ABSL_GUARDED_BY(mu_);

@@ -127,6 +127,7 @@ void ReplicatedTableClient::OnPulled(
     if (it == pulls_.end()) return;
     PullOperation& pull = it->second;
     NoteEnd(call.to, reply.status());
+    if (reply.ok()) heard_at_ = SteadyClock().Now();
     const v1::PullReply* const answered =
         reply.ok() ? &std::get<0>(*reply) : nullptr;
     const std::vector<Bytes> values =

@@ -17,6 +17,9 @@ namespace {
 // How often a thread that waits for stable pushes looks up.
 constexpr absl::Duration kLookEvery = absl::Milliseconds(200);
 constexpr absl::Duration kPieces = absl::Seconds(1);
+// While nobody has answered for longer than kQuiet, the map is asked for.
+constexpr absl::Duration kQuiet = absl::Milliseconds(500);
+constexpr absl::Duration kLearnEvery = absl::Milliseconds(250);
 
 }  // namespace
 
@@ -32,6 +35,20 @@ void ReplicatedTableClient::OnClose(const absl::Status& why) {
 void ReplicatedTableClient::NoteEnd(WorkerKey server,
                                     const absl::Status& status) {
   if (rpc::ReasonOf(status) == rpc::Reason::kPeerGone) gone_.insert(server);
+}
+
+// A server that is stopped, or whose host is cut off, ends no call, and the map
+// may name another one long before a call runs out of its time.
+bool ReplicatedTableClient::MayBeElsewhere(Instant now) {
+  const bool waits =
+      !pulls_.empty() ||
+      std::any_of(windows_.begin(), windows_.end(), [](const auto& window) {
+        return !window.second.window.IsStable();
+      });
+  if (!waits) heard_at_ = now;
+  if (now - heard_at_ < kQuiet) return false;
+  heard_at_ = now - kQuiet + kLearnEvery;
+  return true;
 }
 
 std::optional<WorkerKey> ReplicatedTableClient::GoneServerOf(
