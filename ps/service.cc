@@ -299,8 +299,8 @@ absl::Status EndRestore(rpc::CallContext& context,
 WEFT_RPC(EndRestore);
 WEFT_RPC_ROLES(EndRestore, "trainer", "admin");
 
-absl::Status SetDrained(rpc::CallContext& context, uint32_t id,
-                        bool is_drained) {
+absl::StatusOr<uint64_t> SetDrained(rpc::CallContext& context, uint32_t id,
+                                    bool is_drained) {
   WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));
   const auto tables = server->replicated();
   if (tables == nullptr) {

@@ -82,8 +82,8 @@ Future<ManyReply> ExchangeMany(
 
 // ReplicatedServer::SetDrained, of the server with that WorkerKey::id; any
 // server of the job can be asked. For admins.
-absl::Status SetDrained(rpc::CallContext& context, uint32_t server,
-                        bool is_drained);
+absl::StatusOr<uint64_t> SetDrained(rpc::CallContext& context, uint32_t server,
+                                    bool is_drained);
 
 // Server::CheckCheckpointDirectory, Freeze, Save and Restore.
 absl::Status CheckCheckpointDirectory(rpc::CallContext& context,

@@ -79,8 +79,9 @@ class Servers {
     return ps::ServerList::Of(reply.map());
   }
 
-  // Drains the server, or ends that. Calls again until the job's map says so.
-  absl::Status SetDrained(uint32_t id, bool is_drained) {
+  // Drains the server, or ends that. Calls again until the job's map says so,
+  // and returns the epoch of that map.
+  absl::StatusOr<uint64_t> SetDrained(uint32_t id, bool is_drained) {
     return Call([&](const rpc::Target& to) {
       return rpc::Call(to, ps::SetDrained, id, is_drained);
     });
@@ -287,9 +288,9 @@ absl::StatusOr<int> Drain(Servers& servers, const std::string& name,
                           absl::Duration wait) {
   WEFT_ASSIGN_OR_RETURN(const ps::ServerList::Server server,
                         servers.FindByName(name));
-  WEFT_RETURN_IF_ERROR(servers.SetDrained(server.key.id, true));
+  WEFT_ASSIGN_OR_RETURN(uint64_t newest,
+                        servers.SetDrained(server.key.id, true));
   const Instant deadline = SteadyClock().Now() + wait;
-  uint64_t newest = 0;
   bool was_drained = false;
   for (;;) {
     WEFT_ASSIGN_OR_RETURN(const ps::ServerList list, servers.List());
@@ -331,7 +332,7 @@ absl::StatusOr<int> Drain(Servers& servers, const std::string& name,
 absl::StatusOr<int> Add(Servers& servers, const std::string& name) {
   WEFT_ASSIGN_OR_RETURN(const ps::ServerList::Server server,
                         servers.FindByName(name));
-  WEFT_RETURN_IF_ERROR(servers.SetDrained(server.key.id, false));
+  WEFT_RETURN_IF_ERROR(servers.SetDrained(server.key.id, false).status());
   std::printf("%s takes part again\n", name.c_str());
   return 0;
 }

@@ -193,6 +193,23 @@ absl::StatusOr<PartitionMap> MapKeeper::AwaitMap(absl::Duration timeout) const {
   return known_->map;
 }
 
+absl::StatusOr<PartitionMap> MapKeeper::AwaitNewest(absl::Duration timeout) {
+  const Instant since = Now();
+  const auto deadline = SteadyDeadline(timeout);
+  MutexLock lock(mu_);
+  is_asked_ = true;
+  changed_.NotifyAll();
+  while (read_at_ < since || !known_) {
+    if (changed_.WaitUntil(mu_, deadline)) continue;
+    if (read_at_ >= since && known_) break;
+    return absl::UnavailableError(absl::StrCat(
+        "partition map: key \"", options_.key,
+        "\" of the store was not read within ", absl::FormatDuration(timeout),
+        store_status_.ok() ? "" : absl::StrCat(": ", store_status_.message())));
+  }
+  return known_->map;
+}
+
 // --- The watching thread -----------------------------------------------------
 
 void MapKeeper::Watch() {
@@ -295,6 +312,7 @@ absl::StatusOr<bool> MapKeeper::Attempt() {
 MapKeeper::Work MapKeeper::TakeWork(Contact contact) {
   MutexLock lock(mu_);
   contact_ = contact;
+  read_at_ = contact.asked;
   next_contact_ = contact.asked + options_.contact_every;
   has_work_ = false;
   Work work;

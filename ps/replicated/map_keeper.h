@@ -74,7 +74,7 @@ class MapKeeper {
   // Starts its threads; throws std::system_error if the system has none left.
   explicit MapKeeper(Options options);
   // Ends them, within the time-out of a call of the store; on_* do not run
-  // afterwards. REQUIRES: nobody is in AwaitMap.
+  // afterwards. REQUIRES: nobody is in AwaitMap or AwaitNewest.
   ~MapKeeper();
   MapKeeper(const MapKeeper&) = delete;
   MapKeeper& operator=(const MapKeeper&) = delete;
@@ -113,6 +113,11 @@ class MapKeeper {
   //   kInvalidArgument   the options or servers are not such that there can be
   //                      a map
   absl::StatusOr<PartitionMap> AwaitMap(absl::Duration timeout) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // A map that is no older than the store's was when this was called.
+  // kUnavailable: the store has not been read within `timeout`; it says why.
+  absl::StatusOr<PartitionMap> AwaitNewest(absl::Duration timeout)
       ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -208,6 +213,8 @@ class MapKeeper {
   // An attempt is due: known_ is not as it should be.
   bool has_work_ ABSL_GUARDED_BY(mu_) = false;
   Instant next_contact_ ABSL_GUARDED_BY(mu_);
+  // When the store was asked whose answer is known, the last time.
+  Instant read_at_ ABSL_GUARDED_BY(mu_);
   bool wants_backups_ ABSL_GUARDED_BY(mu_) = false;  // known_ lacks some
   Instant next_backups_ ABSL_GUARDED_BY(mu_);
   DroppedServers dropped_ ABSL_GUARDED_BY(mu_);

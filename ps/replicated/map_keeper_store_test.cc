@@ -40,6 +40,22 @@ using ::weft::testing::StatusIs;
 
 using MapKeeperStoreTest = MapKeeperTest;
 
+TEST_F(MapKeeperStoreTest, NewestMapIsReadAlsoWhereNobodyTellsOfIt) {
+  store_.SetDeaf();
+  PartitionMap map = MapOf(3);
+  Put(map);
+  Node node(store_, {1, 1}, Quiet());
+  ASSERT_THAT(node->AwaitMap(kPatience), IsOk());
+  ASSERT_THAT(map.Apply(ChangeOf(map, Kind::kPromote, 0)), IsOk());
+  Put(map);
+  const auto newest = node->AwaitNewest(kPatience);
+  ASSERT_THAT(newest.status(), IsOk());
+  EXPECT_GE(newest->epoch(), map.epoch());
+  store_.SetMode(FaultyStore::Mode::kRefuses);
+  EXPECT_THAT(node->AwaitNewest(kShort),
+              StatusIs(absl::StatusCode::kUnavailable, "was not read within"));
+}
+
 TEST_F(MapKeeperStoreTest, OfferedMapIsTakenIfItIsNewer) {
   PartitionMap map = MapOf(3);
   const std::string first = map.Encode();

@@ -21,6 +21,7 @@ constexpr absl::Duration kTick = absl::Milliseconds(20);
 constexpr absl::Duration kTableTick = absl::Milliseconds(50);
 constexpr absl::Duration kForgetEvery = absl::Seconds(1);
 constexpr absl::Duration kPingTimeout = absl::Seconds(1);
+constexpr absl::Duration kReadTimeout = absl::Seconds(1);
 
 }  // namespace
 
@@ -319,15 +320,19 @@ void ReplicatedServer::Propose(const MapChange& change) {
   keeper_->Propose(change, std::move(may_make));
 }
 
-absl::Status ReplicatedServer::SetDrained(uint32_t server, bool is_drained) {
+absl::StatusOr<uint64_t> ReplicatedServer::SetDrained(uint32_t server,
+                                                      bool is_drained) {
   MapChange change;
   change.kind =
       is_drained ? MapChange::Kind::kDrain : MapChange::Kind::kUndrain;
   change.server = server;
-  PartitionMap map = this->map();
+  // The map that is known may be older than another server's change: of a
+  // server that was drained before and takes part again it says that it has
+  // nothing.
+  WEFT_ASSIGN_OR_RETURN(PartitionMap map, keeper_->AwaitNewest(kReadTimeout));
   for (const PartitionMap::Server& one : map.servers()) {
     if (one.key.id == server && one.is_drained == is_drained) {
-      return absl::OkStatus();
+      return map.epoch();
     }
   }
   WEFT_RETURN_IF_ERROR(map.Apply(change));

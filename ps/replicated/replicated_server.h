@@ -127,11 +127,12 @@ class ReplicatedServer final : public ReplicaHost {
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Moves all that the server of that WorkerKey::id has to others, or lets it
-  // take part again. OK: the map says so; the moves go on after that, and
-  // whoever asked for them need not be there.
+  // take part again. Returns the epoch of a map of the store that says so, read
+  // after this was called; the moves go on after that, and whoever asked for
+  // them need not be there. May wait a second for the store.
   //   kUnavailable         it is on the way: ask again
   //   kFailedPrecondition  as PartitionMap::Apply
-  absl::Status SetDrained(uint32_t server, bool is_drained);
+  absl::StatusOr<uint64_t> SetDrained(uint32_t server, bool is_drained);
 
   // What it has to do for each entry of the map.
   std::vector<EntryLoad> Loads() const ABSL_LOCKS_EXCLUDED(mu_);
