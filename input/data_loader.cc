@@ -84,11 +84,20 @@ void DataLoader::Fill() {
   }
 }
 
-Future<Example> DataLoader::Start(std::vector<int64_t> indices) {
-  auto [promise, future] = MakePromise<Example>();
+absl::StatusOr<DeviceBatches::Batch> DataLoader::Make(
+    absl::Span<const int64_t> indices) const {
+  WEFT_ASSIGN_OR_RETURN(Example batch, dataset_.GetBatch(indices));
+  if (options_.device_batches != nullptr) {
+    return options_.device_batches->Copy(batch);
+  }
+  return DeviceBatches::Batch{std::move(batch)};
+}
+
+Future<DeviceBatches::Batch> DataLoader::Start(std::vector<int64_t> indices) {
+  auto [promise, future] = MakePromise<DeviceBatches::Batch>();
   Task task = [this, indices = std::move(indices),
                promise = std::move(promise)]() mutable {
-    promise.Set(CatchToStatus([&] { return dataset_.GetBatch(indices); }));
+    promise.Set(CatchToStatus([&] { return Make(indices); }));
   };
   if (pool_ == nullptr) {
     std::move(task)();
@@ -102,7 +111,8 @@ absl::StatusOr<std::optional<Example>> DataLoader::Next() {
   Fill();
   if (pending_.empty()) return std::nullopt;
   Pending& first = pending_.front();
-  absl::StatusOr<Example> batch = first.batch.Wait(options_.timeout);
+  absl::StatusOr<DeviceBatches::Batch> batch =
+      first.batch.Wait(options_.timeout);
   if (!first.batch.IsReady()) {
     return absl::DeadlineExceededError(absl::StrCat(
         "DataLoader: a batch of ", first.examples,
@@ -112,7 +122,8 @@ absl::StatusOr<std::optional<Example>> DataLoader::Next() {
   pending_.pop_front();
   Fill();
   if (!batch.ok()) return batch.status();
-  return std::optional<Example>(*std::move(batch));
+  if (options_.device_batches == nullptr) return std::move(batch->tensors);
+  return options_.device_batches->Use(*std::move(batch));
 }
 
 }  // namespace weft::input

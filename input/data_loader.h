@@ -24,9 +24,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "weft/base/future.h"
 #include "weft/base/thread_pool.h"
 #include "weft/input/dataset.h"
+#include "weft/input/device_batches.h"
 #include "weft/input/sharded_sampler.h"
 
 namespace weft::input {
@@ -43,6 +45,10 @@ class DataLoader {
     int prefetch = 4;
     // How long Next waits for one batch.
     absl::Duration timeout = absl::Minutes(5);
+    // Brings batches to a device as soon as they are made: Next gives tensors
+    // of that device, for work on its caller's current stream. Several loaders
+    // may have one. Null: batches stay where the dataset makes them.
+    std::shared_ptr<DeviceBatches> device_batches = nullptr;
   };
 
   // `dataset` must outlive the loader. kInvalidArgument names the option, its
@@ -60,8 +66,9 @@ class DataLoader {
   // Batches from here to the epoch's end.
   int64_t remaining() const;
 
-  // Nothing at the epoch's end. An error or exception of the dataset is
-  // returned in place of its batch, and the next call returns the next batch.
+  // Nothing at the epoch's end. An error or exception of the dataset, or of the
+  // device, is returned in place of its batch, and the next call returns the
+  // next batch.
   // kDeadlineExceeded after `timeout`; the next call waits for the same batch
   // again.
   absl::StatusOr<std::optional<Example>> Next();
@@ -74,7 +81,7 @@ class DataLoader {
  private:
   struct Pending {
     int64_t examples;
-    Future<Example> batch;
+    Future<DeviceBatches::Batch> batch;
   };
 
   DataLoader(const Dataset& dataset, const ShardedSampler& sampler,
@@ -83,7 +90,9 @@ class DataLoader {
   void Restart();
   // Starts batches until `prefetch` are pending or the epoch ends.
   void Fill();
-  Future<Example> Start(std::vector<int64_t> indices);
+  Future<DeviceBatches::Batch> Start(std::vector<int64_t> indices);
+  absl::StatusOr<DeviceBatches::Batch> Make(
+      absl::Span<const int64_t> indices) const;
 
   const Dataset& dataset_;
   ShardedSampler sampler_;
