@@ -12,6 +12,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/file_system.h"
 #include "weft/input/data_loader.h"
+#include "weft/input/device_batches.h"
 #include "weft/input/sharded_sampler.h"
 #include "weft/optimizer/grad_scaler.h"
 #include "weft/optimizer/optimizer.h"
@@ -226,6 +227,11 @@ absl::StatusOr<train::Result> TrainTogether(int rank, int ranks,
       const auto optimizer,
       optimizer::Optimizer::Create({{options.rule, model.NamedParameters(),
                                      /*lazy=*/false, options.clip}}));
+  std::shared_ptr<input::DeviceBatches> batches;
+  if (!options.device.is_cpu()) {
+    WEFT_ASSIGN_OR_RETURN(batches,
+                          input::DeviceBatches::Create(options.device));
+  }
   const auto load =
       [&](int shard,
           int shards) -> absl::StatusOr<std::unique_ptr<input::DataLoader>> {
@@ -238,6 +244,7 @@ absl::StatusOr<train::Result> TrainTogether(int rank, int ranks,
                           input::ShardedSampler::Create(order));
     input::DataLoader::Options loading;
     loading.batch_size = options.batch_size;
+    loading.device_batches = batches;
     return input::DataLoader::Create(*data.train, sampler, loading);
   };
   DataParallelTraining::Parts parts;
@@ -273,10 +280,8 @@ absl::StatusOr<train::Result> TrainTogether(int rank, int ranks,
   for (;;) {
     WEFT_ASSIGN_OR_RETURN(const auto batch, training->Next());
     if (!batch.has_value()) break;
-    const Tensor images = (*batch)[0].To(options.device);
-    const Tensor labels = (*batch)[1].To(options.device);
     WEFT_RETURN_IF_ERROR(
-        training->Step(LossOf(model, images, labels, options)));
+        training->Step(LossOf(model, (*batch)[0], (*batch)[1], options)));
   }
   return training->Finish();
 }

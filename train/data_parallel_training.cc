@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/container/btree_map.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -18,6 +19,7 @@
 #include "weft/train/job_outcome.h"
 #include "weft/train/saving/checkpoint_metadata.h"
 #include "weft/train/saving/last_save.h"
+#include "weft/train/saving/staged_state.h"
 
 namespace weft::train {
 namespace {
@@ -32,6 +34,9 @@ constexpr char kVirtualShards[] = "--virtual-shards";
 // What rank 0 tells the others begins so if it cannot resume; FormatFailure of
 // why follows.
 constexpr char kNoPlace[] = "no place: ";
+
+// Of the state of a device to the host, behind the steps that go on.
+constexpr absl::Duration kLongestCopy = absl::Minutes(10);
 
 // A checkpoint is of a number of shards.
 Options WithShards(Options options, int shards) {
@@ -97,7 +102,8 @@ DataParallelTraining::DataParallelTraining(collectives::ProcessGroup* group,
       options_(WithShards(std::move(options), parts_.virtual_shards)),
       commit_({is_elastic(), elastic_.leave_after,
                /*meets_ahead=*/elastic_.join_ahead != nullptr, has_tables()}),
-      metrics_(telemetry, DeviceOf(*parts_.model)) {}
+      metrics_(telemetry, DeviceOf(*parts_.model)),
+      is_on_cpu_(DeviceOf(*parts_.model).is_cpu()) {}
 
 DataParallelTraining::~DataParallelTraining() { EndGiving(); }
 
@@ -574,9 +580,11 @@ void DataParallelTraining::SaveIfDue() {
 
 absl::Status DataParallelTraining::SaveOnce(std::optional<double> score,
                                             bool is_last) {
+  AwaitSaved();
   // A checkpoint that is not finite would push a good one out.
-  WEFT_RETURN_IF_ERROR(CheckFinite(*parts_.model));
-  WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
+  const bool is_behind = SavesBehind(is_last);
+  if (!is_behind) WEFT_RETURN_IF_ERROR(CheckFinite(*parts_.model));
+  WEFT_ASSIGN_OR_RETURN(auto directory, OpenCheckpoints());
   WEFT_RETURN_IF_ERROR(CheckRun(*directory, run_));
   // Outside a group a step may be under way, whose batch the loader has given
   // already.
@@ -586,6 +594,9 @@ absl::Status DataParallelTraining::SaveOnce(std::optional<double> score,
     metadata[kGenerator] = absl::StrCat(parts_.generator->position());
   }
   AddRun(run_, &metadata);
+  if (is_behind) {
+    return SaveBehind(std::move(directory), std::move(metadata), score);
+  }
   checkpoint::NamedTensors tensors;
   for (const auto& [name, tensor] : parts_.model->StateDict()) {
     tensors[name] = tensor;
@@ -601,7 +612,49 @@ absl::Status DataParallelTraining::SaveOnce(std::optional<double> score,
   return NameCheckpoint(*directory, name, options_, score, is_last);
 }
 
+absl::Status DataParallelTraining::SaveBehind(
+    std::shared_ptr<checkpoint::CheckpointDirectory> directory,
+    checkpoint::Metadata metadata, std::optional<double> score) {
+  checkpoint::NamedTensors tensors = parts_.model->StateDict();
+  for (const auto& [name, tensor] : UpdateStateInPlace()) {
+    tensors[absl::StrCat(kOptimizer, name)] = tensor;
+  }
+  WEFT_ASSIGN_OR_RETURN(const auto state,
+                        StagedState::Begin(staging_, tensors));
+  const auto write = [this, directory = std::move(directory),
+                      metadata = std::move(metadata), score, state,
+                      step = steps()]() -> absl::StatusOr<std::string> {
+    WEFT_ASSIGN_OR_RETURN(const checkpoint::NamedTensors found,
+                          state->Await(kLongestCopy));
+    nn::StateDict model;
+    for (const auto& [name, tensor] : found) {
+      if (!absl::StartsWith(name, kOptimizer)) model[name] = tensor;
+    }
+    WEFT_RETURN_IF_ERROR(CheckFinite(model));
+    WEFT_ASSIGN_OR_RETURN(const std::string name,
+                          directory->Save(step, found, metadata));
+    WEFT_RETURN_IF_ERROR(NameCheckpoint(*directory, name, options_, score,
+                                        /*is_last=*/false));
+    return absl::StrCat(options_.checkpoint_dir, "/", name);
+  };
+  // Without a thread that is its result.
+  saving_.Begin("save a checkpoint", write).IgnoreError();
+  return absl::OkStatus();
+}
+
+void DataParallelTraining::AwaitSaved() {
+  const auto saved = saving_.Take();
+  if (!saved.has_value()) return;
+  if (saved->ok()) {
+    checkpoint_ = **saved;
+    return;
+  }
+  WEFT_LOG(logger_, Error, "no checkpoint was saved; training goes on")
+      .With("why", saved->status().message());
+}
+
 absl::StatusOr<Result> DataParallelTraining::Finish() {
+  AwaitSaved();
   forward_.reset();
   WEFT_RETURN_IF_ERROR(ended_);
   progress_->Finish();

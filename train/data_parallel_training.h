@@ -18,7 +18,8 @@
 // averaged over all ranks (ddp/), and each rank updates its own copy. After
 // each epoch, after each Options::checkpoint_every_steps, and where the
 // training is asked to stop, rank 0 saves a checkpoint of model, optimizer and
-// place in the data. To resume, it reads the
+// place in the data. Where the model is on a device, and no ranks come and go,
+// all but the last are written by a thread beside the training. To resume, it reads the
 // newest and gives the others what it holds: they need not see its files, and
 // may be more or fewer than the ranks that saved it. With as many, a resumed
 // training has the same bits as one that was never interrupted.
@@ -66,8 +67,10 @@
 #include "weft/telemetry/logger.h"
 #include "weft/telemetry/progress.h"
 #include "weft/telemetry/telemetry.h"
+#include "weft/tensor/device_staging.h"
 #include "weft/tensor/random.h"
 #include "weft/tensor/tensor.h"
+#include "weft/train/background_task.h"
 #include "weft/train/build_text.h"
 #include "weft/train/core/push_deadline.h"
 #include "weft/train/core/step_commit.h"
@@ -478,6 +481,17 @@ class DataParallelTraining {
   // Called by all ranks, of which rank 0 writes.
   absl::Status Save(bool is_last);
   absl::Status SaveOnce(std::optional<double> score, bool is_last);
+  // Whether SaveOnce only begins it: a thread of its own writes the state of a
+  // device while the device goes on. Not where others may save too.
+  bool SavesBehind(bool is_last) const {
+    return !is_last && !was_stopped() && !is_elastic() && !has_tables() &&
+           !is_on_cpu_;
+  }
+  absl::Status SaveBehind(
+      std::shared_ptr<checkpoint::CheckpointDirectory> directory,
+      checkpoint::Metadata metadata, std::optional<double> score);
+  // Waits for the save that SaveOnce has begun, and logs its failure.
+  void AwaitSaved();
   absl::StatusOr<double> Score();
   bool is_first() const { return group_->rank() == 0; }
   // The last step of all epochs: there is nothing left that could be stopped.
@@ -548,6 +562,11 @@ class DataParallelTraining {
   std::string checkpoint_;
   absl::Status saved_;
   int64_t looked_at_ = -1;  // the step after which SaveIfDue was called last
+  const bool is_on_cpu_;    // the model
+  const std::shared_ptr<DeviceStaging> staging_ =
+      std::make_shared<DeviceStaging>();
+  // Gives the path. Last: it uses the members above.
+  BackgroundTask<std::string> saving_;
 };
 
 }  // namespace weft::train

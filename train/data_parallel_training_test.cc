@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <sstream>
@@ -26,6 +27,8 @@
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/checkpoint/manifest.h"
 #include "weft/collectives/backends/local/local_world.h"
+#include "weft/device/testing/simulated_context.h"
+#include "weft/input/device_batches.h"
 #include "weft/input/sharded_sampler.h"
 #include "weft/nn/layers.h"
 #include "weft/tests/support/run_ranks.h"
@@ -87,6 +90,7 @@ struct TestOptions : Options {
   int64_t batch_size = 8;
   double dropout = 0;
   int virtual_shards = 0;
+  Device device;  // of the model
 };
 
 class DataParallelTrainingTest : public ::testing::Test {
@@ -110,6 +114,12 @@ class DataParallelTrainingTest : public ::testing::Test {
                                    TestOptions options) {
     Generator generator(options.seed);
     Net net(generator, options.dropout);
+    net.To(options.device);
+    std::shared_ptr<input::DeviceBatches> batches;
+    if (!options.device.is_cpu()) {
+      WEFT_ASSIGN_OR_RETURN(batches,
+                            input::DeviceBatches::Create(options.device));
+    }
     optimizer::AdamOptions adam;
     adam.lr = options.learning_rate;
     WEFT_ASSIGN_OR_RETURN(
@@ -127,6 +137,7 @@ class DataParallelTrainingTest : public ::testing::Test {
                             input::ShardedSampler::Create(order));
       input::DataLoader::Options loading;
       loading.batch_size = options.batch_size;
+      loading.device_batches = batches;
       return input::DataLoader::Create(*points_, sampler, loading);
     };
     WEFT_ASSIGN_OR_RETURN(const auto loader, load(group.rank(), group.size()));
@@ -148,7 +159,8 @@ class DataParallelTrainingTest : public ::testing::Test {
       std::iota(indices.begin(), indices.end(), 0);
       WEFT_ASSIGN_OR_RETURN(const auto batch, all.GetBatch(indices));
       const double loss =
-          CrossEntropy(net.Forward(Variable(batch[0])), batch[1])
+          CrossEntropy(net.Forward(Variable(batch[0].To(options.device))),
+                       batch[1].To(options.device))
               .value()
               .item<float>();
       net.Train();
@@ -215,6 +227,71 @@ class DataParallelTrainingTest : public ::testing::Test {
   TestOptions options_;
   std::unique_ptr<Points> points_ = std::make_unique<Points>(64);
 };
+
+// The bytes of all tensors of all checkpoints in `directory`, by step and name.
+std::map<std::string, std::string> AllSaved(const std::string& directory) {
+  std::map<std::string, std::string> all;
+  const auto opened = checkpoint::CheckpointDirectory::Open({directory});
+  const auto names = (*opened)->List();
+  EXPECT_THAT(names, IsOk());
+  for (const std::string& name : names.value()) {
+    const auto loaded = (*opened)->Load(name);
+    EXPECT_THAT(loaded, IsOk()) << name;
+    if (!loaded.ok()) continue;
+    for (const auto& [key, tensor] : loaded->tensors) {
+      all[absl::StrCat(loaded->manifest.step, " ", key)] =
+          std::string(static_cast<const char*>(tensor.raw()), tensor.bytes());
+    }
+  }
+  return all;
+}
+
+// They are written while the device goes on with the next steps.
+TEST_F(DataParallelTrainingTest, CheckpointsOfADeviceAreThoseOfTheCpu) {
+  const auto save_all = [](TestOptions& options, const std::string& directory) {
+    options.checkpoint_dir = directory;
+    options.checkpoint_every_steps = 3;
+    options.keep = 100;
+    options.keep_best = true;
+  };
+  const Run cpu = Train(1, [&](int, TestOptions& options) {
+    save_all(options, dir_.path() + "/cpu");
+  });
+  ASSERT_THAT(cpu.statuses, Each(IsOk()));
+  const auto wanted = AllSaved(dir_.path() + "/cpu");
+  EXPECT_EQ(wanted.count("3 hidden.weight"), 1u);
+  EXPECT_EQ(wanted.count("16 hidden.weight"), 1u);
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    device::testing::SimulatedDevices devices(seed);
+    const std::string directory = absl::StrCat(dir_.path(), "/", seed);
+    const Run found = Train(1, [&](int, TestOptions& options) {
+      save_all(options, directory);
+      options.device = Device(devices.context(), 0);
+    });
+    ASSERT_THAT(found.statuses, Each(IsOk()));
+    EXPECT_EQ(found.losses, cpu.losses);
+    EXPECT_EQ(AllSaved(directory), wanted) << "seed " << seed;
+    EXPECT_EQ(found.results[0].score, cpu.results[0].score);
+    EXPECT_TRUE(std::filesystem::exists(found.results[0].checkpoint));
+  }
+}
+
+TEST_F(DataParallelTrainingTest, DeviceStateThatIsNotFiniteIsNotSaved) {
+  device::testing::SimulatedDevices devices(1);
+  const std::string directory = dir_.path() + "/saved";
+  const Run run = Train(1, [&](int, TestOptions& options) {
+    options.checkpoint_dir = directory;
+    options.checkpoint_every_steps = 3;
+    options.retry_last_save_for = absl::ZeroDuration();
+    options.learning_rate = 1e38;
+    options.allow_non_finite = true;
+    options.device = Device(devices.context(), 0);
+  });
+  ASSERT_THAT(run.statuses, Each(IsOk()));
+  EXPECT_THAT(run.losses, SizeIs(16));  // it trains on without them
+  EXPECT_THAT(run.results[0].saved, Not(IsOk()));
+  EXPECT_THAT(AllSaved(directory), SizeIs(0));
+}
 
 TEST_F(DataParallelTrainingTest, TwoRanksHaveTheLossesOfOneWithTheWholeBatch) {
   const Run two = Train(2);

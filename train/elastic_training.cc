@@ -265,6 +265,7 @@ absl::Status DataParallelTraining::TakeData(
 }
 
 absl::StatusOr<bool> DataParallelTraining::FindSaved() {
+  AwaitSaved();
   WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
   WEFT_ASSIGN_OR_RETURN(const auto names, directory->List());
   if (names.empty()) return false;

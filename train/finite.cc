@@ -24,8 +24,8 @@ std::optional<std::string> NotFiniteIn(const std::string& name,
 }
 
 // "conv1.weight has nan at element 5"; none if all are finite.
-std::optional<std::string> FirstNotFinite(const nn::Module& model) {
-  for (const auto& [name, tensor] : model.StateDict()) {
+std::optional<std::string> FirstNotFinite(const nn::StateDict& state) {
+  for (const auto& [name, tensor] : state) {
     std::optional<std::string> found;
     if (tensor.dtype() == DType::kF32) found = NotFiniteIn<float>(name, tensor);
     if (tensor.dtype() == DType::kF64) {
@@ -41,7 +41,7 @@ std::optional<std::string> FirstNotFinite(const nn::Module& model) {
 absl::Status CheckLoss(double loss, int64_t step, const std::string& self,
                        const nn::Module& model) {
   if (std::isfinite(loss)) return absl::OkStatus();
-  const std::optional<std::string> first = FirstNotFinite(model);
+  const std::optional<std::string> first = FirstNotFinite(model.StateDict());
   return worker::WithExitCode(
       absl::OutOfRangeError(absl::StrCat(
           self, ", step ", step, ": the loss is ", loss, "; ",
@@ -52,7 +52,11 @@ absl::Status CheckLoss(double loss, int64_t step, const std::string& self,
 }
 
 absl::Status CheckFinite(const nn::Module& model) {
-  const std::optional<std::string> first = FirstNotFinite(model);
+  return CheckFinite(model.StateDict());
+}
+
+absl::Status CheckFinite(const nn::StateDict& state) {
+  const std::optional<std::string> first = FirstNotFinite(state);
   if (!first.has_value()) return absl::OkStatus();
   return worker::WithExitCode(
       absl::OutOfRangeError(absl::StrCat("the parameter ", *first)),

@@ -19,6 +19,7 @@ absl::Status CheckLoss(double loss, int64_t step, const std::string& self,
 // kOutOfRange, with ExitCode kDiverged, names the first parameter or buffer, of
 // f32 or f64, that has NaN or infinity.
 absl::Status CheckFinite(const nn::Module& model);
+absl::Status CheckFinite(const nn::StateDict& state);  // of a model
 
 }  // namespace weft::train
 
