@@ -19,10 +19,10 @@
 // each epoch, after each Options::checkpoint_every_steps, and where the
 // training is asked to stop, rank 0 saves a checkpoint of model, optimizer and
 // place in the data. Where the model is on a device, and no ranks come and go,
-// all but the last are written by a thread beside the training. To resume, it reads the
-// newest and gives the others what it holds: they need not see its files, and
-// may be more or fewer than the ranks that saved it. With as many, a resumed
-// training has the same bits as one that was never interrupted.
+// all but the last are written by a thread beside the training. To resume, it
+// reads the newest and gives the others what it holds: they need not see its
+// files, and may be more or fewer than the ranks that saved it. With as many, a
+// resumed training has the same bits as one that was never interrupted.
 //
 // With Parts::virtual_shards it has the same bits with any number of ranks, and
 // also if that changes from one run to the next (ddp/virtual_shards.h): Next
