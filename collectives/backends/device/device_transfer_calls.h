@@ -253,8 +253,10 @@ inline absl::Status SendAgainBesideOneThatIsGivenUp(const DeviceRank& rank,
     return group.health();
   }
   std::atomic<bool> was_held{false};
+  // Long enough for this thread to be at OnReady before, on a busy machine too:
+  // else the callback would run here, and nobody would send again.
   const Future<void> late = group.SendAsync(rank.Place(Tensor::Full({4}, 7)), 1,
-                                            3, Within(absl::Milliseconds(50)));
+                                            3, Within(absl::Milliseconds(500)));
   late.OnReady([&](const absl::Status& status) {
     step = kGivenUp;
     was_held = !status.ok() && reach(kSentAgain);

@@ -89,9 +89,9 @@ class Servers : public ::testing::Test {
     })) << run_->output();
   }
 
-  // "A drained server stands by only if there is no other" (docs/
-  // replication.md): the drain may end just before another server dies, whose
-  // copies the drained one has until that other one is back.
+  // "A drained server is made a backup only where no other server is left"
+  // (docs/replication.md): the drain may end just before another server dies,
+  // whose copies the drained one has until that other one is back.
   void AwaitNothingAt(const std::string& name) const {
     std::string last;
     EXPECT_TRUE(Becomes([&] {
