@@ -198,13 +198,16 @@ TEST(HostBackend, StoppedRankIsNamedOnAllHostsOnceTheJobCountsItAsGone) {
     return rank == gone ? absl::UnavailableError("silent for 3s")
                         : absl::OkStatus();
   };
-  std::atomic<int> ended{0};
+  // A barrier that a rank is still in would find the one that is gone.
+  std::atomic<int> passed{0}, ended{0};
   const auto statuses = testing::RunRanks(4, [&](int rank) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
                           world.Connect(rank));
     const auto group = ProcessGroup::Create(std::move(backend));
     WEFT_RETURN_IF_ERROR(group->Barrier());
+    ++passed;
     if (rank == 3) {
+      EXPECT_TRUE(Becomes([&] { return passed == 4; }));
       gone = 3;
       EXPECT_TRUE(Becomes([&] { return ended == 3; }));
       return absl::OkStatus();
@@ -223,7 +226,7 @@ TEST(HostBackend, StoppedRankIsNamedOnAllHostsOnceTheJobCountsItAsGone) {
 // A rank asks so where what it waits for runs elsewhere, on a device.
 TEST(HostBackend, RankThatIsGoneIsFoundWithoutAnOperation) {
   HostsTestWorld world(3, {}, [](int) { return 0; });
-  std::atomic<int> gone{-1}, ended{0};
+  std::atomic<int> gone{-1}, connected{0}, ended{0};
   world.check_member = [&](int rank) {
     return rank == gone ? absl::UnavailableError("silent for 3s")
                         : absl::OkStatus();
@@ -231,7 +234,9 @@ TEST(HostBackend, RankThatIsGoneIsFoundWithoutAnOperation) {
   const auto statuses = testing::RunRanks(3, [&](int rank) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
                           world.Connect(rank));
+    ++connected;
     if (rank == 2) {
+      EXPECT_TRUE(Becomes([&] { return connected == 3; }));
       const absl::Status before = backend->CheckRanks();
       gone = 2;
       EXPECT_TRUE(Becomes([&] { return ended == 2; }));
@@ -259,7 +264,7 @@ TEST(HostBackend, RankOfASubgroupIsAskedForByItsNumberInTheWorld) {
     return rank == gone ? absl::UnavailableError("silent for 3s")
                         : absl::OkStatus();
   };
-  std::atomic<bool> has_ended{false};
+  std::atomic<bool> has_half{false}, has_ended{false};
   const auto statuses = testing::RunRanks(3, [&](int rank) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
                           world.Connect(rank));
@@ -267,10 +272,12 @@ TEST(HostBackend, RankOfASubgroupIsAskedForByItsNumberInTheWorld) {
     WEFT_ASSIGN_OR_RETURN(const auto half, group->Split(rank > 0 ? 1 : 0));
     if (rank == 0) return absl::OkStatus();
     if (rank == 2) {  // rank 1 of `half`
+      EXPECT_TRUE(Becomes([&] { return has_half.load(); }));
       gone = 2;
       EXPECT_TRUE(Becomes([&] { return has_ended.load(); }));
       return absl::OkStatus();
     }
+    has_half = true;
     const absl::Status status = half->AllReduce(Tensor::Ones({10}));
     has_ended = true;
     return status;
