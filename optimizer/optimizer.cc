@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,11 +12,12 @@
 #include "weft/base/catch_to_status.h"
 #include "weft/base/check.h"
 #include "weft/base/status_macros.h"
-#include "weft/optimizer/kernel_operation.h"
+#include "weft/optimizer/rules/rule_numbers.h"
 #include "weft/tensor/on_device.h"
 #include "weft/tensor/ops/elementwise.h"
 #include "weft/tensor/ops/embedding.h"
 #include "weft/tensor/ops/reduce.h"
+#include "weft/tensor/ops/update_rules.h"
 #include "weft/tensor/ops/wide.h"
 
 namespace weft::optimizer {
@@ -99,19 +101,33 @@ void ApplyRows(const UpdateRule& rule, const StepContext& context,
   }
 }
 
+// The update as an operation that a device finds by its name, with the numbers
+// that its kernel needs (tensor/cuda/update.h). Whether the gradient is dense
+// or rows, a kernel sees by its operands.
+internal::Operation OperationOf(const RuleOptions& rule,
+                                const ClipOptions& clip,
+                                const StepContext& context) {
+  // Names of rules are literals.
+  internal::Operation operation(RuleName(rule).data());
+  const RuleNumbers numbers = NumbersOf(rule, context);
+  static_assert(std::tuple_size_v<RuleNumbers> <= internal::kClipValue);
+  std::copy(numbers.begin(), numbers.end(), operation.numbers.begin());
+  operation.numbers[internal::kClipValue] = clip.value;
+  operation.numbers[internal::kClipNorm] = clip.norm;
+  return operation;
+}
+
 // Calls apply(value, slots, gradient...) with tensors of the CPU: at once if
 // they are there, else as work of their device. `apply` holds by value what it
 // uses.
 template <typename Apply>
-void Enqueue(const KernelOperation& kernel, const Tensor& value,
+void Enqueue(const internal::Operation& operation, const Tensor& value,
              const std::vector<Tensor>& slots,
              const std::vector<Tensor>& gradient, Apply apply) {
   if (value.device().is_cpu()) return apply(value, slots, gradient);
   std::vector<const Tensor*> all = {&value};
   for (const Tensor& slot : slots) all.push_back(&slot);
   for (const Tensor& part : gradient) all.push_back(&part);
-  internal::Operation operation(kernel.name.c_str());
-  operation.numbers = kernel.numbers;
   internal::EnqueueOnDevice(
       operation, all,
       [apply, slot_count = slots.size(),
@@ -332,15 +348,14 @@ void Optimizer::Update(const Due& due) const {
   context.step = ++state.step;
   context.lr_scale = lr_scale_;
   const std::shared_ptr<const UpdateRule>& rule = due.rule;
-  KernelOperation kernel;
-  if (!value.device().is_cpu()) {
-    kernel = KernelOperationOf(rule->options(), due.clip, context);
-  }
+  const internal::Operation operation =
+      value.device().is_cpu() ? internal::Operation("")
+                              : OperationOf(rule->options(), due.clip, context);
   VisitFloating(value.dtype(), "Optimizer", [&](auto type) {
     using T = typename decltype(type)::Type;
     if (gradient.is_sparse()) {
       const SparseRows& sparse = gradient.sparse();
-      Enqueue(kernel, value, state.slots,
+      Enqueue(operation, value, state.slots,
               {sparse.indices.Contiguous(),
                internal::Wide(sparse.values).Contiguous()},
               [rule, context, rows = sparse.rows](
@@ -352,7 +367,7 @@ void Optimizer::Update(const Due& due) const {
       return;
     }
     Enqueue(
-        kernel, value, state.slots,
+        operation, value, state.slots,
         {internal::Wide(gradient.dense()).Contiguous()},
         [rule, context](const Tensor& weights, const std::vector<Tensor>& slots,
                         const std::vector<Tensor>& parts) {

@@ -10,27 +10,37 @@
 
 #include "absl/types/span.h"
 #include "weft/base/check.h"
+#include "weft/optimizer/rules/rule_numbers.h"
 #include "weft/optimizer/rules/update_rule.h"
 
 namespace weft::optimizer {
 
+// What callers of a rule must know of it: see UpdateRule.
+struct RuleTraits {
+  std::vector<Slot> slots;
+  bool uses_step = false;
+  bool ignores_zero_gradient = false;
+  Scope scope = Scope::kElement;
+};
+
 // `Rule` derives from this and has, called with n > 0,
 //   template <typename T>
-//   void Update(const StepContext&, int64_t n, T* __restrict weights,
+//   void Update(const RuleNumbers&, int64_t n, T* __restrict weights,
 //               const T* __restrict gradient,
 //               absl::Span<const absl::Span<T>> slots) const;
-template <typename Rule, typename Options>
+template <typename Rule>
 class OnBothTypes : public UpdateRule {
  public:
-  OnBothTypes(const Options& options, std::vector<Slot> slots)
-      : options_(options), slots_(std::move(slots)) {}
+  OnBothTypes(const RuleOptions& options, RuleTraits traits)
+      : options_(options), traits_(std::move(traits)) {}
 
   RuleOptions options() const final { return options_; }
-  absl::Span<const Slot> slots() const final { return slots_; }
-  // What is true of most rules.
-  Scope scope() const override { return Scope::kElement; }
-  bool uses_step() const override { return false; }
-  bool ignores_zero_gradient() const override { return false; }
+  absl::Span<const Slot> slots() const final { return traits_.slots; }
+  Scope scope() const final { return traits_.scope; }
+  bool uses_step() const final { return traits_.uses_step; }
+  bool ignores_zero_gradient() const final {
+    return traits_.ignores_zero_gradient;
+  }
 
   void Apply(const StepContext& context, absl::Span<float> weights,
              absl::Span<const float> gradient,
@@ -43,9 +53,6 @@ class OnBothTypes : public UpdateRule {
     ApplyAs<double>(context, weights, gradient, slots);
   }
 
- protected:
-  const Options options_;
-
  private:
   template <typename T>
   void ApplyAs(const StepContext& context, absl::Span<T> weights,
@@ -53,18 +60,19 @@ class OnBothTypes : public UpdateRule {
                absl::Span<const absl::Span<T>> slots) const {
     WEFT_CHECK_GE(context.step, 1);
     WEFT_CHECK_EQ(gradient.size(), weights.size());
-    WEFT_CHECK_EQ(slots.size(), slots_.size());
+    WEFT_CHECK_EQ(slots.size(), traits_.slots.size());
     for (size_t i = 0; i < slots.size(); ++i) {
       WEFT_CHECK_EQ(slots[i].size(),
-                    slots_[i].is_per_row ? size_t{1} : weights.size());
+                    traits_.slots[i].is_per_row ? size_t{1} : weights.size());
     }
     if (weights.empty()) return;
     static_cast<const Rule*>(this)->template Update<T>(
-        context, static_cast<int64_t>(weights.size()), weights.data(),
-        gradient.data(), slots);
+        NumbersOf(options_, context), static_cast<int64_t>(weights.size()),
+        weights.data(), gradient.data(), slots);
   }
 
-  const std::vector<Slot> slots_;
+  const RuleOptions options_;
+  const RuleTraits traits_;
 };
 
 }  // namespace weft::optimizer

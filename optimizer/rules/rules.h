@@ -1,4 +1,5 @@
-// The rules, each of which is a class in the .cc of its name, by their options.
+// The rules by their options: those that look at norms in the .cc of their
+// name, the others in element_rules.cc.
 
 #ifndef WEFT_OPTIMIZER_RULES_RULES_H_
 #define WEFT_OPTIMIZER_RULES_RULES_H_

@@ -2,8 +2,8 @@
 //
 // They compute what optimizer/rules does, step by step, so that the bits are
 // the same; but norms, of which clipping, lamb and rowwise_adagrad make use,
-// are added up in another order, in f64. Numbers are those that
-// optimizer/kernel_operation.h makes. Operands are the weights, the slots in
+// are added up in another order, in f64. Numbers are those of
+// optimizer/rules/rule_numbers.h. Operands are the weights, the slots in
 // the rule's order, and the gradient, or the indices i64 [n] and values [n,
 // width] of its rows, which are sorted and added up as Coalesce does; all
 // contiguous, of one dtype: f32 or f64.
@@ -17,363 +17,74 @@
 #include <cstdint>
 
 #include "weft/tensor/cuda/indexing.h"
+#include "weft/tensor/ops/update_rules.h"
 
 namespace weft::internal::cuda {
-
-// Where the limits of the gradient are among the numbers; 0: none.
-inline constexpr int kClipValue = 8;
-inline constexpr int kClipNorm = 9;
-
-// What a rule must see whole: the values of Scope of rules/update_rule.h.
-enum class UpdateScope { kElement, kRow, kParameter };
 
 template <typename T>
 struct UpdateState {
   T* weights;
   int slot_count;
-  T* slots[3];  // null where there is none
+  T* slots[3];  // in the rule's order
 };
 
-// A rule is made of the state and numbers. It has a scope; the most and fewest
-// slots; and, by its scope,
-//   void Apply(int64_t i, T gradient) const;      of one element, or
-//   void ApplyRow(int64_t row, int64_t first, int64_t n, const Gradient& g,
-//                 const Team& team) const;        of n from `first` on, g(j).
+template <typename Rule, typename T>
+WEFT_HOST_DEVICE void ApplyTo(const UpdateState<T>& state, int64_t i,
+                              const Rule& rule, T gradient) {
+  WithSlots<Rule>(state.slots, state.slot_count, [&](auto*... slots) {
+    rule.Apply(gradient, state.weights[i], slots[i]...);
+  });
+}
 
-// g = gradient + decay w; m = kept m + taken g; w -= lr (ahead g + speed m).
-// Without momentum w -= lr g.
-template <typename T>
-struct Sgd {
-  static constexpr UpdateScope kScope = UpdateScope::kElement;
-  static constexpr int kFewestSlots = 0;
-  static constexpr int kMostSlots = 1;
-  Sgd(const UpdateState<T>& state, const double* n)
-      : weights(state.weights),
-        m(state.slots[0]),
-        lr(static_cast<T>(n[0])),
-        decay(static_cast<T>(n[1])),
-        kept(static_cast<T>(n[2])),
-        taken(static_cast<T>(n[3])),
-        ahead(static_cast<T>(n[4])),
-        speed(static_cast<T>(n[5])) {}
-
-  WEFT_HOST_DEVICE void Apply(int64_t i, T gradient) const {
-    const T g = gradient + decay * weights[i];
-    if (m == nullptr) {
-      weights[i] -= lr * g;
-      return;
-    }
-    m[i] = kept * m[i] + taken * g;
-    weights[i] -= lr * (ahead * g + speed * m[i]);
+// Of rules that look at norms: a row of n elements from `first` on, whose
+// gradient is g(j).
+template <typename T, typename Gradient, typename Team>
+WEFT_HOST_DEVICE void ApplyToRow(const UpdateState<T>& state,
+                                 const Lamb<T>& rule, int64_t /*row*/,
+                                 int64_t first, int64_t n, const Gradient& g,
+                                 const Team& team) {
+  T* const weights = state.weights + first;
+  T* const m = state.slots[0] + first;
+  T* const v = state.slots[1] + first;
+  double of_weights = 0;
+  double of_steps = 0;
+  for (int64_t j = team.lane(); j < n; j += team.width()) {
+    rule.Average(g(j), m[j], v[j]);
+    const double weight = static_cast<double>(weights[j]);
+    const double step = static_cast<double>(rule.Step(weights[j], m[j], v[j]));
+    of_weights += weight * weight;
+    of_steps += step * step;
   }
-
-  T* weights;
-  T* m;
-  T lr, decay, kept, taken, ahead, speed;
-};
-
-// Numbers: step size, root of the correction, beta1, beta2, epsilon, and the
-// decay that enters the gradient, or, decoupled, what is kept of the weights.
-// Source: as optimizer/rules/adam.cc.
-template <typename T, bool kIsDecoupled>
-struct AdamLike {
-  static constexpr UpdateScope kScope = UpdateScope::kElement;
-  static constexpr int kFewestSlots = 2;
-  static constexpr int kMostSlots = 3;
-  AdamLike(const UpdateState<T>& state, const double* n)
-      : weights(state.weights),
-        m(state.slots[0]),
-        v(state.slots[1]),
-        v_max(state.slots[2]),
-        size(static_cast<T>(n[0])),
-        root(static_cast<T>(n[1])),
-        beta1(static_cast<T>(n[2])),
-        beta2(static_cast<T>(n[3])),
-        rest1(static_cast<T>(1.0 - n[2])),
-        rest2(static_cast<T>(1.0 - n[3])),
-        epsilon(static_cast<T>(n[4])),
-        decay(kIsDecoupled ? T(0) : static_cast<T>(n[5])),
-        keep(kIsDecoupled ? static_cast<T>(n[5]) : T(1)) {}
-
-  WEFT_HOST_DEVICE void Apply(int64_t i, T gradient) const {
-    const T g = gradient + decay * weights[i];
-    m[i] = beta1 * m[i] + rest1 * g;
-    v[i] = beta2 * v[i] + rest2 * g * g;
-    T square = v[i];
-    if (v_max != nullptr) {
-      square = v_max[i] < square ? square : v_max[i];
-      v_max[i] = square;
-    }
-    const T scale = std::sqrt(square) / root + epsilon;
-    weights[i] = keep * weights[i] - size * (m[i] / scale);
+  of_weights = std::sqrt(team.Fold(of_weights, AddOp()));
+  of_steps = std::sqrt(team.Fold(of_steps, AddOp()));
+  const T size = rule.Size(of_weights, of_steps);
+  for (int64_t j = team.lane(); j < n; j += team.width()) {
+    weights[j] -= size * rule.Step(weights[j], m[j], v[j]);
   }
+}
 
-  T* weights;
-  T* m;
-  T* v;
-  T* v_max;  // null without amsgrad
-  T size, root, beta1, beta2, rest1, rest2, epsilon, decay, keep;
-};
-template <typename T>
-using Adam = AdamLike<T, false>;
-template <typename T>
-using AdamW = AdamLike<T, true>;
-
-// Numbers: lr, decay, epsilon.
-template <typename T>
-struct Adagrad {
-  static constexpr UpdateScope kScope = UpdateScope::kElement;
-  static constexpr int kFewestSlots = 1;
-  static constexpr int kMostSlots = 1;
-  Adagrad(const UpdateState<T>& state, const double* n)
-      : weights(state.weights),
-        accumulator(state.slots[0]),
-        lr(static_cast<T>(n[0])),
-        decay(static_cast<T>(n[1])),
-        epsilon(static_cast<T>(n[2])) {}
-
-  WEFT_HOST_DEVICE void Apply(int64_t i, T gradient) const {
-    const T g = gradient + decay * weights[i];
-    accumulator[i] += g * g;
-    weights[i] -= lr * g / (std::sqrt(accumulator[i]) + epsilon);
+// Its slot is one for a row.
+template <typename T, typename Gradient, typename Team>
+WEFT_HOST_DEVICE void ApplyToRow(const UpdateState<T>& state,
+                                 const RowwiseAdagrad<T>& rule, int64_t row,
+                                 int64_t first, int64_t n, const Gradient& g,
+                                 const Team& team) {
+  T* const weights = state.weights + first;
+  T& accumulator = state.slots[0][row];
+  double total = 0;
+  for (int64_t j = team.lane(); j < n; j += team.width()) {
+    const double decayed = static_cast<double>(rule.Decayed(g(j), weights[j]));
+    total += decayed * decayed;
   }
-
-  T* weights;
-  T* accumulator;
-  T lr, decay, epsilon;
-};
-
-// Numbers: lr, beta, l1, l2.
-template <typename T>
-struct Ftrl {
-  static constexpr UpdateScope kScope = UpdateScope::kElement;
-  static constexpr int kFewestSlots = 2;
-  static constexpr int kMostSlots = 2;
-  Ftrl(const UpdateState<T>& state, const double* n)
-      : weights(state.weights),
-        z(state.slots[0]),
-        squares(state.slots[1]),
-        stands_still(n[0] == 0.0),
-        per_lr(static_cast<T>(1.0 / n[0])),
-        beta(static_cast<T>(n[1])),
-        l1(static_cast<T>(n[2])),
-        l2(static_cast<T>(n[3])) {}
-
-  WEFT_HOST_DEVICE void Apply(int64_t i, T g) const {
-    if (stands_still) return;
-    const T root = std::sqrt(squares[i]);
-    squares[i] += g * g;
-    const T new_root = std::sqrt(squares[i]);
-    z[i] += g - (new_root - root) * per_lr * weights[i];
-    const T beyond = std::fabs(z[i]) - l1;
-    const T curvature = (beta + new_root) * per_lr + l2;
-    weights[i] =
-        beyond > T(0) ? -std::copysign(beyond, z[i]) / curvature : T(0);
+  const T before = accumulator;
+  total = team.Fold(total, AddOp());  // after all have read `before`
+  const T sum = before + static_cast<T>(total / static_cast<double>(n));
+  if (team.leads()) accumulator = sum;
+  const T size = rule.Size(sum);
+  for (int64_t j = team.lane(); j < n; j += team.width()) {
+    weights[j] -= size * rule.Decayed(g(j), weights[j]);
   }
-
-  T* weights;
-  T* z;
-  T* squares;
-  bool stands_still;
-  T per_lr, beta, l1, l2;
-};
-
-// Numbers: lr, alpha, epsilon, decay, momentum, whether it is centered.
-template <typename T>
-struct Rmsprop {
-  static constexpr UpdateScope kScope = UpdateScope::kElement;
-  static constexpr int kFewestSlots = 1;
-  static constexpr int kMostSlots = 3;
-  Rmsprop(const UpdateState<T>& state, const double* n)
-      : weights(state.weights),
-        square(state.slots[0]),
-        mean(n[5] != 0 ? state.slots[1] : nullptr),
-        speed(state.slots[n[5] != 0 ? 2 : 1]),
-        lr(static_cast<T>(n[0])),
-        alpha(static_cast<T>(n[1])),
-        rest(static_cast<T>(1.0 - n[1])),
-        epsilon(static_cast<T>(n[2])),
-        decay(static_cast<T>(n[3])),
-        momentum(static_cast<T>(n[4])) {}
-
-  WEFT_HOST_DEVICE void Apply(int64_t i, T gradient) const {
-    const T g = gradient + decay * weights[i];
-    square[i] = alpha * square[i] + rest * g * g;
-    T size = square[i];
-    if (mean != nullptr) {
-      mean[i] = alpha * mean[i] + rest * g;
-      size -= mean[i] * mean[i];
-      size = size < T(0) ? T(0) : size;
-    }
-    T step = g / (std::sqrt(size) + epsilon);
-    if (speed != nullptr) {
-      speed[i] = momentum * speed[i] + step;
-      step = speed[i];
-    }
-    weights[i] -= lr * step;
-  }
-
-  T* weights;
-  T* square;
-  T* mean;   // null if not centered
-  T* speed;  // null without momentum
-  T lr, alpha, rest, epsilon, decay, momentum;
-};
-
-// Numbers: lr, rho, epsilon, decay.
-template <typename T>
-struct Adadelta {
-  static constexpr UpdateScope kScope = UpdateScope::kElement;
-  static constexpr int kFewestSlots = 2;
-  static constexpr int kMostSlots = 2;
-  Adadelta(const UpdateState<T>& state, const double* n)
-      : weights(state.weights),
-        square(state.slots[0]),
-        moved(state.slots[1]),
-        lr(static_cast<T>(n[0])),
-        rho(static_cast<T>(n[1])),
-        rest(static_cast<T>(1.0 - n[1])),
-        epsilon(static_cast<T>(n[2])),
-        decay(static_cast<T>(n[3])) {}
-
-  WEFT_HOST_DEVICE void Apply(int64_t i, T gradient) const {
-    const T g = gradient + decay * weights[i];
-    square[i] = rho * square[i] + rest * g * g;
-    const T delta =
-        std::sqrt(moved[i] + epsilon) / std::sqrt(square[i] + epsilon) * g;
-    moved[i] = rho * moved[i] + rest * delta * delta;
-    weights[i] -= lr * delta;
-  }
-
-  T* weights;
-  T* square;
-  T* moved;
-  T lr, rho, rest, epsilon, decay;
-};
-
-// Numbers: lr, what is kept of the weights, beta1, beta2.
-template <typename T>
-struct Lion {
-  static constexpr UpdateScope kScope = UpdateScope::kElement;
-  static constexpr int kFewestSlots = 1;
-  static constexpr int kMostSlots = 1;
-  Lion(const UpdateState<T>& state, const double* n)
-      : weights(state.weights),
-        m(state.slots[0]),
-        lr(static_cast<T>(n[0])),
-        keep(static_cast<T>(n[1])),
-        beta1(static_cast<T>(n[2])),
-        beta2(static_cast<T>(n[3])),
-        rest1(static_cast<T>(1.0 - n[2])),
-        rest2(static_cast<T>(1.0 - n[3])) {}
-
-  WEFT_HOST_DEVICE void Apply(int64_t i, T gradient) const {
-    const T ahead = beta1 * m[i] + rest1 * gradient;
-    const T sign = ahead > T(0) ? T(1) : (ahead < T(0) ? T(-1) : ahead);
-    weights[i] = keep * weights[i] - lr * sign;
-    m[i] = beta2 * m[i] + rest2 * gradient;
-  }
-
-  T* weights;
-  T* m;
-  T lr, keep, beta1, beta2, rest1, rest2;
-};
-
-// Numbers: lr, the corrections 1 - beta1^t and sqrt(1 - beta2^t), beta1, beta2,
-// epsilon, decay.
-template <typename T>
-struct Lamb {
-  static constexpr UpdateScope kScope = UpdateScope::kParameter;
-  static constexpr int kFewestSlots = 2;
-  static constexpr int kMostSlots = 2;
-  Lamb(const UpdateState<T>& state, const double* n)
-      : weights(state.weights),
-        m(state.slots[0]),
-        v(state.slots[1]),
-        lr(n[0]),
-        correction(static_cast<T>(n[1])),
-        root(static_cast<T>(n[2])),
-        beta1(static_cast<T>(n[3])),
-        beta2(static_cast<T>(n[4])),
-        rest1(static_cast<T>(1.0 - n[3])),
-        rest2(static_cast<T>(1.0 - n[4])),
-        epsilon(static_cast<T>(n[5])),
-        decay(static_cast<T>(n[6])) {}
-
-  WEFT_HOST_DEVICE T Step(int64_t i) const {
-    return m[i] / correction / (std::sqrt(v[i]) / root + epsilon) +
-           decay * weights[i];
-  }
-  template <typename Gradient, typename Team>
-  WEFT_HOST_DEVICE void ApplyRow(int64_t /*row*/, int64_t first, int64_t n,
-                                 const Gradient& gradient,
-                                 const Team& team) const {
-    double of_weights = 0;
-    double of_steps = 0;
-    for (int64_t j = team.lane(); j < n; j += team.width()) {
-      const int64_t i = first + j;
-      const T g = gradient(j);
-      m[i] = beta1 * m[i] + rest1 * g;
-      v[i] = beta2 * v[i] + rest2 * g * g;
-      const double weight = static_cast<double>(weights[i]);
-      const double step = static_cast<double>(Step(i));
-      of_weights += weight * weight;
-      of_steps += step * step;
-    }
-    of_weights = std::sqrt(team.Fold(of_weights, AddOp()));
-    of_steps = std::sqrt(team.Fold(of_steps, AddOp()));
-    const double ratio =
-        of_weights > 0.0 && of_steps > 0.0 ? of_weights / of_steps : 1.0;
-    const T size = static_cast<T>(lr * ratio);
-    for (int64_t j = team.lane(); j < n; j += team.width()) {
-      weights[first + j] -= size * Step(first + j);
-    }
-  }
-
-  T* weights;
-  T* m;
-  T* v;
-  double lr;
-  T correction, root, beta1, beta2, rest1, rest2, epsilon, decay;
-};
-
-// Numbers: lr, decay, epsilon. Its slot is one for a row.
-template <typename T>
-struct RowwiseAdagrad {
-  static constexpr UpdateScope kScope = UpdateScope::kRow;
-  static constexpr int kFewestSlots = 1;
-  static constexpr int kMostSlots = 1;
-  RowwiseAdagrad(const UpdateState<T>& state, const double* n)
-      : weights(state.weights),
-        accumulator(state.slots[0]),
-        lr(static_cast<T>(n[0])),
-        decay(static_cast<T>(n[1])),
-        epsilon(static_cast<T>(n[2])) {}
-
-  template <typename Gradient, typename Team>
-  WEFT_HOST_DEVICE void ApplyRow(int64_t row, int64_t first, int64_t n,
-                                 const Gradient& gradient,
-                                 const Team& team) const {
-    double total = 0;
-    for (int64_t j = team.lane(); j < n; j += team.width()) {
-      const double g =
-          static_cast<double>(gradient(j) + decay * weights[first + j]);
-      total += g * g;
-    }
-    const T before = accumulator[row];
-    total = team.Fold(total, AddOp());  // after all have read `before`
-    const T sum = before + static_cast<T>(total / static_cast<double>(n));
-    if (team.leads()) accumulator[row] = sum;
-    const T size = lr / (std::sqrt(sum) + epsilon);
-    for (int64_t j = team.lane(); j < n; j += team.width()) {
-      weights[first + j] -= size * (gradient(j) + decay * weights[first + j]);
-    }
-  }
-
-  T* weights;
-  T* accumulator;
-  T lr, decay, epsilon;
-};
+}
 
 // ---------------------------------------------------------------- gradients
 
@@ -402,18 +113,19 @@ WEFT_HOST_DEVICE T ClippedTo(T most, T g) {
 
 template <typename Rule, typename T>
 struct UpdateElementsBody {
+  UpdateState<T> state;
   Rule rule;
   GradientRows<T> rows;
   T most;  // 0: any
   WEFT_HOST_DEVICE void operator()(int64_t i) const {
     if (rows.sorted.keys == nullptr) {
-      rule.Apply(i, ClippedTo(most, rows.values[i]));
+      ApplyTo(state, i, rule, ClippedTo(most, rows.values[i]));
       return;
     }
     const int64_t place = i / rows.width;
     if (rows.IsSkipped(place)) return;
-    rule.Apply(rows.Row(place) * rows.width + i % rows.width,
-               ClippedTo(most, rows.values[i]));
+    ApplyTo(state, rows.Row(place) * rows.width + i % rows.width, rule,
+            ClippedTo(most, rows.values[i]));
   }
 };
 
@@ -469,6 +181,7 @@ WEFT_HOST_DEVICE ClippedRow<T> ClipRow(const T* values, int64_t n, T most,
 
 template <typename Rule, typename T>
 struct UpdateRowsBody {
+  UpdateState<T> state;
   Rule rule;
   GradientRows<T> rows;
   T most;
@@ -483,10 +196,10 @@ struct UpdateRowsBody {
                                            rows.width, most, most_norm, team);
     if constexpr (Rule::kScope == UpdateScope::kElement) {
       for (int64_t j = team.lane(); j < rows.width; j += team.width()) {
-        rule.Apply(first + j, gradient(j));
+        ApplyTo(state, first + j, rule, gradient(j));
       }
     } else {
-      rule.ApplyRow(row, first, rows.width, gradient, team);
+      ApplyToRow(state, rule, row, first, rows.width, gradient, team);
     }
   }
 };
@@ -555,24 +268,26 @@ inline const char* CheckUpdate(const Call& call, const UpdateCall& update,
 }
 
 template <typename Rule, typename T, typename Executor>
-void LaunchUpdate(const Call& call, const Rule& rule,
+void LaunchUpdate(const Call& call, const UpdateState<T>& state,
                   const GradientRows<T>& rows, Executor& executor) {
+  const Rule rule(call.numbers);
   const T most = static_cast<T>(call.numbers[kClipValue]);
   const double most_norm = call.numbers[kClipNorm];
   if constexpr (Rule::kScope == UpdateScope::kElement) {
     if (most_norm == 0.0) {
       executor.ForEach(rows.count * rows.width,
-                       UpdateElementsBody<Rule, T>{rule, rows, most});
+                       UpdateElementsBody<Rule, T>{state, rule, rows, most});
       return;
     }
   }
-  executor.ForEachRow(rows.count, rows.width, false,
-                      UpdateRowsBody<Rule, T>{rule, rows, most, most_norm});
+  executor.ForEachRow(
+      rows.count, rows.width, false,
+      UpdateRowsBody<Rule, T>{state, rule, rows, most, most_norm});
 }
 
 template <typename Rule, typename T, typename Executor>
 const char* UpdateSparse(const Call& call, const UpdateCall& update,
-                         const Rule& rule, Executor& executor) {
+                         const UpdateState<T>& state, Executor& executor) {
   const Operand& values = *update.gradient;
   const int64_t count = update.indices->numel;
   if (values.numel == 0) return nullptr;
@@ -588,8 +303,9 @@ const char* UpdateSparse(const Call& call, const UpdateCall& update,
   const int64_t width = values.numel / count;
   executor.ForEach(values.numel, CoalesceBody<T>{count, width, sorted.view(),
                                                  values.data<T>(), sums});
-  LaunchUpdate(call, rule, GradientRows<T>{count, width, sums, sorted.view()},
-               executor);
+  LaunchUpdate<Rule>(call, state,
+                     GradientRows<T>{count, width, sums, sorted.view()},
+                     executor);
   executor.Free(sums);
   return nullptr;
 }
@@ -615,15 +331,14 @@ struct Update {
       for (int i = 0; i < update.slot_count; ++i) {
         state.slots[i] = call.operands[1 + i].data<T>();
       }
-      const Rule<T> rule(state, call.numbers);
       if (update.is_sparse) {
-        return UpdateSparse<Rule<T>, T>(call, update, rule, executor);
+        return UpdateSparse<Rule<T>>(call, update, state, executor);
       }
       const Operand& gradient = *update.gradient;
       if (gradient.numel == 0) return nullptr;
       const int64_t rows = RowsOf(Any::kScope, *update.weights);
-      LaunchUpdate(
-          call, rule,
+      LaunchUpdate<Rule<T>>(
+          call, state,
           GradientRows<T>{rows, gradient.numel / rows, gradient.data<T>(), {}},
           executor);
       return nullptr;

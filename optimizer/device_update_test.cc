@@ -1,8 +1,6 @@
 // Optimizers on a device, by the bodies of CUDA's kernels, against the rules of
 // the CPU: dense gradients and rows, clipped and not.
 
-#include "weft/optimizer/kernel_operation.h"
-
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -15,14 +13,10 @@
 #include "weft/device/testing/simulated_context.h"
 #include "weft/optimizer/optimizer.h"
 #include "weft/tensor/cuda/kernels_on_host.h"
-#include "weft/tensor/cuda/update.h"
 #include "weft/tensor/random.h"
 
 namespace weft::optimizer {
 namespace {
-
-static_assert(KernelOperation::kClipValue == internal::cuda::kClipValue);
-static_assert(KernelOperation::kClipNorm == internal::cuda::kClipNorm);
 
 constexpr int64_t kRows = 13;
 
@@ -138,7 +132,7 @@ std::vector<RuleOptions> Rules() {
   };
 }
 
-TEST(KernelOperation, UpdatesHaveTheBitsOfTheRules) {
+TEST(DeviceUpdate, UpdatesHaveTheBitsOfTheRules) {
   for (const RuleOptions& rule : Rules()) {
     for (const DType dtype : {DType::kF32, DType::kF64}) {
       for (const ClipOptions& clip : {ClipOptions{}, ClipOptions{0.5, 0},
@@ -149,7 +143,7 @@ TEST(KernelOperation, UpdatesHaveTheBitsOfTheRules) {
   }
 }
 
-TEST(KernelOperation, UpdatesOfRowsHaveTheBitsOfTheRules) {
+TEST(DeviceUpdate, UpdatesOfRowsHaveTheBitsOfTheRules) {
   for (const RuleOptions& rule : Rules()) {
     if (RuleName(rule) == "lamb") continue;  // It looks at all rows.
     for (const DType dtype : {DType::kF32, DType::kF64}) {
@@ -162,7 +156,7 @@ TEST(KernelOperation, UpdatesOfRowsHaveTheBitsOfTheRules) {
 }
 
 // The squares of such gradients are infinite.
-TEST(KernelOperation, ClipsHugeGradientsAsTheRulesDo) {
+TEST(DeviceUpdate, ClipsHugeGradientsAsTheRulesDo) {
   for (const bool is_sparse : {false, true}) {
     Case one = {SgdOptions{0.1}, ClipOptions{0, 2}, is_sparse, DType::kF64};
     one.scale = 1e200;
@@ -172,18 +166,10 @@ TEST(KernelOperation, ClipsHugeGradientsAsTheRulesDo) {
   }
 }
 
-TEST(KernelOperation, StandsStillWhereTheRateIs0) {
+TEST(DeviceUpdate, StandsStillWhereTheRateIs0) {
   Case one = {FtrlOptions{}, {}, false, DType::kF32};
   one.lr_scale = 0;
   Compare(one);
-}
-
-TEST(KernelOperation, NamesTheRuleAndTheLimits) {
-  const KernelOperation kernel =
-      KernelOperationOf(LionOptions{}, ClipOptions{3, 4}, {});
-  EXPECT_EQ(kernel.name, "lion");
-  EXPECT_EQ(kernel.numbers[KernelOperation::kClipValue], 3);
-  EXPECT_EQ(kernel.numbers[KernelOperation::kClipNorm], 4);
 }
 
 }  // namespace
