@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 #include <variant>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -15,13 +16,9 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// An interval of allowed values; infinite values and NaN are never allowed.
-struct Range {
-  double low;
-  double high;
-  bool low_allowed;
-  bool high_allowed;
-};
+using Range = RuleField::Range;
+using Fields = std::vector<RuleField>;
+
 constexpr Range kNotNegative = {0.0, kInfinity, true, false};
 constexpr Range kPositive = {0.0, kInfinity, false, false};
 constexpr Range kBelowOne = {0.0, 1.0, true, false};
@@ -40,91 +37,83 @@ absl::Status Check(absl::string_view rule, absl::string_view field,
                    range.high_allowed ? "]" : ")"));
 }
 
-absl::Status ValidateRule(const SgdOptions& o) {
-  WEFT_RETURN_IF_ERROR(Check("sgd", "lr", o.lr, kNotNegative));
-  WEFT_RETURN_IF_ERROR(Check("sgd", "momentum", o.momentum, kBelowOne));
-  WEFT_RETURN_IF_ERROR(Check("sgd", "dampening", o.dampening, kUpToOne));
-  WEFT_RETURN_IF_ERROR(
-      Check("sgd", "weight_decay", o.weight_decay, kNotNegative));
-  if (o.nesterov && (o.momentum == 0.0 || o.dampening != 0.0)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "sgd.nesterov is true with momentum ", o.momentum, " and dampening ",
-        o.dampening, ", allowed only with momentum > 0 and dampening = 0"));
-  }
-  return absl::OkStatus();
+Fields FieldsOf(SgdOptions& o) {
+  return {{"lr", &o.lr, kNotNegative},
+          {"momentum", &o.momentum, kBelowOne},
+          {"dampening", &o.dampening, kUpToOne},
+          {"weight_decay", &o.weight_decay, kNotNegative},
+          {"nesterov", &o.nesterov}};
 }
 
 template <typename AdamLike>
-absl::Status ValidateAdam(absl::string_view rule, const AdamLike& o) {
-  WEFT_RETURN_IF_ERROR(Check(rule, "lr", o.lr, kNotNegative));
-  WEFT_RETURN_IF_ERROR(Check(rule, "beta1", o.beta1, kBelowOne));
-  WEFT_RETURN_IF_ERROR(Check(rule, "beta2", o.beta2, kBelowOne));
-  WEFT_RETURN_IF_ERROR(Check(rule, "epsilon", o.epsilon, kPositive));
-  return Check(rule, "weight_decay", o.weight_decay, kNotNegative);
+Fields FieldsOfAdam(AdamLike& o) {
+  return {{"lr", &o.lr, kNotNegative},
+          {"beta1", &o.beta1, kBelowOne},
+          {"beta2", &o.beta2, kBelowOne},
+          {"epsilon", &o.epsilon, kPositive},
+          {"weight_decay", &o.weight_decay, kNotNegative}};
 }
 
-absl::Status ValidateRule(const AdamOptions& o) {
-  return ValidateAdam("adam", o);
+template <typename AdamLike>
+Fields WithAmsgrad(AdamLike& o) {
+  Fields fields = FieldsOfAdam(o);
+  fields.push_back({"amsgrad", &o.amsgrad});
+  return fields;
 }
 
-absl::Status ValidateRule(const AdamWOptions& o) {
-  return ValidateAdam("adamw", o);
-}
+Fields FieldsOf(AdamOptions& o) { return WithAmsgrad(o); }
+
+Fields FieldsOf(AdamWOptions& o) { return WithAmsgrad(o); }
+
+Fields FieldsOf(LambOptions& o) { return FieldsOfAdam(o); }
 
 template <typename AdagradLike>
-absl::Status ValidateAdagrad(absl::string_view rule, const AdagradLike& o) {
-  WEFT_RETURN_IF_ERROR(Check(rule, "lr", o.lr, kNotNegative));
-  WEFT_RETURN_IF_ERROR(
-      Check(rule, "weight_decay", o.weight_decay, kNotNegative));
-  WEFT_RETURN_IF_ERROR(
-      Check(rule, "initial_accumulator", o.initial_accumulator, kNotNegative));
-  // A first gradient of 0 would be 0 / sqrt(0).
-  return Check(rule, "epsilon", o.epsilon,
-               o.initial_accumulator > 0.0 ? kNotNegative : kPositive);
+Fields FieldsOfAdagrad(AdagradLike& o) {
+  return {{"lr", &o.lr, kNotNegative},
+          {"weight_decay", &o.weight_decay, kNotNegative},
+          {"initial_accumulator", &o.initial_accumulator, kNotNegative},
+          // A first gradient of 0 would be 0 / sqrt(0).
+          {"epsilon", &o.epsilon,
+           o.initial_accumulator > 0.0 ? kNotNegative : kPositive}};
 }
 
-absl::Status ValidateRule(const AdagradOptions& o) {
-  WEFT_RETURN_IF_ERROR(Check("adagrad", "lr_decay", o.lr_decay, kNotNegative));
-  return ValidateAdagrad("adagrad", o);
+Fields FieldsOf(AdagradOptions& o) {
+  Fields fields = FieldsOfAdagrad(o);
+  fields.push_back({"lr_decay", &o.lr_decay, kNotNegative});
+  return fields;
 }
 
-absl::Status ValidateRule(const FtrlOptions& o) {
-  WEFT_RETURN_IF_ERROR(Check("ftrl", "lr", o.lr, kPositive));
-  WEFT_RETURN_IF_ERROR(Check("ftrl", "beta", o.beta, kNotNegative));
-  WEFT_RETURN_IF_ERROR(Check("ftrl", "l1", o.l1, kNotNegative));
-  WEFT_RETURN_IF_ERROR(Check("ftrl", "l2", o.l2, kNotNegative));
-  return Check("ftrl", "initial_accumulator", o.initial_accumulator,
-               kNotNegative);
+Fields FieldsOf(RowwiseAdagradOptions& o) { return FieldsOfAdagrad(o); }
+
+Fields FieldsOf(FtrlOptions& o) {
+  return {{"lr", &o.lr, kPositive},
+          {"beta", &o.beta, kNotNegative},
+          {"l1", &o.l1, kNotNegative},
+          {"l2", &o.l2, kNotNegative},
+          {"initial_accumulator", &o.initial_accumulator, kNotNegative}};
 }
 
-absl::Status ValidateRule(const RmspropOptions& o) {
-  WEFT_RETURN_IF_ERROR(Check("rmsprop", "lr", o.lr, kNotNegative));
-  WEFT_RETURN_IF_ERROR(Check("rmsprop", "alpha", o.alpha, kBelowOne));
-  WEFT_RETURN_IF_ERROR(Check("rmsprop", "epsilon", o.epsilon, kPositive));
-  WEFT_RETURN_IF_ERROR(Check("rmsprop", "momentum", o.momentum, kBelowOne));
-  return Check("rmsprop", "weight_decay", o.weight_decay, kNotNegative);
+Fields FieldsOf(RmspropOptions& o) {
+  return {{"lr", &o.lr, kNotNegative},
+          {"alpha", &o.alpha, kBelowOne},
+          {"epsilon", &o.epsilon, kPositive},
+          {"weight_decay", &o.weight_decay, kNotNegative},
+          {"momentum", &o.momentum, kBelowOne},
+          {"centered", &o.centered}};
 }
 
-absl::Status ValidateRule(const AdadeltaOptions& o) {
-  WEFT_RETURN_IF_ERROR(Check("adadelta", "lr", o.lr, kNotNegative));
-  WEFT_RETURN_IF_ERROR(Check("adadelta", "rho", o.rho, kBelowOne));
-  WEFT_RETURN_IF_ERROR(Check("adadelta", "epsilon", o.epsilon, kPositive));
-  return Check("adadelta", "weight_decay", o.weight_decay, kNotNegative);
+Fields FieldsOf(AdadeltaOptions& o) {
+  return {{"lr", &o.lr, kNotNegative},
+          {"rho", &o.rho, kBelowOne},
+          {"epsilon", &o.epsilon, kPositive},
+          {"weight_decay", &o.weight_decay, kNotNegative}};
 }
 
-absl::Status ValidateRule(const LionOptions& o) {
-  WEFT_RETURN_IF_ERROR(Check("lion", "lr", o.lr, kNotNegative));
-  WEFT_RETURN_IF_ERROR(Check("lion", "beta1", o.beta1, kBelowOne));
-  WEFT_RETURN_IF_ERROR(Check("lion", "beta2", o.beta2, kBelowOne));
-  return Check("lion", "weight_decay", o.weight_decay, kNotNegative);
-}
-
-absl::Status ValidateRule(const LambOptions& o) {
-  return ValidateAdam("lamb", o);
-}
-
-absl::Status ValidateRule(const RowwiseAdagradOptions& o) {
-  return ValidateAdagrad("rowwise_adagrad", o);
+Fields FieldsOf(LionOptions& o) {
+  return {{"lr", &o.lr, kNotNegative},
+          {"beta1", &o.beta1, kBelowOne},
+          {"beta2", &o.beta2, kBelowOne},
+          {"weight_decay", &o.weight_decay, kNotNegative}};
 }
 
 constexpr absl::string_view kNames[] = {
@@ -164,8 +153,26 @@ void SetLearningRate(RuleOptions& options, double lr) {
   std::visit([lr](auto& o) { o.lr = lr; }, options);
 }
 
+std::vector<RuleField> FieldsOf(RuleOptions& options) {
+  return std::visit([](auto& o) { return FieldsOf(o); }, options);
+}
+
 absl::Status Validate(const RuleOptions& options) {
-  return std::visit([](const auto& o) { return ValidateRule(o); }, options);
+  RuleOptions checked = options;
+  for (const RuleField& field : FieldsOf(checked)) {
+    if (const auto* const value = std::get_if<double*>(&field.value)) {
+      WEFT_RETURN_IF_ERROR(
+          Check(RuleName(options), field.name, **value, field.range));
+    }
+  }
+  const auto* const sgd = std::get_if<SgdOptions>(&options);
+  if (sgd != nullptr && sgd->nesterov &&
+      (sgd->momentum == 0.0 || sgd->dampening != 0.0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "sgd.nesterov is true with momentum ", sgd->momentum, " and dampening ",
+        sgd->dampening, ", allowed only with momentum > 0 and dampening = 0"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Validate(const ClipOptions& clip) {

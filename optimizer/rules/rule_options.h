@@ -4,6 +4,7 @@
 #define WEFT_OPTIMIZER_RULES_RULE_OPTIONS_H_
 
 #include <variant>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -110,6 +111,23 @@ absl::string_view RuleName(const RuleOptions& options);
 
 // The rule of that name with its defaults. kInvalidArgument lists the names.
 absl::StatusOr<RuleOptions> RuleNamed(absl::string_view name);
+
+// A field of a rule's options, by the name that it has in its message.
+struct RuleField {
+  // Allowed values; infinite values and NaN never are.
+  struct Range {
+    double low = 0.0;
+    double high = 0.0;
+    bool low_allowed = false;
+    bool high_allowed = false;
+  };
+  const char* name;
+  std::variant<double*, bool*> value;  // in the options
+  Range range = {};                    // of a double
+};
+
+// They point into `options`.
+std::vector<RuleField> FieldsOf(RuleOptions& options);
 
 double LearningRate(const RuleOptions& options);
 void SetLearningRate(RuleOptions& options, double lr);

@@ -4,9 +4,7 @@
 #include <google/protobuf/message.h>
 
 #include <string>
-#include <utility>
 #include <variant>
-#include <vector>
 
 #include "weft/base/check.h"
 #include "weft/base/status_macros.h"
@@ -17,90 +15,6 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
-
-// The values of a rule's options, by the names that they have in its message.
-using Fields =
-    std::vector<std::pair<const char*, std::variant<double*, bool*>>>;
-
-Fields FieldsOf(SgdOptions& o) {
-  return {{"lr", &o.lr},
-          {"momentum", &o.momentum},
-          {"dampening", &o.dampening},
-          {"weight_decay", &o.weight_decay},
-          {"nesterov", &o.nesterov}};
-}
-
-template <typename AdamLike>
-Fields FieldsOfAdam(AdamLike& o) {
-  return {{"lr", &o.lr},
-          {"beta1", &o.beta1},
-          {"beta2", &o.beta2},
-          {"epsilon", &o.epsilon},
-          {"weight_decay", &o.weight_decay},
-          {"amsgrad", &o.amsgrad}};
-}
-
-Fields FieldsOf(AdamOptions& o) { return FieldsOfAdam(o); }
-
-Fields FieldsOf(AdamWOptions& o) { return FieldsOfAdam(o); }
-
-Fields FieldsOf(AdagradOptions& o) {
-  return {{"lr", &o.lr},
-          {"lr_decay", &o.lr_decay},
-          {"weight_decay", &o.weight_decay},
-          {"initial_accumulator", &o.initial_accumulator},
-          {"epsilon", &o.epsilon}};
-}
-
-Fields FieldsOf(FtrlOptions& o) {
-  return {{"lr", &o.lr},
-          {"beta", &o.beta},
-          {"l1", &o.l1},
-          {"l2", &o.l2},
-          {"initial_accumulator", &o.initial_accumulator}};
-}
-
-Fields FieldsOf(RmspropOptions& o) {
-  return {{"lr", &o.lr},
-          {"alpha", &o.alpha},
-          {"epsilon", &o.epsilon},
-          {"weight_decay", &o.weight_decay},
-          {"momentum", &o.momentum},
-          {"centered", &o.centered}};
-}
-
-Fields FieldsOf(AdadeltaOptions& o) {
-  return {{"lr", &o.lr},
-          {"rho", &o.rho},
-          {"epsilon", &o.epsilon},
-          {"weight_decay", &o.weight_decay}};
-}
-
-Fields FieldsOf(LionOptions& o) {
-  return {{"lr", &o.lr},
-          {"beta1", &o.beta1},
-          {"beta2", &o.beta2},
-          {"weight_decay", &o.weight_decay}};
-}
-
-Fields FieldsOf(LambOptions& o) {
-  return {{"lr", &o.lr},
-          {"beta1", &o.beta1},
-          {"beta2", &o.beta2},
-          {"epsilon", &o.epsilon},
-          {"weight_decay", &o.weight_decay}};
-}
-
-Fields FieldsOf(RowwiseAdagradOptions& o) {
-  return {{"lr", &o.lr},
-          {"epsilon", &o.epsilon},
-          {"weight_decay", &o.weight_decay},
-          {"initial_accumulator", &o.initial_accumulator}};
-}
-
-Fields FieldsOf(RuleOptions& options) {
-  return std::visit([](auto& o) { return FieldsOf(o); }, options);
-}
 
 const FieldDescriptor* FieldNamed(const Message& message,
                                   const std::string& name) {
@@ -136,7 +50,7 @@ absl::StatusOr<RuleOptions> ReadRule(const v1::RuleSpec& spec) {
   }
   WEFT_ASSIGN_OR_RETURN(RuleOptions options, RuleNamed(set->name()));
   const Message& rule = of_spec->GetMessage(spec, set);
-  for (const auto& [name, value] : FieldsOf(options)) {
+  for (const auto& [name, value, range] : FieldsOf(options)) {
     const FieldDescriptor* const field = FieldNamed(rule, name);
     if (!rule.GetReflection()->HasField(rule, field)) continue;
     std::visit([&](auto* to) { Read(rule, field, to); }, value);
@@ -151,7 +65,7 @@ v1::RuleSpec ToSpec(const RuleOptions& options, const ClipOptions& clip) {
   Message* const rule = spec.GetReflection()->MutableMessage(
       &spec, FieldNamed(spec, std::string(RuleName(options))));
   RuleOptions written = options;
-  for (const auto& [name, value] : FieldsOf(written)) {
+  for (const auto& [name, value, range] : FieldsOf(written)) {
     const FieldDescriptor* const field = FieldNamed(*rule, name);
     std::visit([&](auto* from) { Write(rule, field, from); }, value);
   }
