@@ -2,7 +2,7 @@
 # run.sh: sets up, builds and runs every test; the last line is "N passed, N failed, N skipped".
 #
 #   tests/run.sh           what every change must pass
-#   tests/run.sh --long    also what is too long for that: sanitizers, long runs, more seeds
+#   tests/run.sh --long    also what is too long for that: sanitizers, libFuzzer, clang, long runs, more seeds
 #
 # N counts GoogleTest cases, and each other test as one. Exit status 0 only if nothing failed.
 set -uo pipefail
@@ -16,7 +16,7 @@ for arg in "$@"; do
   esac
 done
 
-tools/setup.sh --fuzz || exit 1
+if [ $long = 1 ]; then tools/setup.sh --fuzz || exit 1; else tools/setup.sh || exit 1; fi
 
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
@@ -63,10 +63,6 @@ bazel_test() {
 rm -rf bazel-testlogs/* 2>/dev/null
 step build bazel build --noshow_progress //...
 bazel_test default -long,-manual //...
-step fuzz tests/fuzz/run.sh
-grep ' % of ' "$results/step.log"
-# What is locked, as clang's analysis knows it; gcc has none. The rest is --long's.
-step locks bazel build --noshow_progress --config=fuzz //worker //rpc:client
 step consumer tests/consumer/run.sh
 step layers tests/layers/run.sh
 step misuse tests/misuse/run.sh
@@ -88,7 +84,8 @@ if [ $long = 1 ]; then
   step without_cuda bazel test --repo_env=WEFT_CUDA=0 --noshow_progress //device:open_test //device/cuda:runtime_test
   # Kernels for all GPUs, and the programs that a machine with one gets; here they skip what needs it.
   tools/find_cuda.sh >/dev/null && step gpu_bundle sh -c "tests/gpu/bundle.sh '$results/gpu' && '$results/gpu/run.sh'"
-  step fuzz-long tests/fuzz/run.sh --seconds=60
+  step fuzz tests/fuzz/run.sh --seconds=60
+  grep ' % of ' "$results/step.log"
 fi
 
 /usr/bin/python3 - "$results" <<'PY'
