@@ -353,6 +353,11 @@ v1::ServerLoads Server::Loads() const {
 }
 
 void Server::ExportMetrics(telemetry::Metrics& to) const {
+  if (const auto replicated = this->replicated()) {
+    for (const auto& [name, table] : replicated->tables()) {
+      table->metrics().Export(to, name);
+    }
+  }
   for (const auto& [name, shard] : Snapshot())
     shard->metrics().Export(to, name);
 }

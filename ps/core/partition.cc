@@ -12,6 +12,7 @@
 #include "weft/base/check.h"
 #include "weft/base/reworded.h"
 #include "weft/ps/core/copy_row.h"
+#include "weft/ps/core/timed_lock.h"
 
 namespace weft::ps {
 namespace {
@@ -99,9 +100,9 @@ void Partition::Account() {
   accounted_ = bytes;
 }
 
-absl::StatusOr<bool> Partition::ApplyOnce(const PushSpan& span,
-                                          double lr_scale) {
-  MutexLock lock(mu_);
+absl::StatusOr<bool> Partition::ApplyOnce(const PushSpan& span, double lr_scale,
+                                          absl::Duration* lock_wait) {
+  TimedLock lock(mu_, lock_wait);
   SequenceWindow& window = windows_[span.client];
   switch (window.Ask(span.sequence)) {
     case SequenceWindow::Answer::kNew:
@@ -416,8 +417,9 @@ void Partition::Forget(absl::Span<const uint64_t> clients) {
   for (uint64_t client : clients) windows_.erase(client);
 }
 
-float* Partition::Read(absl::Span<const uint64_t> keys, float* out) const {
-  MutexLock lock(mu_);
+float* Partition::Read(absl::Span<const uint64_t> keys, float* out,
+                       absl::Duration* lock_wait) const {
+  TimedLock lock(mu_, lock_wait);
   while (!keys.empty()) {
     const size_t n = std::min(keys.size(), RowStore::kMostKeys);
     const absl::Span<const Row> rows = rows_.FindAll(keys.first(n));

@@ -31,6 +31,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "weft/base/mutex.h"
 #include "weft/proto/ps.pb.h"
@@ -101,7 +102,10 @@ class Partition {
   // numbered push. False if it had been applied before.
   //   kFailedPrecondition  its sequence is beyond its window; nothing was
   //                        changed
-  absl::StatusOr<bool> ApplyOnce(const PushSpan& span, double lr_scale = 1)
+  // `lock_wait`, unless it is null, is set to how long the push waited for the
+  // lock.
+  absl::StatusOr<bool> ApplyOnce(const PushSpan& span, double lr_scale = 1,
+                                 absl::Duration* lock_wait = nullptr)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // The sum of `spans`, added up in this order, times `scale`, as one step of
@@ -123,7 +127,9 @@ class Partition {
   void Forget(absl::Span<const uint64_t> clients) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Writes the rows' weights to `out`, one after another. Returns the end.
-  float* Read(absl::Span<const uint64_t> keys, float* out) const
+  // `lock_wait` as of ApplyOnce.
+  float* Read(absl::Span<const uint64_t> keys, float* out,
+              absl::Duration* lock_wait = nullptr) const
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Makes row `key` with these weights unless it exists.

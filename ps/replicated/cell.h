@@ -8,6 +8,7 @@
 #define WEFT_PS_REPLICATED_CELL_H_
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -74,6 +75,10 @@ class ReplicatedTable::SpanCall {
   }
   Future<Result> future() { return promise_.future(); }
 
+  // True once: for the first span that is read.
+  bool BeginRead() {
+    return !is_read_.exchange(true, std::memory_order_relaxed);
+  }
   // `values`: of a pull. True with the last: then Finish.
   bool Answer(int span, const ps::Answer& answer, const absl::Status& refused,
               Bytes values = Bytes()) ABSL_LOCKS_EXCLUDED(mu_) {
@@ -129,6 +134,7 @@ class ReplicatedTable::SpanCall {
   }
 
   Promise<Result> promise_;
+  std::atomic<bool> is_read_{false};
   Mutex mu_;
   Result result_;
   int left_;
@@ -150,6 +156,13 @@ struct ReplicatedTable::Work {
   std::shared_ptr<const Leases> leases;
   Instant time;
   int given = 0;
+
+  // For the metrics: of which span the wait for the lock is measured, and that
+  // wait; what became of gradients.
+  int measured = -1;
+  absl::Duration lock_wait;
+  int64_t appended = 0;
+  int64_t repeated = 0;
 
   // The call has its last answer.
   template <typename Call>

@@ -10,6 +10,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/ps/core/cut.h"
 #include "weft/ps/core/openings.h"
+#include "weft/ps/core/timed_lock.h"
 #include "weft/ps/replicated/cell.h"
 
 namespace weft::ps {
@@ -153,7 +154,8 @@ void ReplicatedTable::On(
     absl::FunctionRef<void(Cell& cell, const Now& now, Work& work)> fn,
     Work& work) {
   Cell& cell = *cells_[partition];
-  MutexLock lock(cell.mu);
+  TimedLock lock(cell.mu,
+                 work.given == work.measured ? &work.lock_wait : nullptr);
   const Now now = NowOf(work);
   fn(cell, now, work);
   Do(cell, work);

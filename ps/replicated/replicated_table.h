@@ -44,6 +44,7 @@
 #include "weft/ps/replicated/frame.h"
 #include "weft/ps/replicated/logged_tables.h"
 #include "weft/ps/replicated/table_log.h"
+#include "weft/ps/shard/table_metrics.h"
 #include "weft/ps/shard/table_shard.h"
 #include "weft/ps/shard/table_snapshot.h"
 #include "weft/ps/waits/wait_board.h"
@@ -153,6 +154,7 @@ class ReplicatedTable {
   // What this server has to do for its partitions. To be told the time about
   // each second.
   LoadMeter& load() { return load_; }
+  TableMetrics& metrics() { return metrics_; }
   // Adds that of each entry to `loads`, which gets room for each.
   void AddLoads(std::vector<EntryLoad>& loads) const;
   // How many changes of a primary here are not stable, of the partition with
@@ -232,6 +234,12 @@ class ReplicatedTable {
       const v1::PushRequest& request, const std::vector<Bytes>& payloads) const;
   absl::StatusOr<std::vector<Bytes>> CheckPull(
       const v1::PullRequest& request, const std::vector<Bytes>& payloads) const;
+  // For the metrics: `work` has pushed gradients of so many bytes.
+  void CountPush(const v1::PushRequest& request, int64_t bytes,
+                 const Work& work);
+  // Gives the replica a push that was checked, and counts what it is.
+  void PushToReplica(Cell& cell, const PushRequest& push, const Bytes& payload,
+                     bool is_gradient, const Now& now, Work& work);
   void PushSpan(Cell& cell, const Caller& caller,
                 const v1::PushRequest& request, int span,
                 const PushedSpans& pushed,
@@ -292,6 +300,9 @@ class ReplicatedTable {
   std::atomic<int64_t> copied_bytes_{0};    // of all cells' copies
   std::atomic<int64_t> refused_pushes_{0};  // for want of memory
   LoadMeter load_;
+  TableMetrics metrics_;
+  // ASYNC: pushes of which this server has applied something.
+  std::atomic<int64_t> pushes_{0};
 
   mutable Mutex mu_;
   std::set<int> dead_ ABSL_GUARDED_BY(mu_);

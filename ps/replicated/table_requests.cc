@@ -173,15 +173,24 @@ Future<v1::PushReply> ReplicatedTable::Push(
   const auto call = std::make_shared<PushCall>(request.spans_size());
   Future<v1::PushReply> future = call->future();
   std::vector<LoadMeter::Share> shares(request.spans_size());
+  int64_t gradient_bytes = 0;
   for (int i = 0; i < request.spans_size(); ++i) {
     const int partition = static_cast<int>(request.spans(i).partition());
     call->SetPartition(i, request.spans(i).partition());
     const Frame& frame = pushed->frames[i];
+    const auto bytes = static_cast<int64_t>(payloads[i].size());
     shares[i] = {partition, static_cast<int64_t>(frame.keys.size())};
-    load_.Count(partition, shares[i].rows,
-                static_cast<int64_t>(payloads[i].size()));
+    load_.Count(partition, shares[i].rows, bytes);
+    if (request.spans(i).sequence() != 0 &&
+        frame.kind == Frame::Kind::kGradient) {
+      gradient_bytes += bytes;
+    }
   }
   Work work;
+  if (gradient_bytes > 0) {
+    work.measured =
+        static_cast<int>(metrics_.NextMeasured(request.spans_size()));
+  }
   for (int i = 0; i < request.spans_size(); ++i) {
     On(
         static_cast<int>(request.spans(i).partition()),
@@ -191,8 +200,38 @@ Future<v1::PushReply> ReplicatedTable::Push(
         work);
   }
   load_.Busy(shares, SteadyClock().Now() - began);
+  if (gradient_bytes > 0) CountPush(request, gradient_bytes, work);
   Finish(std::move(work));
   return future;
+}
+
+void ReplicatedTable::CountPush(const v1::PushRequest& request, int64_t bytes,
+                                const Work& work) {
+  metrics_.Pushed(bytes);
+  metrics_.AwaitedLock(work.lock_wait);
+  metrics_.Repeated(work.repeated);
+  if (is_sync() || work.appended == 0) return;
+  // The spans of a request are of one client.
+  metrics_.PushedAt(request.spans(0).client(), pushes_.fetch_add(1));
+}
+
+void ReplicatedTable::PushToReplica(Cell& cell, const PushRequest& push,
+                                    const Bytes& payload, bool is_gradient,
+                                    const Now& now,
+                                    Work& work) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  const Replica& replica = cell.replica;
+  bool is_repeated = false;
+  if (is_gradient && replica.Accepts(push.entry, push.to, push.epoch, now)) {
+    const auto window = replica.applied().find(push.mark.client);
+    is_repeated = window != replica.applied().end() &&
+                  window->second.Ask(push.mark.sequence) ==
+                      SequenceWindow::Answer::kDuplicate;
+  }
+  const uint64_t end = replica.end();
+  cell.replica.OnPush(push, payload, now);
+  if (!is_gradient) return;
+  work.repeated += is_repeated ? 1 : 0;
+  work.appended += replica.end() > end ? 1 : 0;
 }
 
 void ReplicatedTable::PushSpan(Cell& cell, const Caller& caller,
@@ -249,8 +288,9 @@ void ReplicatedTable::PushSpan(Cell& cell, const Caller& caller,
   if (frame.kind == Frame::Kind::kJoin) pushing.joins = frame.rank;
   pushing.client = span.client();
   // Until the backup has its copy the log keeps the payload.
-  cell.replica.OnPush(
-      push, cell.replica.is_filling() ? Alone(payload) : payload, now);
+  PushToReplica(cell, push,
+                cell.replica.is_filling() ? Alone(payload) : payload,
+                is_gradient, now, work);
 }
 
 absl::Status ReplicatedTable::CheckChange(
@@ -317,10 +357,12 @@ void ReplicatedTable::GivePart(Cell& cell, const v1::PushRequest& request,
   }
   const Given given = cell.gate.Give(request.shard(), request.rank(), round,
                                      std::move(part), request.take_over());
-  if (given == Given::kKept || given == Given::kInherited ||
-      given == Given::kApplied ||
+  const bool is_repeated =
+      given == Given::kInherited || given == Given::kApplied ||
       (given == Given::kDuplicate &&
-       cell.gate.Find(request.shard(), round)->opening == request.opening())) {
+       cell.gate.Find(request.shard(), round)->opening == request.opening());
+  work.repeated += is_repeated ? 1 : 0;
+  if (is_repeated || given == Given::kKept) {
     return cell.replica.AnswerPart(push, now);
   }
   answer(
@@ -377,16 +419,20 @@ Future<ReplicatedTable::Pulled> ReplicatedTable::Pull(
   const auto call = std::make_shared<PullCall>(request.spans_size());
   Future<Pulled> future = call->future();
   std::vector<LoadMeter::Share> shares(request.spans_size());
+  int64_t bytes = 0;
   for (int i = 0; i < request.spans_size(); ++i) {
     const int partition = static_cast<int>(request.spans(i).partition());
     call->SetPartition(i, request.spans(i).partition());
     const absl::Span<const uint64_t> keys = KeysIn((*all)[i]);
     shares[i] = {partition, static_cast<int64_t>(keys.size())};
-    load_.Count(partition, shares[i].rows,
-                static_cast<int64_t>((*all)[i].size()) +
-                    WireBytes(*layout_, spec().wire().pull(), keys));
+    const int64_t its = static_cast<int64_t>((*all)[i].size()) +
+                        WireBytes(*layout_, spec().wire().pull(), keys);
+    load_.Count(partition, shares[i].rows, its);
+    bytes += its;
   }
+  metrics_.Pulled(bytes);
   Work work;
+  work.measured = static_cast<int>(metrics_.NextMeasured(request.spans_size()));
   for (int i = 0; i < request.spans_size(); ++i) {
     const v1::PullSpan& span = request.spans(i);
     On(
@@ -426,6 +472,7 @@ Future<ReplicatedTable::Pulled> ReplicatedTable::Pull(
         work);
   }
   load_.Busy(shares, SteadyClock().Now() - began);
+  metrics_.AwaitedLock(work.lock_wait);
   Finish(std::move(work));
   return future;
 }

@@ -26,6 +26,9 @@ void ReplicatedTable::Read(Cell& cell,
   for (uint64_t key : keys) floats += layout_->RowLength(key);
   std::vector<float> values(floats);
   cell.rows.Read(keys, values.data());
+  if (!is_sync() && reading.call->BeginRead()) {
+    metrics_.PulledAt(reading.request.client, pushes_.load());
+  }
   const WireDtype pull = spec().wire().pull();
   if (pull == v1::WireValues::F32) {
     reading.values = Bytes::Own(std::move(values));

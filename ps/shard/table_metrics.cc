@@ -1,5 +1,7 @@
 #include "weft/ps/shard/table_metrics.h"
 
+#include <utility>
+
 namespace weft::ps {
 
 void TableMetrics::PulledAt(uint64_t client, int64_t version) {
@@ -26,6 +28,11 @@ void TableMetrics::Export(telemetry::Metrics& to, const std::string& table) {
   push_bytes_.ExportTo(to, "weft_ps_push_bytes", labels);
   pull_bytes_.ExportTo(to, "weft_ps_pull_bytes", labels);
   staleness_.ExportTo(to, "weft_ps_staleness_versions", labels);
+  lock_waits_.ExportTo(to, "weft_ps_lock_wait_seconds", labels, 1e-9);
+  const int64_t repeated = repeated_.load(std::memory_order_relaxed);
+  to.CounterFor("weft_ps_repeated_pushes_total", labels)
+      .Increment(static_cast<double>(
+          repeated - std::exchange(exported_repeated_, repeated)));
 }
 
 }  // namespace weft::ps

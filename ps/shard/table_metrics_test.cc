@@ -1,10 +1,12 @@
 #include "weft/ps/shard/table_metrics.h"
 
+#include <set>
 #include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/time.h"
 #include "gtest/gtest.h"
 
 namespace weft::ps {
@@ -57,6 +59,24 @@ TEST_F(TableMetricsTest, ClientsBeyondTheMostAreForgotten) {
   EXPECT_EQ(ValueOf("weft_ps_staleness_versions_count"), "");
   table_.PushedAt(TableMetrics::kMostClients, 5);
   EXPECT_EQ(ValueOf("weft_ps_staleness_versions_count"), "1");
+}
+
+TEST_F(TableMetricsTest, LockWaitsAndRepeatedPushesAreCountedOnce) {
+  table_.AwaitedLock(absl::Microseconds(1500));
+  table_.AwaitedLock(absl::ZeroDuration());
+  EXPECT_EQ(ValueOf("weft_ps_lock_wait_seconds_count"), "2");
+  EXPECT_EQ(ValueOf("weft_ps_lock_wait_seconds_sum"), "0.0015");
+  EXPECT_EQ(ValueOf("weft_ps_repeated_pushes_total"), "0");
+  table_.Repeated(3);
+  EXPECT_EQ(ValueOf("weft_ps_repeated_pushes_total"), "3");
+  EXPECT_EQ(ValueOf("weft_ps_repeated_pushes_total"), "3");
+}
+
+TEST_F(TableMetricsTest, EachPlaceIsMeasuredInItsTurn) {
+  std::set<size_t> measured;
+  for (int i = 0; i < 3; ++i) measured.insert(table_.NextMeasured(3));
+  EXPECT_EQ(measured, (std::set<size_t>{0, 1, 2}));
+  EXPECT_EQ(table_.NextMeasured(0), 0u);
 }
 
 TEST_F(TableMetricsTest, SizesAreCountedByDirection) {

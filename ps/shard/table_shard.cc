@@ -305,13 +305,16 @@ absl::Status TableShard::PushNow(const v1::Request& request, const Part& part,
   const Instant began = SteadyClock().Now();
   const std::vector<PushSpan> spans = SpansOf(part);
   int64_t applied = 0;
+  int64_t repeated = 0;
+  const size_t measured = metrics_.NextMeasured(spans.size());
+  absl::Duration lock_wait;
   absl::Status refused;
   for (size_t i = 0; i < spans.size() && refused.ok(); ++i) {
     const uint32_t partition = part.spans[i].partition;
-    const absl::StatusOr<bool> is_new =
-        partitions_[partition]->ApplyOnce(spans[i], lr_scale);
+    const absl::StatusOr<bool> is_new = partitions_[partition]->ApplyOnce(
+        spans[i], lr_scale, i == measured ? &lock_wait : nullptr);
     if (is_new.ok()) {
-      applied += *is_new ? 1 : 0;
+      ++(*is_new ? applied : repeated);
     } else {
       refused =
           Reworded(is_new.status(),
@@ -325,6 +328,8 @@ absl::Status TableShard::PushNow(const v1::Request& request, const Part& part,
     shares.push_back({static_cast<int>(span.partition), span.rows});
   }
   load_.Busy(shares, SteadyClock().Now() - began);
+  if (!spans.empty()) metrics_.AwaitedLock(lock_wait);
+  metrics_.Repeated(repeated);
   reply.set_duplicates(static_cast<int64_t>(spans.size()) - applied);
   MutexLock lock(mu_);
   openings_.Use(request.client());
@@ -359,6 +364,7 @@ ShardReply TableShard::ReplyOf(const Tensor& keys, Tensor floats,
 
 Tensor TableShard::ReadFloats(const Tensor& keys) const {
   const Instant began = SteadyClock().Now();
+  absl::Duration lock_wait;
   std::vector<LoadMeter::Share> shares;
   const auto count = [&](int partition, absl::Span<const uint64_t> rows) {
     const int64_t n = static_cast<int64_t>(rows.size());
@@ -370,11 +376,15 @@ Tensor TableShard::ReadFloats(const Tensor& keys) const {
   if (layout_->is_dense()) {
     Tensor values = Tensor::Empty({dense_.elements});
     float* out = values.data<float>();
+    const size_t measured = metrics_.NextMeasured(dense_.groups.size());
     for (const DensePart::Group& group : dense_.groups) {
-      out = partitions_[group.partition]->Read(group.slices, out);
+      const bool is_measured = &group == &dense_.groups[measured];
+      out = partitions_[group.partition]->Read(
+          group.slices, out, is_measured ? &lock_wait : nullptr);
       count(group.partition, group.slices);
     }
     load_.Busy(shares, SteadyClock().Now() - began);
+    if (!dense_.groups.empty()) metrics_.AwaitedLock(lock_wait);
     return values;
   }
   const absl::Span<const uint64_t> all = KeysOf(keys);
@@ -382,6 +392,7 @@ Tensor TableShard::ReadFloats(const Tensor& keys) const {
       Tensor::Empty({static_cast<int64_t>(all.size()), layout_->dim()});
   float* out = values.data<float>();
   size_t begin = 0;
+  const size_t measured = metrics_.NextMeasured(all.size());
   while (begin < all.size()) {  // a lock for each run of one partition
     const int partition = placement_.PartitionOfKey(all[begin]);
     size_t end = begin + 1;
@@ -389,11 +400,14 @@ Tensor TableShard::ReadFloats(const Tensor& keys) const {
            placement_.PartitionOfKey(all[end]) == partition) {
       ++end;
     }
-    out = partitions_[partition]->Read(all.subspan(begin, end - begin), out);
+    const bool is_measured = begin <= measured && measured < end;
+    out = partitions_[partition]->Read(all.subspan(begin, end - begin), out,
+                                       is_measured ? &lock_wait : nullptr);
     count(partition, all.subspan(begin, end - begin));
     begin = end;
   }
   load_.Busy(shares, SteadyClock().Now() - began);
+  if (!all.empty()) metrics_.AwaitedLock(lock_wait);
   return values;
 }
 

@@ -312,7 +312,7 @@ class TableShard {
   // By partition; null where another server holds it.
   std::vector<std::unique_ptr<Partition>> partitions_;
 
-  TableMetrics metrics_;
+  mutable TableMetrics metrics_;
   mutable LoadMeter load_;
 
   mutable Mutex mu_;

@@ -112,11 +112,14 @@ absl::Status TableShard::GivePart(const v1::Request& request, Part part,
   if (is_new) {
     WEFT_ASSIGN_OR_RETURN(part.rows, HoldRows(part));
   }
+  const auto partitions = static_cast<int64_t>(part.spans.size());
   switch (gate_.Give(request.shard(), request.rank(), request.round(),
                      std::move(part), request.take_over())) {
     case Answer::kKept:
+      return absl::OkStatus();
     case Answer::kInherited:
     case Answer::kApplied:
+      metrics_.Repeated(partitions);
       return absl::OkStatus();
     case Answer::kFolded:
       ++late_folded_;
@@ -129,6 +132,7 @@ absl::Status TableShard::GivePart(const v1::Request& request, Part part,
     case Answer::kDuplicate:
       if (gate_.Find(request.shard(), request.round())->client ==
           request.client()) {
+        metrics_.Repeated(partitions);
         return absl::OkStatus();
       }
       return refuse(

@@ -2,11 +2,17 @@
 
 #include <cstdint>
 #include <cstring>
+#include <set>
+#include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/ps/shard/table_shard_fixture.h"
+#include "weft/telemetry/metrics.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::ps {
@@ -60,6 +66,41 @@ TEST(TableShard, CountsTheWorkOfItsPartitions) {
   }
 }
 
+// The value of the series `name`; "": there is none.
+std::string ValueIn(const std::string& page, const std::string& name) {
+  for (const absl::string_view line : absl::StrSplit(page, '\n')) {
+    if (absl::StartsWith(line, absl::StrCat(name, "{"))) {
+      return std::string(line.substr(line.rfind(' ') + 1));
+    }
+  }
+  return "";
+}
+
+constexpr char kLockWaits[] = "weft_ps_lock_wait_seconds_count";
+constexpr char kRepeated[] = "weft_ps_repeated_pushes_total";
+
+TEST(TableShard, CountsLockWaitsAndRepetitionsOfAsynchronousPushes) {
+  for (const bool is_repeated : {false, true}) {
+    const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::ASYNC);
+    Worker worker(shard.get(), 0);
+    std::set<int> partitions;
+    for (int key = 0; key < 3; ++key) {
+      partitions.insert(Placement("t", kPartitions, 1).PartitionOfKey(key));
+    }
+    ASSERT_THAT(Now(worker.Sparse(0, {0, 1, 2}, 1)), IsOk());
+    if (is_repeated) {
+      ASSERT_THAT(Now(worker.Sparse(0, {0, 1, 2}, 1, /*pull=*/false)), IsOk());
+    }
+    telemetry::Metrics metrics{{}};
+    shard->metrics().Export(metrics, "t");
+    const std::string page = metrics.Text();
+    // Of the push, of the pull, of the push that was sent again.
+    EXPECT_EQ(ValueIn(page, kLockWaits), is_repeated ? "3" : "2");
+    EXPECT_EQ(ValueIn(page, kRepeated),
+              absl::StrCat(is_repeated ? partitions.size() : 0));
+  }
+}
+
 TEST(TableShard, APartSentAgainCountsOnce) {
   const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
   Worker a(shard.get(), 0), b(shard.get(), 1);
@@ -71,6 +112,9 @@ TEST(TableShard, APartSentAgainCountsOnce) {
     ASSERT_THAT(Now(future), IsOk());
     EXPECT_THAT(Now(future)->values.ToVector<float>(), Each(-2.0f));
   }
+  telemetry::Metrics metrics{{}};
+  shard->metrics().Export(metrics, "t");
+  EXPECT_EQ(ValueIn(metrics.Text(), kRepeated), "2");
 }
 
 // Two workers of one rank would otherwise lose one's gradient without a word.
