@@ -122,14 +122,15 @@ class LocalCallTest : public OnUnix {
   }
   RawLocalPeer Peer() { return RawLocalPeer(dir_.Path("s")); }
 
-  // Others are served meanwhile.
-  void ExpectServes() {
+  // Whether a newcomer gets back what it says.
+  bool Serves() {
     RawLocalPeer peer = Peer();
     peer.Send(BeginningOf(kPump) + FrameOf(FrameKind::kMessage, "hello"));
     const auto frame = peer.Receive();
-    ASSERT_TRUE(frame.has_value());
-    EXPECT_EQ(Flatten(frame->body).view(), "hello");
+    return frame.has_value() && Flatten(frame->body).view() == "hello";
   }
+  // Others are served meanwhile.
+  void ExpectServes() { EXPECT_TRUE(Serves()); }
   std::string Log() {
     server_ = nullptr;
     return log_.str();
@@ -252,7 +253,8 @@ TEST_F(LocalCallTest, PeerThatIsSilentBeforeItsCallIsClosed) {
     peer.Send(beginning);
     EXPECT_THAT(peer.AwaitClosing(), Not(IsOk())) << beginning;
   }
-  ExpectServes();
+  // On a busy machine a newcomer may be taken for a silent one.
+  EXPECT_TRUE(Becomes([&] { return Serves(); }));
   EXPECT_THAT(Log(), HasSubstr("handshake_timeout"));
 }
 
@@ -358,26 +360,37 @@ TEST_F(LocalCallTest, PeerThatIsStoppedIsFound) {
   Serve(options);
   RawLocalPeer stopped = Peer();
   stopped.Send(BeginningOf(kPump));
-  EXPECT_EQ(stopped.Receive()->kind, FrameKind::kPing);
+  const auto ping = stopped.Receive();
+  ASSERT_TRUE(ping.has_value());
+  EXPECT_EQ(ping->kind, FrameKind::kPing);
   EXPECT_FALSE(stopped.Receive().has_value());
+}
 
+TEST_F(LocalCallTest, PeerThatAnswersPingsStays) {
+  LoopOptions options;
+  options.keepalive_interval = absl::Milliseconds(100);
+  // On a busy machine an answer takes its time.
+  options.keepalive_timeout = absl::Seconds(4);
+  Serve(options);
   RawLocalPeer lives = Peer();
   lives.Send(BeginningOf(kPump));
-  for (int i = 0; i < 5; ++i) {
-    EXPECT_EQ(lives.Receive()->kind, FrameKind::kPing);
-    lives.Send(FrameOf(FrameKind::kPong));
-  }
   // An end with a poller answers by itself.
   const auto recorder = std::make_shared<Recorder>();
   auto client = *Loop::Create();
   const auto stream =
       *OpenLocalStream(*client, server_->address(), "ps0", kPump, recorder);
-  for (int i = 0; i < 5; ++i) {
-    EXPECT_EQ(lives.Receive()->kind, FrameKind::kPing);
+  ASSERT_TRUE(stream->Write(Text("hello")));
+  ASSERT_EQ(recorder->AwaitMessages(1).size(), 1u);
+  const Instant end = SteadyClock().Now() + options.keepalive_interval +
+                      options.keepalive_timeout + absl::Seconds(1);
+  while (SteadyClock().Now() < end) {
+    const auto ping = lives.Receive();
+    ASSERT_TRUE(ping.has_value());
+    EXPECT_EQ(ping->kind, FrameKind::kPing);
     lives.Send(FrameOf(FrameKind::kPong));
   }
-  ASSERT_TRUE(stream->Write(Text("hello")));
-  EXPECT_EQ(recorder->AwaitMessages(1).front(), "hello");
+  ASSERT_TRUE(stream->Write(Text("again")));
+  EXPECT_EQ(recorder->AwaitMessages(2).back(), "again");
 }
 
 TEST_F(LocalCallTest, ConnectionsBeyondTheLimitAreClosedAndOthersStay) {
