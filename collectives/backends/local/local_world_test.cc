@@ -1,6 +1,7 @@
 #include "weft/collectives/backends/local/local_world.h"
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
@@ -145,9 +146,12 @@ TEST(LocalWorld, ManyRanksOfOneProcessMeet) {
 
 TEST(LocalWorld, GroupThatIsMadeAfterARankWasKilledFindsItEnded) {
   LocalWorld world(3);
+  std::atomic<int> passed{0};
   const auto statuses = testing::RunRanks(3, [&](int rank) -> absl::Status {
     const auto group = ProcessGroup::Create(world.Connect(rank));
     WEFT_RETURN_IF_ERROR(group->Barrier());
+    ++passed;
+    EXPECT_TRUE(testing::Becomes([&] { return passed == 3; }));
     if (rank == 2) world.Kill(2);
     EXPECT_FALSE(group->Barrier().ok());
     WEFT_RETURN_IF_ERROR(group->Shrink({0, 1, 2}));
