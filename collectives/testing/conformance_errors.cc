@@ -305,9 +305,12 @@ TEST_P(ProcessGroupConformance, RankThatDoesNotCallIsNamedAtTheDeadline) {
   if (!GetParam().ranks_share_memory) GTEST_SKIP() << kOtherProcesses;
   // Rank 1 stays until both others have failed: one that has left is named
   // otherwise.
-  std::atomic<int> failed{0};
+  std::atomic<int> passed{0}, failed{0};
   const auto statuses = Run(3, [&](ProcessGroup& group) -> absl::Status {
     WEFT_RETURN_IF_ERROR(group.Barrier());
+    // A rank that is still in the barrier would fail there, and not be counted.
+    ++passed;
+    WANT_EQ(bool(Becomes([&] { return passed == 3; })), true);
     if (group.rank() == 1) {
       WANT_EQ(bool(Becomes([&] { return failed == 2; })), true);
       return absl::OkStatus();

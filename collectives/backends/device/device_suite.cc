@@ -338,10 +338,13 @@ TEST_P(DeviceRefusals, CountsThatOnlyPairsKnowAreComparedToo) {
 
 TEST_P(DeviceRefusals, RankThatDoesNotCallIsNamedAndNothingIsLaunched) {
   const auto world = GetParam().make(3, 1);
-  std::atomic<int> failed{0};
+  std::atomic<int> passed{0}, failed{0};
   const auto statuses = world->Run([&](const DeviceRank& rank) -> absl::Status {
     ProcessGroup& group = rank.group;
     WEFT_RETURN_IF_ERROR(group.Barrier());
+    // A rank that is still in the barrier would fail there, and not be counted.
+    ++passed;
+    WANT_EQ(bool(Becomes([&] { return passed == 3; })), true);
     if (group.rank() == 1) {
       WANT_EQ(bool(Becomes([&] { return failed == 2; })), true);
       return absl::OkStatus();

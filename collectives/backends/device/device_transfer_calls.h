@@ -11,6 +11,7 @@
 #include <map>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -253,20 +254,27 @@ inline absl::Status SendAgainBesideOneThatIsGivenUp(const DeviceRank& rank,
     return group.health();
   }
   std::atomic<bool> was_held{false};
-  // Long enough for this thread to be at OnReady before, on a busy machine too:
-  // else the callback would run here, and nobody would send again.
-  const Future<void> late = group.SendAsync(rank.Place(Tensor::Full({4}, 7)), 1,
-                                            3, Within(absl::Milliseconds(500)));
-  late.OnReady([&](const absl::Status& status) {
-    step = kGivenUp;
-    was_held = !status.ok() && reach(kSentAgain);
+  const Tensor first = rank.Place(Tensor::Full({4}, 7));
+  Future<void> late = MakeReady();
+  // On a thread of its own: where the Send has been given up before that thread
+  // is at OnReady, the callback holds that thread.
+  std::thread gives_up([&] {
+    late = group.SendAsync(first, 1, 3, Within(absl::Milliseconds(500)));
+    late.OnReady([&](const absl::Status& status) {
+      step = kGivenUp;
+      was_held = !status.ok() && reach(kSentAgain);
+    });
   });
-  WANT_EQ(reach(kAsked), true);
-  Future<void> sent = group.SendAsync(rank.Place(Tensor::Full({4}, 8)), 1, 3);
-  step = kSentAgain;
-  WEFT_RETURN_IF_ERROR(sent.Wait(kDeviceCallPatience));
+  const absl::Status again = [&]() -> absl::Status {
+    WANT_EQ(reach(kAsked), true);
+    Future<void> sent = group.SendAsync(rank.Place(Tensor::Full({4}, 8)), 1, 3);
+    step = kSentAgain;
+    return sent.Wait(kDeviceCallPatience);
+  }();
+  gives_up.join();
+  WEFT_RETURN_IF_ERROR(again);
   WANT_EQ(late.Wait(kDeviceCallPatience).code(), kLate);
-  WANT_EQ(was_held.load(), true);
+  WANT_EQ(bool(testing::Becomes([&] { return was_held.load(); })), true);
   return group.health();
 }
 

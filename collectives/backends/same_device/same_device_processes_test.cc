@@ -266,7 +266,7 @@ TEST(SameDeviceProcesses, DeathOfARankWhoseStreamHangsFreesTheOthers) {
         WANT_EQ(status.code(), absl::StatusCode::kUnavailable);
         WANT_EQ(absl::StrContains(status.message(), "rank 1"), true);
         // Its streams wait for nobody any more.
-        return runtime.Synchronize(member.device().id(), absl::Seconds(5));
+        return runtime.Synchronize(member.device().id(), kPatience);
       });
   DirectoryStore store(directories.keys.path());
   WEFT_ASSERT_OK(store.Wait("amid", 0, kPatience).status());
