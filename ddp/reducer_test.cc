@@ -562,7 +562,7 @@ TEST(Reducer, HookThatNeverEndsFailsAllRanksAtTwiceTheTimeout) {
       RunGroups(2, [&](int, collectives::ProcessGroup& group) -> absl::Status {
         ReducerOptions options;
         options.hook = std::make_shared<EndlessHook>();
-        options.timeout = absl::Seconds(3);
+        options.timeout = absl::Seconds(5);
         WEFT_ASSIGN_OR_RETURN(auto reducer,
                               Reducer::Create(group, TwoParameters(), options));
         WEFT_RETURN_IF_ERROR(StepInOrder(*reducer, {1, 0}, 1));
