@@ -632,10 +632,13 @@ TEST(Transfers, OfAnExchangeWithARankThatDiesEndOnTheOthers) {
   for (uint64_t seed = 0; seed < 4; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     NcclWorld world(3, seed);
-    std::atomic<int> ended{0};
+    std::atomic<int> past{0}, ended{0};
     const auto statuses = world.Run([&](const DeviceRank& r) -> absl::Status {
       const int own = r.group.rank();
       WEFT_RETURN_IF_ERROR(r.group.Barrier());
+      // A rank that is still in the barrier would fail there.
+      ++past;
+      EXPECT_TRUE(weft::testing::Becomes([&] { return past == 3; }));
       if (own == 2) {
         world.host().Kill(2);
         return absl::OkStatus();
