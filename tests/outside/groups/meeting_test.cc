@@ -71,11 +71,14 @@ TEST(Meeting, FailsAndIsHeldAgainUnderTheSameName) {
   weft::testing::TempDir directory;
   MemoryStore store;
   for (const int missing : {0, 2, 1}) {
+    std::atomic<int> begun{0};
     const auto failed = RunRanks(3, [&](int rank) -> absl::Status {
       if (rank == missing) return absl::OkStatus();
+      ++begun;
+      EXPECT_TRUE(weft::testing::Becomes([&] { return begun == 2; }));
       HostOptions options = OptionsOf(rank, 3, &store, directory.path());
       // Enough for the two that come.
-      options.connect_timeout = absl::Seconds(2);
+      options.connect_timeout = absl::Seconds(5);
       return ConnectHost(options).status();
     });
     for (int r = 0; r < 3; ++r) {

@@ -421,10 +421,13 @@ TEST_P(Subgroups, SplitWithTimeWithoutEndIsMade) {
 // "kDeadlineExceeded: `timeout` has passed; the ranks waited for are named."
 TEST_P(Subgroups, RankThatDoesNotSplitIsNamed) {
   Gate all_know;
-  std::atomic<int> know{0};
+  std::atomic<int> past{0}, know{0};
   const auto statuses =
       RunGroups(GetParam(), 3, [&](ProcessGroup& group) -> absl::Status {
         WEFT_RETURN_IF_ERROR(group.Barrier());
+        // A rank that is still in the barrier would fail there, and not know.
+        ++past;
+        EXPECT_TRUE(weft::testing::Becomes([&] { return past >= 3; }));
         if (group.rank() == 1) {
           all_know.Wait();
           return absl::OkStatus();
