@@ -95,9 +95,9 @@ TEST(HostBackend, AllButTheLeaderCannotMapTheSegmentAndReduceOverStreams) {
 
 TEST(HostBackend, RankThatDoesNotAnswerInTimeCountsAsAnotherHost) {
   HostsTestWorld world(
-      3, {}, [](int) { return 0; }, absl::Seconds(12));
+      3, {}, [](int) { return 0; }, absl::Seconds(16));
   // Half of the time is for the segment: the slow rank finds that it is late.
-  const ScopedFailpoint slow("collectives/map_segment", "1*delay(7s)");
+  const ScopedFailpoint slow("collectives/map_segment", "1*delay(9s)");
   const auto statuses = testing::RunRanks(3, [&](int rank) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
                           world.Connect(rank));
@@ -286,10 +286,13 @@ TEST(HostBackend, MeetingAsksTheStoreAFewTimesForEachRank) {
 TEST(HostBackend, RankThatGivesUpNamesOnlyThoseThatDidNotCome) {
   testing::TempDir directory;
   rendezvous::MemoryStore store;
+  std::atomic<int> begun{0};
   const auto statuses = testing::RunRanks(6, [&](int rank) -> absl::Status {
     if (rank == 2) return absl::OkStatus();
+    ++begun;
+    EXPECT_TRUE(testing::Becomes([&] { return begun == 5; }));
     HostOptions options = OptionsOf(rank, 6, &store, directory.path());
-    options.connect_timeout = absl::Seconds(2);
+    options.connect_timeout = absl::Seconds(6);  // enough for those that come
     return ConnectHost(options).status();
   });
   for (const int rank : {0, 1, 3, 4, 5}) {
@@ -320,7 +323,7 @@ TEST(HostBackend, RankThatWasGivenMoreRanksThanTheOthersIsTold) {
   const auto statuses = testing::RunRanks(3, [&](int rank) {
     HostOptions options =
         OptionsOf(rank, rank == 0 ? 4 : 3, &store, directory.path());
-    options.connect_timeout = absl::Seconds(4);
+    options.connect_timeout = absl::Seconds(8);
     return ConnectHost(options).status();
   });
   EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kInvalidArgument,
