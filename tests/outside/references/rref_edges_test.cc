@@ -318,7 +318,7 @@ TEST_F(RRefEdges, CreationThatWasNeverSentIsTheCallersErrorAndKnown) {
 // A creation whose deadline passed may have run, and each later use says so.
 TEST_F(RRefEdges, CreationWhoseDeadlinePassedIsOfUnknownOutcomeAtEachUse) {
   MakeAt(1, 0);  // so that the next is sent at once
-  const auto number = BeginRemote(From(0, 1, absl::Seconds(2)), LateNumber, 21);
+  const auto number = BeginRemote(From(0, 1, absl::Seconds(5)), LateNumber, 21);
   ASSERT_THAT(number, IsOk());
   const absl::Status made = number->Confirmed().Wait(kLong);
   EXPECT_THAT(made, StatusIs(absl::StatusCode::kDeadlineExceeded));
