@@ -215,7 +215,7 @@ TEST(GlooBackend, RankThatDoesNotComeIsNamed) {
 TEST(GlooBackend, RankThatComesTwiceToAMeetingIsRefused) {
   rendezvous::MemoryStore store;
   GlooOptions options = OptionsOf(0, 2, &store);
-  options.connect_timeout = absl::Seconds(3);
+  options.connect_timeout = absl::Seconds(6);  // enough for both to come
   const auto statuses =
       testing::RunRanks(2, [&](int) { return ConnectGloo(options).status(); });
   EXPECT_THAT(
