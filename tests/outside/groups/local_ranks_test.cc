@@ -178,19 +178,23 @@ TEST_P(LocalRanks, RankThatIsKilledAmidSplitsIsNamed) {
   const int killed = n / 2;
   LocalWorld world(n, QuietWorld());
   std::atomic<int> begun{0};
+  std::atomic<bool> was_killed{false};
+  Gate all_have_begun;
   std::thread kills([&] {
-    EXPECT_TRUE(weft::testing::Becomes([&] { return begun >= n; }));
+    all_have_begun.Wait();
     world.Kill(killed);
+    was_killed = true;
   });
   const auto statuses = RunRanks(n, [&](int rank) -> absl::Status {
     const auto group = ProcessGroup::Create(world.Connect(rank));
-    for (int i = 0; i < 10'000; ++i) {
-      if (i == 1) ++begun;
+    for (int i = 0; i < 10'000 || !was_killed; ++i) {
+      if (i == 1 && ++begun == n) all_have_begun.Open();
       WEFT_RETURN_IF_ERROR(
           group->SplitAsync(0).Wait(absl::Minutes(2)).status());
     }
     return absl::OkStatus();
   });
+  all_have_begun.Open();  // where one has failed before
   kills.join();
   for (int r = 0; r < n; ++r) {
     if (r == killed) {
