@@ -238,7 +238,7 @@ TEST(MpiBackend, StuckRankIsReportedAndTheOperationGoesOn) {
 TEST(MpiBackend, RankThatDoesNotComeIsNamed) {
   MpiOptions options = OptionsOf(3);
   // Enough for the two that come, on fewer cores than there are ranks.
-  options.connect_timeout = absl::Seconds(3);
+  options.connect_timeout = absl::Seconds(6);
   const auto statuses = RunRanks(3, [&](int rank) -> absl::Status {
     if (rank == 1) return absl::OkStatus();
     return ConnectMpi(*session, options).status();
