@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
@@ -262,6 +263,8 @@ TEST(JoinGroup, OperationsOfAWorkerThatIsOutOfItsJobEndWithTheReason) {
   EXPECT_THAT(statuses,
               Each(StatusIs(absl::StatusCode::kUnavailable, "out of job")));
   for (auto& group : groups) {
+    // Each worker finds by itself that it is out of the job.
+    EXPECT_TRUE(testing::Becomes([&] { return !group->health().ok(); }));
     EXPECT_THAT(group->health(), StatusIs(absl::StatusCode::kUnavailable,
                                           "the coordinator has been silent"));
     group.reset();
@@ -277,14 +280,18 @@ TEST(JoinGroup, GroupThatPassesItsDeadlineLeavesARecordingOfEachWorker) {
   options.configure = [&](Options& one) { one.dump_dir = dumps.path(); };
   auto workers = TestWorkers::Start(options);
   WEFT_ASSERT_OK(workers.status());
+  // A group that breaks before a rank is in it is none to that rank.
+  std::atomic<int> joined{0};
   const auto statuses = testing::RunRanks(2, [&](int rank) -> absl::Status {
     JoinGroupOptions join;
     join.arena_bytes = 1 << 20;
     WEFT_ASSIGN_OR_RETURN(
         std::unique_ptr<collectives::ProcessGroup> group,
         JoinGroup((*workers)->Get(absl::StrCat("trainer", rank)), join));
+    ++joined;
     collectives::CallOptions call;
     if (rank == 0) {
+      EXPECT_TRUE(testing::Becomes([&] { return joined == 2; }));
       call.timeout = absl::Milliseconds(100);
     } else {
       EXPECT_TRUE(testing::Becomes([&] { return !group->health().ok(); }));
@@ -293,9 +300,14 @@ TEST(JoinGroup, GroupThatPassesItsDeadlineLeavesARecordingOfEachWorker) {
   });
   EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kDeadlineExceeded)));
   std::vector<std::string> recorded;
-  for (const auto& entry : std::filesystem::directory_iterator(dumps.path())) {
-    recorded.push_back(entry.path().filename().string());
-  }
+  EXPECT_TRUE(testing::Becomes([&] {
+    recorded.clear();
+    for (const auto& entry :
+         std::filesystem::directory_iterator(dumps.path())) {
+      recorded.push_back(entry.path().filename().string());
+    }
+    return recorded.size() >= 2;
+  }));
   EXPECT_THAT(recorded, UnorderedElementsAre(StartsWith("test-trainer0-"),
                                              StartsWith("test-trainer1-")));
   EXPECT_TRUE((*workers)->Shutdown().ok());
