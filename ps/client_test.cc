@@ -344,6 +344,9 @@ TEST(Client, PushThatWaitsAtAServerThatDiesSaysWhatWasLost) {
   ASSERT_THAT(table, IsOk());
   ASSERT_THAT((*table)->Initialize(Tensor::Ones({10})).Wait(kTimeout), IsOk());
   const Future<Tensor> next = (*table)->PushPull(Tensor::Ones({10}));
+  ASSERT_TRUE(Becomes([&] {
+    return (*job.server(0).Find("t"))->Stats().waiting_pulls() == 1;
+  }));
   job.RestartServer(0);
   const absl::Status ended = next.Wait(kTimeout).status();
   EXPECT_THAT(ended, StatusIs(absl::StatusCode::kUnavailable,
