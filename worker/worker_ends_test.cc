@@ -172,7 +172,9 @@ TEST_F(WorkerTest, ReportHasNoLeaksWhenAllWasReleased) {
   strict.strict_leaks = true;
   ::testing::internal::CaptureStderr();
   const auto reports = Reports(std::move(workers), strict);
-  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  // A worker that had to wait for seconds may say so.
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              ::testing::Not(HasSubstr("left open")));
   for (const ShutdownReport& report : reports) {
     EXPECT_THAT(report.status(), IsOk());
     EXPECT_THAT(report.leaked_objects, IsEmpty());
