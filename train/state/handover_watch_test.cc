@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "weft/base/mutex.h"
 #include "weft/base/steady_deadline.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::train {
@@ -57,15 +58,16 @@ TEST_F(HandoverWatchTest, TellsOnceWhatLastsTooLong) {
 }
 
 TEST_F(HandoverWatchTest, WhoWaitsForOthersDoesNotHang) {
-  const auto waits = Start(absl::Seconds(1));
+  // Longer than this thread may need until it awaits others.
+  const auto waits = Start(absl::Seconds(4));
   waits->Works("comparing");
   waits->AwaitsOthers();
-  const auto works = Start(absl::Seconds(2));
+  const auto works = Start(absl::Seconds(5));
   works->Works("a longer time");
   EXPECT_EQ(AwaitHang(), "a longer time");
   EXPECT_EQ(hangs(), 1);
   waits->Works("hashing");
-  while (hangs() < 2) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_TRUE(testing::Becomes([&] { return hangs() == 2; }));
 }
 
 // However long all of it takes: whoever works on is not told.
