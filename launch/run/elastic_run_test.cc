@@ -84,7 +84,11 @@ TEST_F(ElasticRun, TrainerThatDiesAtOnceAgainAndAgainIsStartedAfterPauses) {
 }
 
 TEST_F(ElasticRun, TrainerWithoutWhichTooFewAreLeftEndsTheJob) {
-  EXPECT_EQ(RunWith("3:3", kTrainer2DiesAtOnceFourTimes), 7) << output();
+  EXPECT_EQ(RunWith("3:3",
+                    "[ $RANK = 2 ] || exec sleep 1000; "
+                    "[ $N = 0 ] && sleep 2.2; exit 7"),
+            7)
+      << output();
   EXPECT_THAT(output(), HasSubstr("---- trainer2 failed first"));
 }
 

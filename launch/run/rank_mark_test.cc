@@ -6,10 +6,14 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <string>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "weft/tests/support/patience.h"
 
 namespace weft::launch {
 namespace {
@@ -27,8 +31,13 @@ pid_t Marked(const std::string& mark) {
   }
   close(ready[1]);
   char byte;
-  (void)!read(ready[0], &byte, 1);  // ends once sleep runs
+  (void)!read(ready[0], &byte, 1);  // ends once sleep is about to run
   close(ready[0]);
+  EXPECT_TRUE(testing::Becomes([&] {
+    std::ifstream file(absl::StrCat("/proc/", pid, "/environ"));
+    const std::string variables{std::istreambuf_iterator<char>(file), {}};
+    return absl::StrContains(variables, absl::StrCat(kRankMark, "=", mark));
+  }));
   return pid;
 }
 
