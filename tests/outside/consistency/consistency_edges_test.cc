@@ -5,20 +5,16 @@
 // ps/client.h or proto/ps.proto.
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -293,37 +289,25 @@ TEST(Staleness, WorkersThatGoOrComeHoldNobodyBack) {
 // names the slowest worker, its rank and its clock." The table goes on after
 // it.
 TEST(Staleness, PullWhoseTimeIsUpNamesTheSlowestAndTheTableGoesOn) {
-  TestJob job(2, 2);
-  // As a server does about every 100 ms.
-  std::atomic<bool> ends{false};
-  std::thread expiry([&] {
-    while (!ends) {
-      for (int i = 0; i < 2; ++i) job.server(i).Expire(SteadyClock().Now());
-      absl::SleepFor(absl::Milliseconds(10));
-    }
-  });
-  const auto join = absl::MakeCleanup([&] {
-    ends = true;
-    expiry.join();
-  });
-  const auto fast = job.MakeClient(0, absl::Milliseconds(700));
-  const auto slow = job.MakeClient(1);
-  const auto table = fast->Sparse(Stale(1));
-  const auto other = slow->Sparse(Stale(1));
-  ASSERT_THAT(table, IsOk());
-  ASSERT_THAT(other, IsOk());
-  for (int i = 0; i < 2; ++i) {
-    ASSERT_THAT((*table)->Tick().Wait(kTimeout), IsOk());
-  }
-  const auto late = (*table)->Pull(Keys({1})).Wait(kTimeout);
+  Crowd crowd(2, Stale(1));
+  for (int i = 0; i < 2; ++i) ASSERT_THAT(crowd.Tick(0), IsOk());
+  // As the servers do once its time is up.
+  const auto expire = [&](const Future<Tensor>& pull) {
+    EXPECT_TRUE(testing::Becomes([&] {
+      for (int i = 0; i < 2; ++i) {
+        crowd.job.server(i).Expire(SteadyClock().Now() + absl::Hours(1));
+      }
+      return pull.IsReady();
+    }));
+    return pull.Wait(kTimeout).status();
+  };
+  const absl::Status late = expire(crowd[0].Pull(Keys({1})));
   EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded, "trainer1"));
-  EXPECT_THAT(late.status().ToString(), HasSubstr("rank 1"));
-  const auto later =
-      (*table)->PushPull(Keys({1}), Ones(1), Keys({1})).Wait(kTimeout);
-  EXPECT_THAT(later, StatusIs(absl::StatusCode::kDeadlineExceeded));
-  ASSERT_THAT((*other)->Tick().Wait(kTimeout), IsOk());
-  ASSERT_THAT((*other)->Tick().Wait(kTimeout), IsOk());
-  const auto rows = (*table)->Pull(Keys({1})).Wait(kTimeout);
+  EXPECT_THAT(late.ToString(), HasSubstr("rank 1"));
+  EXPECT_THAT(expire(crowd[0].PushPull(Keys({1}), Ones(1), Keys({1}))),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  for (int i = 0; i < 2; ++i) ASSERT_THAT(crowd.Tick(1), IsOk());
+  const auto rows = crowd[0].Pull(Keys({1})).Wait(kTimeout);
   ASSERT_THAT(rows, IsOk());
   EXPECT_EQ(rows->ToVector<float>()[0], 1) << "pushed once";
 }
