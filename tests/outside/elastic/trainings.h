@@ -5,6 +5,7 @@
 #define WEFT_TESTS_OUTSIDE_ELASTIC_TRAININGS_H_
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -27,6 +28,7 @@
 #include "weft/nn/layers.h"
 #include "weft/optimizer/optimizer.h"
 #include "weft/tests/outside/elastic/crowd.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/train/background_task.h"
 #include "weft/train/data_parallel_training.h"
@@ -336,17 +338,19 @@ inline Outcomes TrainWithNewcomer(const Person& person,
   crowd.Add(0);
   crowd.Add(1);
   Outcomes outcomes(3);
+  std::atomic<bool> has_ended{false};
   std::thread third;
   Person first = person;
   first.dies = [&](int64_t steps, bool is_in_step) {
     if (steps == 4 && !is_in_step && !third.joinable()) {
       crowd.Add(2);
-      third = std::thread(
-          [&] { outcomes[2] = TrainElasticRank(crowd, 2, newcomer); });
-      // Waits until the newcomer waits, or was refused before it did.
-      for (int i = 0; i < 2000 && !crowd.HasWaiting(); ++i) {
-        absl::SleepFor(absl::Milliseconds(1));
-      }
+      third = std::thread([&] {
+        outcomes[2] = TrainElasticRank(crowd, 2, newcomer);
+        has_ended = true;
+      });
+      // One that comes after the others have ended would train alone.
+      EXPECT_TRUE(weft::testing::Becomes(
+          [&] { return crowd.HasWaiting() || has_ended; }));
     }
     return false;
   };
