@@ -236,7 +236,7 @@ TEST_F(Stuck, SlowestTrainerOfATableWithStalenessIsNamed) {
 
 // Its handlers get no thread, and the process answers.
 TEST_F(Stuck, ServerThatIsBusyIsNamed) {
-  setenv("WEFT_FAILPOINTS", "ps/exchange=40*off->1*delay(8s)", 1);
+  setenv("WEFT_FAILPOINTS", "ps/exchange=40*off->1*delay(15s)", 1);
   StartWithServers(1, "rounds");
   unsetenv("WEFT_FAILPOINTS");
   ExpectToSay(
