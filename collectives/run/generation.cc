@@ -382,11 +382,16 @@ std::vector<Future<int>> Generation::Move(std::vector<Movement> movements,
                                           const CallOptions& options) {
   std::vector<TransferQueue::Addition> additions;
   std::vector<absl::Status> refusals;
-  for (const Movement& movement : movements) {
+  std::vector<std::shared_ptr<Preparation>> preparations;
+  for (Movement& movement : movements) {
     absl::StatusOr<TransferQueue::Addition> addition =
         AdditionOf(movement, DeadlineOf(options));
     refusals.push_back(addition.status());
-    if (addition.ok()) additions.push_back(*std::move(addition));
+    preparations.push_back(
+        std::make_shared<Preparation>(std::move(movement.call.preparation)));
+    if (!addition.ok()) continue;
+    addition->owner = preparations.back();
+    additions.push_back(*std::move(addition));
   }
   std::vector<Future<int>> moved = transfers_.Add(std::move(additions));
   std::vector<Future<int>> all;
@@ -397,10 +402,9 @@ std::vector<Future<int>> Generation::Move(std::vector<Movement> movements,
       continue;
     }
     all.push_back(std::move(moved[next++])
-                      .Then([this, preparation = std::move(
-                                       movements[i].call.preparation)](
-                                int from) mutable -> absl::StatusOr<int> {
-                        WEFT_RETURN_IF_ERROR(EndMovement(preparation));
+                      .Then([this, preparation = std::move(preparations[i])](
+                                int from) -> absl::StatusOr<int> {
+                        WEFT_RETURN_IF_ERROR(EndMovement(*preparation));
                         return from;
                       }));
   }

@@ -58,6 +58,8 @@ void TransferQueue::Settle(std::list<Pending>& ended) {
   for (Pending& pending : ended) {
     std::optional<device::StreamScope> current;
     if (pending.caller.is_valid()) current.emplace(pending.caller);
+    // A callback that still wants it keeps it too.
+    pending.owner = nullptr;
     pending.promise.Set(pending.result);
   }
 }
@@ -180,8 +182,8 @@ std::vector<Future<int>> TransferQueue::Add(std::vector<Addition> additions) {
   const size_t before = pending_.size();
   for (Addition& one : additions) {
     pending_.push_back({one.transfer, std::move(one.staged), one.caller,
-                        one.deadline, std::move(one.what), Promise<int>(), -1,
-                        absl::OkStatus()});
+                        one.deadline, std::move(one.what), std::move(one.owner),
+                        Promise<int>(), -1, absl::OkStatus()});
   }
   for (auto it = std::next(pending_.begin(), before); it != pending_.end();) {
     const auto next = std::next(it);

@@ -34,6 +34,9 @@ class TransferQueue {
     device::Stream caller;  // with a tensor of a device: the caller's
     Instant deadline;
     std::string what;  // with which its errors begin
+    // Kept until the transfer has ended, though its Future may be cancelled
+    // before: what owns its memory.
+    std::shared_ptr<const void> owner = nullptr;
   };
   // Moves each as soon as it can be moved, on this thread or on the queue's,
   // which the first that must wait starts. Its memory must live until then; its
@@ -55,6 +58,7 @@ class TransferQueue {
     device::Stream caller;
     Instant deadline;
     std::string what;
+    std::shared_ptr<const void> owner;
     Promise<int> promise;
     absl::StatusOr<int> result = -1;
     // Why it is not to go on, unless another one makes room for it.
