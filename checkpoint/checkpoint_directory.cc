@@ -106,6 +106,17 @@ absl::Status Explain(const absl::Status& status, absl::string_view what) {
                        : ""));
 }
 
+// What comes behind that which `digester` has, where reading ended early.
+absl::Status DigestRest(FileSystem& files, const std::string& path,
+                        Digester& digester) {
+  for (;;) {
+    WEFT_ASSIGN_OR_RETURN(const std::string piece,
+                          files.ReadAt(path, digester.bytes(), kPieceBytes));
+    if (piece.empty()) return absl::OkStatus();
+    digester.Add(piece);
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CheckpointDirectory>> CheckpointDirectory::Open(
@@ -503,8 +514,8 @@ absl::StatusOr<Manifest> CheckpointDirectory::ReadManifest(
   return ParseManifest(text, path);
 }
 
-absl::StatusOr<Safetensors> CheckpointDirectory::LoadShard(
-    const std::string& name, const FileRecord& file) {
+absl::StatusOr<Safetensors> CheckpointDirectory::ReadShard(
+    const std::string& name, const FileRecord& file, Elements& elements) {
   WEFT_RETURN_IF_ERROR(CheckCheckpointName(name));
   if (!IsShardName(file.name)) {
     return absl::InvalidArgumentError(
@@ -512,22 +523,38 @@ absl::StatusOr<Safetensors> CheckpointDirectory::LoadShard(
                      ": wanted shard-NNNNN.safetensors"));
   }
   const std::string path = PathOf(name, file.name);
-  WEFT_ASSIGN_OR_RETURN(const std::string bytes,
-                        files_.Read(path, std::numeric_limits<int64_t>::max()));
-  const Digest found = DigestOf(bytes);
+  WEFT_ASSIGN_OR_RETURN(const int64_t bytes, files_.Size(path));
+  Digester digester;
+  absl::StatusOr<Safetensors> content;
+  if (bytes == file.digest.bytes) {
+    content =
+        ReadSafetensors(files_, path, bytes, elements,
+                        [&](absl::string_view piece) { digester.Add(piece); });
+    WEFT_RETURN_IF_ERROR(elements.failure());
+  }
+  // That it is damaged says more than what the damage made of it.
+  WEFT_RETURN_IF_ERROR(DigestRest(files_, path, digester));
+  const Digest found = digester.Finish();
   if (found != file.digest) {
     return absl::DataLossError(
         absl::StrCat(path, " has ", found.bytes, " bytes and SHA-256 ",
                      found.sha256, ", wanted ", file.digest.bytes, " and ",
                      file.digest.sha256, "; it is cut or damaged"));
   }
-  return ParseSafetensors(bytes, path);
+  return content;
+}
+
+absl::StatusOr<Safetensors> CheckpointDirectory::LoadShard(
+    const std::string& name, const FileRecord& file, Device device) {
+  WEFT_ASSIGN_OR_RETURN(const auto elements, Elements::To(device));
+  return ReadShard(name, file, *elements);
 }
 
 absl::Status CheckpointDirectory::VerifyFiles(const Link& link) {
   WEFT_RETURN_IF_ERROR(CheckSizes(link.name, link.manifest.files));
+  NoElements none;
   for (const FileRecord& file : link.manifest.files) {
-    WEFT_RETURN_IF_ERROR(LoadShard(link.name, file).status());
+    WEFT_RETURN_IF_ERROR(ReadShard(link.name, file, none).status());
   }
   return absl::OkStatus();
 }
@@ -547,7 +574,13 @@ absl::Status CheckpointDirectory::Verify(const std::string& name) {
 }
 
 absl::StatusOr<CheckpointDirectory::Loaded> CheckpointDirectory::Load(
-    const std::string& name) {
+    const std::string& name, Device device) {
+  WEFT_ASSIGN_OR_RETURN(const auto elements, Elements::To(device));
+  return LoadTo(name, *elements);
+}
+
+absl::StatusOr<CheckpointDirectory::Loaded> CheckpointDirectory::LoadTo(
+    const std::string& name, Elements& elements) {
   Loaded loaded;
   loaded.name = name;
   WEFT_ASSIGN_OR_RETURN(loaded.manifest, ReadManifest(name));
@@ -560,7 +593,7 @@ absl::StatusOr<CheckpointDirectory::Loaded> CheckpointDirectory::Load(
   }
   WEFT_RETURN_IF_ERROR(CheckSizes(name, loaded.manifest.files));
   for (const FileRecord& file : loaded.manifest.files) {
-    WEFT_ASSIGN_OR_RETURN(Safetensors shard, LoadShard(name, file));
+    WEFT_ASSIGN_OR_RETURN(Safetensors shard, ReadShard(name, file, elements));
     loaded.tensors.merge(shard.tensors);
     if (!shard.tensors.empty()) {  // what merge left behind
       return absl::DataLossError(
@@ -572,15 +605,18 @@ absl::StatusOr<CheckpointDirectory::Loaded> CheckpointDirectory::Load(
   return loaded;
 }
 
-absl::StatusOr<CheckpointDirectory::Loaded> CheckpointDirectory::LoadLatest() {
+absl::StatusOr<CheckpointDirectory::Loaded> CheckpointDirectory::LoadLatest(
+    Device device) {
+  WEFT_ASSIGN_OR_RETURN(const auto elements, Elements::To(device));
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, List());
   std::vector<absl::Status> skipped;
   for (auto name = names.rbegin(); name != names.rend(); ++name) {
-    absl::StatusOr<Loaded> loaded = Load(*name);
+    absl::StatusOr<Loaded> loaded = LoadTo(*name, *elements);
     if (loaded.ok()) {
       loaded->skipped = std::move(skipped);
       return loaded;
     }
+    WEFT_RETURN_IF_ERROR(elements->failure());
     skipped.push_back(loaded.status());
   }
   if (skipped.empty()) {

@@ -21,11 +21,14 @@
 // all. The parent is named with the checksum of its manifest, so that no other
 // checkpoint is taken for it.
 //
-// Loading verifies sizes and hashes before it returns anything. Retention
-// removes nothing before the newest checkpoint has been read back and verified.
-// It never removes the newest good one, one that has a name, or one that a
-// checkpoint that stays needs (its parent, and so on). A file NAME-<name> holds
-// the name of its checkpoint, and may be written and removed by hand.
+// Loading verifies sizes and hashes before it returns anything. A file is read
+// once, piece by piece, to its tensors: of the CPU, or of a device, for which
+// the host needs the pinned memory of DeviceElements and a piece more.
+// Retention removes nothing before the newest checkpoint has been read back and
+// verified. It never removes the newest good one, one that has a name, or one
+// that a checkpoint that stays needs (its parent, and so on). A file
+// NAME-<name> holds the name of its checkpoint, and may be written and removed
+// by hand.
 //
 // Codes: kResourceExhausted disk full; kDataLoss damaged or unreadable;
 // kNotFound no checkpoint.
@@ -49,6 +52,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "weft/checkpoint/elements.h"
 #include "weft/checkpoint/file_system.h"
 #include "weft/checkpoint/manifest.h"
 #include "weft/checkpoint/safetensors.h"
@@ -161,22 +165,26 @@ class CheckpointDirectory {
   // names the link that is missing, damaged or another one than was wanted.
   absl::StatusOr<std::vector<Link>> Chain(const std::string& name);
 
-  // Reads a shard and compares it with its record first. kInvalidArgument if
-  // `name` is no checkpoint's or the record's no shard's.
+  // Reads a shard to tensors of `device`, for work of any stream, and compares
+  // it with its record. kInvalidArgument if `name` is no checkpoint's or the
+  // record's no shard's. kResourceExhausted; the errors of device/runtime.h.
   absl::StatusOr<Safetensors> LoadShard(const std::string& name,
-                                        const FileRecord& file);
+                                        const FileRecord& file,
+                                        Device device = Device::Cpu());
 
   // Reads all of a checkpoint, and of those that it needs, and compares every
   // size and hash.
   absl::Status Verify(const std::string& name);
 
-  // The tensors of all shards. kDataLoss if a name is in two;
-  // kFailedPrecondition if it has a parent.
-  absl::StatusOr<Loaded> Load(const std::string& name);
+  // The tensors of all shards, on `device` as those of LoadShard. kDataLoss if
+  // a name is in two; kFailedPrecondition if it has a parent.
+  absl::StatusOr<Loaded> Load(const std::string& name,
+                              Device device = Device::Cpu());
 
   // The newest that loads. kNotFound if there is none; if all are damaged,
-  // kDataLoss.
-  absl::StatusOr<Loaded> LoadLatest();
+  // kDataLoss. An error of memory or of the device is no damage: it is
+  // returned.
+  absl::StatusOr<Loaded> LoadLatest(Device device = Device::Cpu());
 
  private:
   explicit CheckpointDirectory(const Options& options);
@@ -189,6 +197,10 @@ class CheckpointDirectory {
   absl::Status CheckSizes(const std::string& name,
                           const std::vector<FileRecord>& files);
   absl::Status CheckIsThere(const Parent& parent, int64_t number);
+  absl::StatusOr<Safetensors> ReadShard(const std::string& name,
+                                        const FileRecord& file,
+                                        Elements& elements);
+  absl::StatusOr<Loaded> LoadTo(const std::string& name, Elements& elements);
   absl::Status VerifyFiles(const Link& link);
   // Every checkpoint of `names` whose files, and those of all that it needs,
   // are there in their sizes.

@@ -26,23 +26,41 @@ struct Digest {
 
 Digest DigestOf(absl::string_view bytes);
 
-// Passes all on to `file` and digests it. Thread-safety: one thread at a time.
-class DigestingFile final : public WritableFile {
+// Digests bytes that come in parts. Thread-safety: one thread at a time.
+class Digester {
  public:
-  explicit DigestingFile(std::unique_ptr<WritableFile> file);
-  ~DigestingFile() override;
+  Digester();
+  ~Digester();
+  Digester(const Digester&) = delete;
+  Digester& operator=(const Digester&) = delete;
 
-  absl::Status Append(absl::string_view bytes) override;
-  absl::Status Sync() override { return file_->Sync(); }
-
-  // Returns the digest of all that was appended. REQUIRES: called once, last.
+  void Add(absl::string_view part);
+  // Of all parts so far.
+  int64_t bytes() const { return bytes_; }
+  // REQUIRES: called once, last.
   Digest Finish();
 
  private:
   struct Hashes;
 
-  const std::unique_ptr<WritableFile> file_;
   const std::unique_ptr<Hashes> hashes_;
+  int64_t bytes_ = 0;
+};
+
+// Passes all on to `file` and digests it. Thread-safety: one thread at a time.
+class DigestingFile final : public WritableFile {
+ public:
+  explicit DigestingFile(std::unique_ptr<WritableFile> file);
+
+  absl::Status Append(absl::string_view bytes) override;
+  absl::Status Sync() override { return file_->Sync(); }
+
+  // Returns the digest of all that was appended. REQUIRES: called once, last.
+  Digest Finish() { return digester_.Finish(); }
+
+ private:
+  const std::unique_ptr<WritableFile> file_;
+  Digester digester_;
 };
 
 }  // namespace weft::checkpoint

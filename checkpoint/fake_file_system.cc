@@ -130,6 +130,7 @@ absl::StatusOr<std::string> FakeFileSystem::Read(const std::string& path,
 absl::StatusOr<std::string> FakeFileSystem::ReadAt(const std::string& path,
                                                    int64_t offset,
                                                    int64_t most) {
+  if (on_read_at_) on_read_at_(most);
   WEFT_ASSIGN_OR_RETURN(const int64_t size, Size(path));
   std::string piece = now_.at(path)->bytes.substr(std::min(offset, size), most);
   largest_read_ = std::max(largest_read_, static_cast<int64_t>(piece.size()));

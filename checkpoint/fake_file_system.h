@@ -13,6 +13,7 @@
 #define WEFT_CHECKPOINT_FAKE_FILE_SYSTEM_H_
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -51,6 +52,10 @@ class FakeFileSystem final : public FileSystem {
                                    int64_t max_bytes) override;
   absl::StatusOr<std::string> ReadAt(const std::string& path, int64_t offset,
                                      int64_t most) override;
+  // `read` is called before each ReadAt, with how much is wanted.
+  void OnReadAt(std::function<void(int64_t most)> read) {
+    on_read_at_ = std::move(read);
+  }
   // The most bytes that one ReadAt, or one Read, has asked for and got.
   int64_t largest_read() const { return largest_read_; }
   absl::StatusOr<int64_t> Size(const std::string& path) override;
@@ -85,6 +90,7 @@ class FakeFileSystem final : public FileSystem {
   Failure failure_ = Failure::kFull;
   bool has_failed_ = false;
   int64_t largest_read_ = 0;
+  std::function<void(int64_t most)> on_read_at_;
 };
 
 }  // namespace weft::checkpoint

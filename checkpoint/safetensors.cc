@@ -12,6 +12,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/little_endian.h"
 #include "weft/checkpoint/safetensors_dtype.h"
+#include "weft/checkpoint/safetensors_pieces.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -66,19 +67,25 @@ absl::StatusOr<Tensor> ReadTensor(const TensorEntry& entry,
                                   absl::string_view where) {
   const absl::string_view from =
       elements.substr(entry.begin, entry.end - entry.begin);
-  if (entry.dtype == DType::kBool &&
-      std::any_of(from.begin(), from.end(),
-                  [](char c) { return c != 0 && c != 1; })) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(where, ": \"", absl::CHexEscape(entry.name),
-                     "\" is BOOL and has a byte above 1"));
-  }
+  WEFT_RETURN_IF_ERROR(CheckElements(entry, from, where));
   const Tensor tensor = Tensor::Empty(entry.shape, entry.dtype);
   if (!from.empty()) std::memcpy(tensor.raw(), from.data(), from.size());
   return tensor;
 }
 
 }  // namespace
+
+absl::Status CheckElements(const TensorEntry& entry, absl::string_view bytes,
+                           absl::string_view where) {
+  if (entry.dtype != DType::kBool ||
+      std::all_of(bytes.begin(), bytes.end(),
+                  [](char c) { return c == 0 || c == 1; })) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(where, ": \"", absl::CHexEscape(entry.name),
+                   "\" is BOOL and has a byte above 1"));
+}
 
 absl::StatusOr<std::string> SafetensorsFront(std::vector<TensorEntry>& entries,
                                              const Metadata& metadata) {

@@ -9,10 +9,12 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
+#include "weft/base/check.h"
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/little_endian.h"
 #include "weft/checkpoint/safetensors.h"
 #include "weft/checkpoint/safetensors_dtype.h"
+#include "weft/checkpoint/safetensors_pieces.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -252,19 +254,21 @@ absl::Status CheckPlaces(std::vector<TensorEntry>& entries,
                    at > data_bytes ? "; the file is cut" : ""));
 }
 
-absl::StatusOr<SafetensorsHeader> Parse(absl::string_view file) {
-  if (file.size() < 8) {
+absl::StatusOr<SafetensorsHeader> Parse(absl::string_view front,
+                                        int64_t file_bytes) {
+  if (file_bytes < 8) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "wanted at least 8 bytes, found ", file.size(), "; the file is cut"));
+        "wanted at least 8 bytes, found ", file_bytes, "; the file is cut"));
   }
-  const uint64_t length = LoadLittleEndian64(file.data());
-  if (length > static_cast<uint64_t>(kMaxHeaderBytes) ||
-      length > file.size() - 8) {
+  const uint64_t length = LoadLittleEndian64(front.data());
+  const auto left = static_cast<uint64_t>(file_bytes - 8);
+  if (length > static_cast<uint64_t>(kMaxHeaderBytes) || length > left) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the header length is ", length, ", allowed is at most 16 MiB and the ",
-        file.size() - 8, " bytes that follow"));
+        left, " bytes that follow"));
   }
-  const absl::string_view text = file.substr(8, length);
+  WEFT_CHECK_GE(front.size(), 8 + length);
+  const absl::string_view text = front.substr(8, length);
   if (text.empty() || text[0] != '{') {
     return absl::InvalidArgumentError("the header does not begin with '{'");
   }
@@ -274,7 +278,7 @@ absl::StatusOr<SafetensorsHeader> Parse(absl::string_view file) {
   }
   SafetensorsHeader header = std::move(reader.header());
   header.bytes = 8 + static_cast<int64_t>(length);
-  WEFT_RETURN_IF_ERROR(CheckPlaces(header.entries, file.size() - header.bytes));
+  WEFT_RETURN_IF_ERROR(CheckPlaces(header.entries, file_bytes - header.bytes));
   return header;
 }
 
@@ -282,7 +286,12 @@ absl::StatusOr<SafetensorsHeader> Parse(absl::string_view file) {
 
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(
     absl::string_view file, absl::string_view where) {
-  absl::StatusOr<SafetensorsHeader> header = Parse(file);
+  return ParseSafetensorsFront(file, static_cast<int64_t>(file.size()), where);
+}
+
+absl::StatusOr<SafetensorsHeader> ParseSafetensorsFront(
+    absl::string_view front, int64_t file_bytes, absl::string_view where) {
+  absl::StatusOr<SafetensorsHeader> header = Parse(front, file_bytes);
   if (header.ok()) return header;
   return absl::InvalidArgumentError(absl::StrCat(
       where, " is no safetensors file: ", header.status().message()));
