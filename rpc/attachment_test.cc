@@ -224,7 +224,7 @@ TEST_F(OwnAttachmentTest, ACallByItselfRunsOnceItsAttachmentsAreSettled) {
 
 TEST_F(OwnAttachmentTest, ACallByItselfThatWaitsEndsAtItsDeadline) {
   // Enough for both to begin.
-  const Target brief = self(absl::Seconds(2));
+  const Target brief = self(absl::Seconds(4));
   mine_->HoldBack(true);
   EXPECT_THAT(Call(brief, Join, Token{"a"}, Token{"b"}).status(),
               StatusIs(absl::StatusCode::kDeadlineExceeded));

@@ -114,7 +114,7 @@ TEST(StepTable, PushThatIsNotAnsweredInItsTimeNamesWhereAndIsOver) {
   const auto workers = worker::TestWorkers::Start(options).value();
   Servers servers(*workers);
   const auto opened =
-      StepTable::Open(workers->Get("trainer0"), Rows(1), absl::Seconds(3));
+      StepTable::Open(workers->Get("trainer0"), Rows(1), absl::Seconds(6));
   ASSERT_THAT(opened, IsOk());
   const DataParallelTraining::Tables tables = (*opened)->MakeTables();
   const Tensor keys = Tensor::Arange(8, DType::kI64);
@@ -133,7 +133,7 @@ TEST(StepTable, PushThatIsNotAnsweredInItsTimeNamesWhereAndIsOver) {
   servers.Stop();
   const absl::Status failed = push(1);
   EXPECT_THAT(failed, StatusIs(absl::StatusCode::kUnavailable,
-                               "a push was not answered within 3s: table "
+                               "a push was not answered within 6s: table "
                                "'rows': partition "));
   EXPECT_THAT(failed, StatusIs(absl::StatusCode::kUnavailable, "; that is ps"));
 }

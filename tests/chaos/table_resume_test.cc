@@ -69,6 +69,8 @@ class TableResume : public ChaosJob {
   void KillBoth(const std::string& role) {
     const std::vector<pid_t> found = AwaitBoth(role);
     ASSERT_EQ(found.size(), 2);
+    // The other gives nothing on, however long this process waits between.
+    kill(found[1], SIGSTOP);
     for (const pid_t process : found) kill(process, SIGKILL);
     Note("killed both of " + role);
   }

@@ -277,6 +277,9 @@ TEST(Elastic, AllTrainersKilledAtOnceGoOnFromTheNewestCheckpoint) {
   const pid_t second = FindWorker(*run, "trainer", 1);
   ASSERT_GT(first, 0);
   ASSERT_GT(second, 0);
+  // Gives nothing to the one that is started in the first one's place, however
+  // long this process waits before the second kill.
+  kill(second, SIGSTOP);
   kill(first, SIGKILL);
   kill(second, SIGKILL);
   EXPECT_THAT(run->WaitForOutput("resuming", kLong), IsOk());

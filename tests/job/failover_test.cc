@@ -144,6 +144,9 @@ TEST(Failover, LossOfBothCopiesEndsTrainersWithPeerLostAndARestartGoesOn) {
   const pid_t second = FindWorker(*run, "ps", 1);
   ASSERT_GT(first, 0);
   ASSERT_GT(second, 0);
+  // Copies nothing to another meanwhile, however long this process waits before
+  // the second kill.
+  kill(second, SIGSTOP);
   kill(first, SIGKILL);
   kill(second, SIGKILL);
   ASSERT_THAT(run->WaitForOutput("starting all ranks again, restart 1", kLong),

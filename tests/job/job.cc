@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <random>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -180,17 +181,25 @@ TrainerResult ResultOf(const Process& trainer) {
 }
 
 int FreePort() {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  auto* general = reinterpret_cast<sockaddr*>(&address);
-  WEFT_CHECK(fd >= 0 && bind(fd, general, size) == 0 &&
-             getsockname(fd, general, &size) == 0)
-      << strerror(errno);
-  close(fd);
-  return ntohs(address.sin_port);
+  // Below those that Linux gives to whoever asks for any: another program would
+  // get this one before it is used, or while who has it is started again.
+  constexpr int kLowest = 10000, kBeyond = 32000;
+  std::random_device random;
+  for (int tries = 0; tries < 1000; ++tries) {
+    const int port = kLowest + static_cast<int>(random() % (kBeyond - kLowest));
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    WEFT_CHECK(fd >= 0) << strerror(errno);
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    const auto* const general = reinterpret_cast<const sockaddr*>(&address);
+    const bool is_free = bind(fd, general, sizeof(address)) == 0;
+    close(fd);
+    if (is_free) return port;
+  }
+  WEFT_CHECK(false) << "no port from " << kLowest << " on is free";
+  return -1;
 }
 
 std::string ReadBytes(const std::string& path) {

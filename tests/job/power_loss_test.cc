@@ -61,7 +61,7 @@ class PowerLoss : public ::testing::TestWithParam<int> {
         "run",
         "--job=ledger",
         "--replicas=2",
-        "--silence=2s",
+        "--silence=5s",  // a busy machine may hold one up
         "--table-log-dir=" + dir_.Path("logs"),
         "--coordinator-log=" + dir_.Path("coordinator.log"),
         "--role",
