@@ -291,7 +291,6 @@ absl::StatusOr<int> Drain(Servers& servers, const std::string& name,
   WEFT_ASSIGN_OR_RETURN(uint64_t newest,
                         servers.SetDrained(server.key.id, true));
   const Instant deadline = SteadyClock().Now() + wait;
-  bool was_drained = false;
   for (;;) {
     WEFT_ASSIGN_OR_RETURN(const ps::ServerList list, servers.List());
     const ps::ServerList::Server* const now = list.Find(server.key.id);
@@ -299,16 +298,16 @@ absl::StatusOr<int> Drain(Servers& servers, const std::string& name,
     const bool is_news = list.epoch >= newest;
     if (is_news) {
       newest = list.epoch;
-      if (was_drained && now != nullptr && !now->is_drained) {
+      // It was drained in the map of the epoch that SetDrained has returned.
+      if (now != nullptr && !now->is_drained) {
         return absl::FailedPreconditionError(
             absl::StrCat(name, " takes part again: `weft servers add ", name,
                          "` was called meanwhile"));
       }
-      was_drained = now == nullptr || now->is_drained;
     }
     const int left =
         now == nullptr ? 0 : now->primaries + now->backups + now->filling;
-    if (was_drained && is_news && left == 0) {
+    if (is_news && left == 0) {
       std::printf("%s has nothing: it may be stopped\n", name.c_str());
       return 0;
     }
