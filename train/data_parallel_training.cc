@@ -19,7 +19,6 @@
 #include "weft/train/job_outcome.h"
 #include "weft/train/saving/checkpoint_metadata.h"
 #include "weft/train/saving/last_save.h"
-#include "weft/train/saving/staged_state.h"
 
 namespace weft::train {
 namespace {
@@ -50,6 +49,15 @@ Options WithShards(Options options, int shards) {
 Device DeviceOf(const nn::Module& model) {
   const std::vector<Variable> parameters = model.Parameters();
   return parameters.empty() ? Device::Cpu() : parameters[0].value().device();
+}
+
+// Of a checkpoint, without the state of the optimizer.
+nn::StateDict ModelOf(const checkpoint::NamedTensors& tensors) {
+  nn::StateDict model;
+  for (const auto& [name, tensor] : tensors) {
+    if (!absl::StartsWith(name, kOptimizer)) model[name] = tensor;
+  }
+  return model;
 }
 
 }  // namespace
@@ -103,7 +111,7 @@ DataParallelTraining::DataParallelTraining(collectives::ProcessGroup* group,
       commit_({is_elastic(), elastic_.leave_after,
                /*meets_ahead=*/elastic_.join_ahead != nullptr, has_tables()}),
       metrics_(telemetry, DeviceOf(*parts_.model)),
-      is_on_cpu_(DeviceOf(*parts_.model).is_cpu()) {}
+      device_(DeviceOf(*parts_.model)) {}
 
 DataParallelTraining::~DataParallelTraining() { EndGiving(); }
 
@@ -258,8 +266,7 @@ absl::StatusOr<std::string> DataParallelTraining::RestoreNewest() {
   }
   WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
   WEFT_RETURN_IF_ERROR(CheckNewest(*directory));
-  auto loaded =
-      has_tables() ? LoadLatestModel(*directory) : directory->LoadLatest();
+  auto loaded = LoadNewest(*directory);
   if (absl::IsNotFound(loaded.status())) {
     WEFT_LOG(logger_, Info, "nothing to resume from yet; beginning anew")
         .With("checkpoint_dir", options_.checkpoint_dir);
@@ -275,17 +282,14 @@ absl::StatusOr<std::string> DataParallelTraining::RestoreNewest() {
   const checkpoint::Metadata& metadata = loaded->manifest.metadata;
   WEFT_ASSIGN_OR_RETURN(const std::string place,
                         PlaceInData(path, metadata, options_.settings));
-  nn::StateDict model;
   absl::btree_map<std::string, Tensor> optimizer;
   for (auto& [name, tensor] : loaded->tensors) {
     absl::string_view key = name;
     if (absl::ConsumePrefix(&key, kOptimizer)) {
       optimizer[std::string(key)] = tensor;
-    } else {
-      model[name] = tensor;
     }
   }
-  WEFT_RETURN_IF_ERROR(parts_.model->LoadStateDict(model));
+  WEFT_RETURN_IF_ERROR(parts_.model->LoadStateDict(ModelOf(loaded->tensors)));
   WEFT_RETURN_IF_ERROR(LoadUpdateState(optimizer));
   if (has_tables()) {
     WEFT_RETURN_IF_ERROR(
@@ -581,9 +585,6 @@ void DataParallelTraining::SaveIfDue() {
 absl::Status DataParallelTraining::SaveOnce(std::optional<double> score,
                                             bool is_last) {
   AwaitSaved();
-  // A checkpoint that is not finite would push a good one out.
-  const bool is_behind = SavesBehind(is_last);
-  if (!is_behind) WEFT_RETURN_IF_ERROR(CheckFinite(*parts_.model));
   WEFT_ASSIGN_OR_RETURN(auto directory, OpenCheckpoints());
   WEFT_RETURN_IF_ERROR(CheckRun(*directory, run_));
   // Outside a group a step may be under way, whose batch the loader has given
@@ -594,16 +595,20 @@ absl::Status DataParallelTraining::SaveOnce(std::optional<double> score,
     metadata[kGenerator] = absl::StrCat(parts_.generator->position());
   }
   AddRun(run_, &metadata);
-  if (is_behind) {
-    return SaveBehind(std::move(directory), std::move(metadata), score);
-  }
-  checkpoint::NamedTensors tensors;
-  for (const auto& [name, tensor] : parts_.model->StateDict()) {
-    tensors[name] = tensor;
-  }
-  for (const auto& [name, tensor] : UpdateState()) {
+  checkpoint::NamedTensors tensors = parts_.model->StateDict();
+  for (const auto& [name, tensor] : UpdateStateInPlace()) {
     tensors[absl::StrCat(kOptimizer, name)] = tensor;
   }
+  WEFT_ASSIGN_OR_RETURN(const auto staged, Stage(tensors));
+  if (staged != nullptr && SavesBehind(is_last)) {
+    SaveBehind(std::move(directory), std::move(metadata), score, staged);
+    return absl::OkStatus();
+  }
+  if (staged != nullptr) {
+    WEFT_ASSIGN_OR_RETURN(tensors, staged->Await(kLongestCopy));
+  }
+  // A checkpoint that is not finite would push a good one out.
+  WEFT_RETURN_IF_ERROR(CheckFinite(ModelOf(tensors)));
   WEFT_ASSIGN_OR_RETURN(const std::string name,
                         has_tables()
                             ? SaveWithTables(*directory, tensors, metadata)
@@ -612,25 +617,28 @@ absl::Status DataParallelTraining::SaveOnce(std::optional<double> score,
   return NameCheckpoint(*directory, name, options_, score, is_last);
 }
 
-absl::Status DataParallelTraining::SaveBehind(
+absl::StatusOr<std::shared_ptr<StagedState>> DataParallelTraining::Stage(
+    const checkpoint::NamedTensors& tensors) {
+  if (device_.is_cpu()) return nullptr;
+  auto staged = StagedState::Begin(staging_, tensors);
+  if (!absl::IsResourceExhausted(staged.status())) return staged;
+  WEFT_LOG(logger_, Warning,
+           "no pinned memory for a checkpoint; training waits for its copy")
+      .With("why", staged.status().message());
+  return nullptr;
+}
+
+void DataParallelTraining::SaveBehind(
     std::shared_ptr<checkpoint::CheckpointDirectory> directory,
-    checkpoint::Metadata metadata, std::optional<double> score) {
-  checkpoint::NamedTensors tensors = parts_.model->StateDict();
-  for (const auto& [name, tensor] : UpdateStateInPlace()) {
-    tensors[absl::StrCat(kOptimizer, name)] = tensor;
-  }
-  WEFT_ASSIGN_OR_RETURN(const auto state,
-                        StagedState::Begin(staging_, tensors));
+    checkpoint::Metadata metadata, std::optional<double> score,
+    std::shared_ptr<StagedState> state) {
   const auto write = [this, directory = std::move(directory),
-                      metadata = std::move(metadata), score, state,
+                      metadata = std::move(metadata), score,
+                      state = std::move(state),
                       step = steps()]() -> absl::StatusOr<std::string> {
     WEFT_ASSIGN_OR_RETURN(const checkpoint::NamedTensors found,
                           state->Await(kLongestCopy));
-    nn::StateDict model;
-    for (const auto& [name, tensor] : found) {
-      if (!absl::StartsWith(name, kOptimizer)) model[name] = tensor;
-    }
-    WEFT_RETURN_IF_ERROR(CheckFinite(model));
+    WEFT_RETURN_IF_ERROR(CheckFinite(ModelOf(found)));
     WEFT_ASSIGN_OR_RETURN(const std::string name,
                           directory->Save(step, found, metadata));
     WEFT_RETURN_IF_ERROR(NameCheckpoint(*directory, name, options_, score,
@@ -639,7 +647,6 @@ absl::Status DataParallelTraining::SaveBehind(
   };
   // Without a thread that is its result.
   saving_.Begin("save a checkpoint", write).IgnoreError();
-  return absl::OkStatus();
 }
 
 void DataParallelTraining::AwaitSaved() {

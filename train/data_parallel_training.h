@@ -76,6 +76,7 @@
 #include "weft/train/core/step_commit.h"
 #include "weft/train/options.h"
 #include "weft/train/saving/checkpoint_run.h"
+#include "weft/train/saving/staged_state.h"
 #include "weft/train/saving/training_place.h"
 #include "weft/train/state/given_share.h"
 #include "weft/train/state/handover_watch.h"
@@ -393,9 +394,13 @@ class DataParallelTraining {
       checkpoint::CheckpointDirectory& directory,
       const checkpoint::NamedTensors& model,
       const checkpoint::Metadata& metadata);
+  // The newest checkpoint, to the device of the model, or to the CPU where the
+  // device has no room for it; without the tables.
+  absl::StatusOr<checkpoint::CheckpointDirectory::Loaded> LoadNewest(
+      checkpoint::CheckpointDirectory& directory) const;
   // Like CheckpointDirectory::LoadLatest, but does not load the tables.
   absl::StatusOr<checkpoint::CheckpointDirectory::Loaded> LoadLatestModel(
-      checkpoint::CheckpointDirectory& directory) const;
+      checkpoint::CheckpointDirectory& directory, Device device) const;
 
   // --- Of an elastic training (elastic_training.cc). ---
   bool is_elastic() const { return elastic_.join != nullptr; }
@@ -485,11 +490,15 @@ class DataParallelTraining {
   // device while the device goes on. Not where others may save too.
   bool SavesBehind(bool is_last) const {
     return !is_last && !was_stopped() && !is_elastic() && !has_tables() &&
-           !is_on_cpu_;
+           !device_.is_cpu();
   }
-  absl::Status SaveBehind(
-      std::shared_ptr<checkpoint::CheckpointDirectory> directory,
-      checkpoint::Metadata metadata, std::optional<double> score);
+  // Begins to copy the state of a device to pinned memory. Null: it is on the
+  // CPU, or there is no pinned memory; then it is saved from where it lies.
+  absl::StatusOr<std::shared_ptr<StagedState>> Stage(
+      const checkpoint::NamedTensors& tensors);
+  void SaveBehind(std::shared_ptr<checkpoint::CheckpointDirectory> directory,
+                  checkpoint::Metadata metadata, std::optional<double> score,
+                  std::shared_ptr<StagedState> state);
   // Waits for the save that SaveOnce has begun, and logs its failure.
   void AwaitSaved();
   absl::StatusOr<double> Score();
@@ -562,7 +571,7 @@ class DataParallelTraining {
   std::string checkpoint_;
   absl::Status saved_;
   int64_t looked_at_ = -1;  // the step after which SaveIfDue was called last
-  const bool is_on_cpu_;    // the model
+  const Device device_;     // of the model
   const std::shared_ptr<DeviceStaging> staging_ =
       std::make_shared<DeviceStaging>();
   // Gives the path. Last: it uses the members above.

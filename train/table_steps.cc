@@ -190,8 +190,27 @@ absl::StatusOr<std::string> DataParallelTraining::SaveWithTables(
 }
 
 absl::StatusOr<checkpoint::CheckpointDirectory::Loaded>
-DataParallelTraining::LoadLatestModel(
+DataParallelTraining::LoadNewest(
     checkpoint::CheckpointDirectory& directory) const {
+  const auto load = [&](Device device) {
+    return has_tables() ? LoadLatestModel(directory, device)
+                        : directory.LoadLatest(device);
+  };
+  auto loaded = load(device_);
+  if (device_.is_cpu() || !absl::IsResourceExhausted(loaded.status())) {
+    return loaded;
+  }
+  // The state that it is copied to is there, too.
+  WEFT_LOG(logger_, Warning,
+           "no memory to load the checkpoint to the device; loading it to the "
+           "CPU first")
+      .With("why", loaded.status().message());
+  return load(Device::Cpu());
+}
+
+absl::StatusOr<checkpoint::CheckpointDirectory::Loaded>
+DataParallelTraining::LoadLatestModel(
+    checkpoint::CheckpointDirectory& directory, Device device) const {
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, directory.List());
   if (names.empty()) {
     return absl::NotFoundError(
@@ -219,7 +238,7 @@ DataParallelTraining::LoadLatestModel(
           "--checkpoint-dir"));
     }
     WEFT_ASSIGN_OR_RETURN(checkpoint::Safetensors model,
-                          directory.LoadShard(*name, *file));
+                          directory.LoadShard(*name, *file, device));
     loaded.tensors = std::move(model.tensors);
     return loaded;
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "weft/base/failpoint.h"
 #include "weft/base/status_macros.h"
 #include "weft/tensor/device.h"
 
@@ -18,6 +19,7 @@ StagedState::OfDevice& StagedState::Of(Device device) {
 absl::StatusOr<std::shared_ptr<StagedState>> StagedState::Begin(
     std::shared_ptr<DeviceStaging> staging,
     const checkpoint::NamedTensors& tensors) {
+  WEFT_RETURN_IF_ERROR(WEFT_FAILPOINT("train/stage_state"));
   std::shared_ptr<StagedState> state(new StagedState());
   for (const auto& [name, tensor] : tensors) {
     if (tensor.device().is_cpu()) {
