@@ -16,10 +16,12 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "weft/base/clock.h"
 #include "weft/tests/job/aftermath.h"
 #include "weft/tests/job/job.h"
 #include "weft/tests/support/patience.h"
@@ -64,6 +66,22 @@ class Recommender : public ::testing::Test {
     EXPECT_THAT(list->Wait(kLong), IsOk());
     return absl::StrContains(list->output(), "\"lost\":0") &&
            absl::StrContains(list->output(), "\"single\":0");
+  }
+
+  // A new copy of the larger partitions takes its time while pushes go on: it
+  // leaves most of the machine to them. Each look starts a process, which takes
+  // from that, too.
+  ::testing::AssertionResult BecomesReplicated() {
+    constexpr absl::Duration kFilled = absl::Minutes(4);
+    const Instant deadline = SteadyClock().Now() + kFilled;
+    while (!IsReplicated()) {
+      if (SteadyClock().Now() > deadline) {
+        return ::testing::AssertionFailure()
+               << "not within " << absl::FormatDuration(kFilled);
+      }
+      absl::SleepFor(absl::Milliseconds(500));
+    }
+    return ::testing::AssertionSuccess();
   }
 
   std::string Ckpt(Flags words) {
@@ -146,7 +164,7 @@ TEST_F(Recommender, KillsSnapshotsAndAResumeLeaveTheBitsOfAnUndisturbedRun) {
       StartProcess({Example("reader"), exports, "--until=1000000",
                     "--timeout=10m", "--embeddings=embedding0,embedding1"});
   for (int victim : {0, 1, 0}) {
-    ASSERT_TRUE(Becomes([&] { return IsReplicated(); })) << run->output();
+    ASSERT_TRUE(BecomesReplicated()) << run->output();
     KillWorker(*run, "ps", victim);
     if (HasFatalFailure()) return;
     const std::string before = NewestName(saved);
@@ -154,7 +172,7 @@ TEST_F(Recommender, KillsSnapshotsAndAResumeLeaveTheBitsOfAnUndisturbedRun) {
         << run->output();
     Export(saved, "latest");
   }
-  ASSERT_TRUE(Becomes([&] { return IsReplicated(); })) << run->output();
+  ASSERT_TRUE(BecomesReplicated()) << run->output();
   // So that rows go, and a checkpoint says so.
   ASSERT_TRUE(Becomes([&] {
     return StepOf(NewestName(saved)) > kIdle + 20 &&
@@ -192,13 +210,13 @@ TEST_F(Recommender, WithTheMlpsAveragedByDdpAKillAndAResumeLeaveTheBits) {
       Train(saved, {Rows(1000000), "--dense=ddp", "--snapshot-every=1s"});
   ASSERT_TRUE(Becomes([&] { return !Checkpoints(saved).empty(); }))
       << run->output();
-  ASSERT_TRUE(Becomes([&] { return IsReplicated(); })) << run->output();
+  ASSERT_TRUE(BecomesReplicated()) << run->output();
   KillWorker(*run, "ps", 1);
   if (HasFatalFailure()) return;
   const std::string before = NewestName(saved);
   ASSERT_TRUE(Becomes([&] { return NewestName(saved) != before; }))
       << run->output();
-  ASSERT_TRUE(Becomes([&] { return IsReplicated(); })) << run->output();
+  ASSERT_TRUE(BecomesReplicated()) << run->output();
   Stop(*run);
 
   const int64_t rounds = StepOf(NewestName(saved)) + 10;
