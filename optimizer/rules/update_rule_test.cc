@@ -361,8 +361,9 @@ std::vector<Case> AllRules() {
 
 TEST(UpdateRule, SaysWhatItMustSeeWhole) {
   for (const Case& test : AllRules()) {
-    EXPECT_EQ(test.Make()->scope(), test.scope) << test.Name();
-    for (const Slot& slot : test.Make()->slots()) {
+    const auto rule = test.Make();
+    EXPECT_EQ(rule->scope(), test.scope) << test.Name();
+    for (const Slot& slot : rule->slots()) {
       EXPECT_EQ(slot.is_per_row, RuleName(test.options) == "rowwise_adagrad");
     }
   }

@@ -72,12 +72,11 @@ class Recommender : public ::testing::Test {
   // leaves most of the machine to them. Each look starts a process, which takes
   // from that, too.
   ::testing::AssertionResult BecomesReplicated() {
-    constexpr absl::Duration kFilled = absl::Minutes(4);
-    const Instant deadline = SteadyClock().Now() + kFilled;
+    const Instant deadline = SteadyClock().Now() + kLongest;
     while (!IsReplicated()) {
       if (SteadyClock().Now() > deadline) {
         return ::testing::AssertionFailure()
-               << "not within " << absl::FormatDuration(kFilled);
+               << "not within " << absl::FormatDuration(kLongest);
       }
       absl::SleepFor(absl::Milliseconds(500));
     }
@@ -141,6 +140,9 @@ class Recommender : public ::testing::Test {
     return absl::StrCat("--rows=", rounds * kBatch);
   }
 
+  // For new copies, a restore or a repetition of all that was trained until
+  // then, on a busy machine.
+  static constexpr absl::Duration kLongest = absl::Minutes(4);
   const std::string kJob = "recommender";
   const TempDir dir_;
   const std::string coordinator_ = "unix:" + dir_.Path("socket");
@@ -184,7 +186,7 @@ TEST_F(Recommender, KillsSnapshotsAndAResumeLeaveTheBitsOfAnUndisturbedRun) {
   const int64_t rounds = StepOf(NewestName(saved)) + 20;
   run = Train(saved, {Rows(rounds), "--resume", "--snapshot-every=0"});
   ASSERT_THAT(run->WaitForOutput("resuming from ", kLong), IsOk());
-  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  EXPECT_THAT(run->Wait(kLongest), IsOkAndHolds(0)) << run->output();
   Export(saved, "latest");
   EXPECT_EQ(StepOf(NewestName(saved)), rounds);
 
@@ -198,7 +200,7 @@ TEST_F(Recommender, KillsSnapshotsAndAResumeLeaveTheBitsOfAnUndisturbedRun) {
 
   const std::string untouched = dir_.Path("untouched");
   const auto whole = Train(untouched, {Rows(rounds), "--snapshot-every=0"});
-  EXPECT_THAT(whole->Wait(kLong), IsOkAndHolds(0)) << whole->output();
+  EXPECT_THAT(whole->Wait(kLongest), IsOkAndHolds(0)) << whole->output();
   EXPECT_EQ(AucOf(*run), AucOf(*whole));
   EXPECT_TRUE(StateIn(saved) == StateIn(untouched));
 }
@@ -225,11 +227,11 @@ TEST_F(Recommender, WithTheMlpsAveragedByDdpAKillAndAResumeLeaveTheBits) {
   resumed.push_back("--resume");
   run = Train(saved, resumed);
   ASSERT_THAT(run->WaitForOutput("resuming from ", kLong), IsOk());
-  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  EXPECT_THAT(run->Wait(kLongest), IsOkAndHolds(0)) << run->output();
 
   const std::string untouched = dir_.Path("untouched");
   const auto whole = Train(untouched, rest);
-  EXPECT_THAT(whole->Wait(kLong), IsOkAndHolds(0)) << whole->output();
+  EXPECT_THAT(whole->Wait(kLongest), IsOkAndHolds(0)) << whole->output();
   EXPECT_EQ(AucOf(*run), AucOf(*whole));
   EXPECT_TRUE(StateIn(saved) == StateIn(untouched));
 }

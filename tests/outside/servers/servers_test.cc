@@ -98,7 +98,8 @@ class Servers : public ::testing::Test {
       const Ended list = Run({"list", "--json"});
       if (list.code != 0) return false;
       last = list.output;
-      for (const json& server : json::parse(list.output)["servers"]) {
+      const json map = json::parse(list.output);
+      for (const json& server : map["servers"]) {
         if (server["name"] != name) continue;
         return server["drained"] == true && server["primary"] == 0 &&
                server["backup"] == 0 && server["filling"] == 0;
