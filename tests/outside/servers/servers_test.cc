@@ -224,24 +224,5 @@ TEST_F(Servers, WhatCannotBeIsRefusedAndChangesNothing) {
   Stop(*run_);
 }
 
-// "with `--wait` the command ends once ps1 has nothing and may be stopped, or
-// with an error after that time, and ps1 stays drained": one that was added
-// again does not stay drained, and nobody need wait for it.
-TEST_F(Servers, DrainThatIsTakenBackAtOnceEndsAtOnce) {
-  Train(3);
-  for (int i = 0; i < 8; ++i) {
-    const auto drain = Ask({"drain", "ps1", "--wait=60s"});
-    const auto add = Ask({"add", "ps1"});
-    const Ended drained = Finish(*drain);
-    EXPECT_THAT(drained.code, AnyOf(0, kConfig)) << drained.output;
-    EXPECT_THAT(drained.output,
-                HasSubstr(drained.code == 0 ? "has nothing: it may be stopped"
-                                            : "ps1 takes part again: "));
-    EXPECT_EQ(Finish(*add).code, 0) << add->output();
-    EXPECT_EQ(Run({"add", "ps1"}).code, 0);
-  }
-  Stop(*run_);
-}
-
 }  // namespace
 }  // namespace weft::testing
